@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...]`: measure, and report if every bar is met.
+"""`python -m benchmarks [NAME ...]`: run benchmarks and report if every bar is met.
 
 Exit status: 0 = every measured bar is met, 1 = a bar is missed, 2 = a benchmark failed or nothing was measured.
 """

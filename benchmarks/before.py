@@ -1,4 +1,4 @@
-"""Compare this checkout with another checkout, for example an earlier commit: run the same sides in turn.
+"""Compare this checkout with another checkout, for example an earlier commit: run the sides alternately.
 
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.before ../before [noop core_events restart ...] [--pairs 4]
@@ -29,7 +29,7 @@ LIMIT_S = 900.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`own_side`: both checkouts run this checkout's side."""
+    """`own_side`: both checkouts run the side of this checkout."""
 
     arguments: tuple[str, ...]
     figure: Callable[[dict[str, Any]], float]
@@ -68,7 +68,7 @@ CASES = {
 
 
 def environment_of(checkout: Path, modules: Path, home: str) -> tuple[str, dict[str, str]]:
-    """Return a checkout's interpreter and environment, with `benchmarks` from `modules`."""
+    """Return interpreter and environment of a checkout, with `benchmarks` from `modules`."""
     python = checkout / ".venv" / "bin" / "python"
     path = f"{python.parent}:{os.environ.get('PATH', '')}"
     return str(python), {**os.environ, "PYTHONPATH": str(modules), "PATH": path, "STOKER_HOME": home}
@@ -80,7 +80,7 @@ def side(checkout: Path, case: Case) -> float:
         command = [python, "-m", *case.arguments]
         said = output_of(command, timeout_s=LIMIT_S, folder=own, environment=environment)
     found = json.loads(said.splitlines()[-1])
-    if "verdicts" in found:  # Both checkouts must give the same verdicts.
+    if "verdicts" in found:  # Both checkouts must give equal verdicts.
         print(f"  verdicts of {checkout.name}: {found['verdicts']}", file=sys.stderr)
     return case.figure(found)
 

@@ -1,4 +1,4 @@
-"""Run sides in turn (A B B A ...), each in a fresh process, and record where and when they ran.
+"""Run sides alternately (A B B A ...), each in a new process, and record machine and time.
 
 A side is a command whose last line of output is a JSON object of numbers.
 """
@@ -99,7 +99,7 @@ def in_turns(
 
 
 def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespace:
-    """Parse a side's options. A default gives the type: a list takes several values, a tuple is a positional choice."""
+    """Parse options of a side. Defaults give types: a list takes several values, a tuple is a positional choice."""
     ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
@@ -141,7 +141,7 @@ def processes(module: str, folder: Path | str, *, besides: Collection[int] = ())
 
 
 def end_all(several: Sequence[subprocess.Popen[bytes]], *, limit_s: float) -> None:
-    """Terminate processes, last first; kill those that run after `limit_s`."""
+    """Terminate processes, last first; kill processes that still run after `limit_s`."""
     for process in reversed(several):
         process.terminate()
     for process in reversed(several):
@@ -163,7 +163,7 @@ def missing(*modules: str) -> str:
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Where and when something was measured. `load`: load averages at start and end."""
+    """Machine and time of a measurement. `load`: load averages at start and end."""
 
     command: str
     commit: str

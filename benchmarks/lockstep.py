@@ -1,10 +1,10 @@
-"""Compare this checkout with another checkout in lockstep: one process of each, which measure in turn.
+"""Compare this checkout with another checkout in lockstep: one process per checkout, measuring alternately.
 
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.lockstep ../before [core_events cold_load ...] [--rounds 20] [--repeats 5]
 
-Each round measures both, in random order. A repeat starts new processes; its figure is the median ratio of its rounds.
-Above 1 this checkout is better; at least 0.95 means "not worse".
+Each round measures both checkouts in random order. A repeat starts new processes and gives the median ratio of its
+rounds. Above 1 this checkout is better; at least 0.95 means "not worse".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.harness import ROOT, spread
 from benchmarks.lockstep_side import CASES
 
 BARS = {"simulator": 0.8}
-"""Bars other than `BAR`. The simulator now runs whole pilots."""
+"""Bars that differ from `BAR`. The simulator now simulates whole pilots."""
 
 
 class Side:

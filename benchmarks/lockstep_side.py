@@ -1,6 +1,6 @@
-"""One checkout's side of `lockstep`: `python -m benchmarks.lockstep_side CASE`.
+"""The side of one checkout in `lockstep`: `python -m benchmarks.lockstep_side CASE`.
 
-For each input line it measures once and prints the seconds for one unit of the case as JSON.
+Each input line triggers one measurement, which prints the seconds per unit of the case as JSON.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main() -> None:
     ask.add_argument("case", choices=CASES)
     asked = ask.parse_args()
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Figures have their own stream.
+    os.dup2(2, 1)  # Results use a separate stream.
     with CASES[asked.case]() as figure:
         print("ready", file=out, flush=True)
         for _ in sys.stdin:

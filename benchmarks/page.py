@@ -1,6 +1,6 @@
-"""The page at the end of `make bench`: a chart of every bar.
+"""Write the page of `make bench`: a chart of every bar.
 
-A line shows median and range as a share of the bar, on a logarithmic scale; right of the vertical line is better.
+A line shows median and range relative to the bar on a logarithmic scale; right of the vertical line is better.
 """
 
 from __future__ import annotations

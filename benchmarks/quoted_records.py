@@ -1,4 +1,4 @@
-"""Figures from `benchmarks/records` that README and other pages quote."""
+"""Format numbers from `benchmarks/records` that README and other pages quote."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def _none_against_full(record: BenchRecord, which: str) -> Line:
 
 
 class GpuLoads(NamedTuple):
-    """Seconds until a model can be called, from one run of `make gpu`."""
+    """Seconds until a model can be called, from a run of `make gpu`."""
 
     model: str
     at: str

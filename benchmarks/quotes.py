@@ -1,4 +1,4 @@
-"""`python -m benchmarks.quotes`: update the figures in README and docs that are copied from records.
+"""`python -m benchmarks.quotes`: update numbers in README and docs from the records.
 
 Each quote is a whole line.
 """

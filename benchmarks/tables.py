@@ -1,4 +1,4 @@
-"""The result of a benchmark, whether it meets its bar, and text with computed numbers."""
+"""Benchmark results, verdicts against bars, and text with computed numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit for a median, `at_least` or `at_most`. The bar needs `repeats` numbers, all finite."""
+    """A limit of a median, `at_least` or `at_most`. A bar requires `repeats` finite numbers."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -51,7 +51,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a table. `cells`: numbers by heading, one per repeat. The bar judges the last cell."""
+    """A table line. `cells`: numbers by heading, one per repeat. The bar judges the last cell."""
 
     what: str
     cells: dict[str, list[float]]
@@ -78,7 +78,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one benchmark. `skipped`: why it did not run."""
+    """The result of a benchmark. `skipped`: reason for not running."""
 
     name: str
     title: str

@@ -32,30 +32,30 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make programs that tests start behave alike wherever the tests run.
+    """Make programs of tests behave alike on every machine.
 
-    They import Parsl without its monitoring (`started/sitecustomize.py`), and share one snapshot of the demo's model,
-    which is kept between runs: the conversion takes most of a minute.
+    The programs import Parsl without monitoring (`started/sitecustomize.py`), and share one snapshot of the demo model
+    between runs, because the conversion takes most of a minute.
     """
     # Collect no garbage while tests are collected.
     gc.disable()
-    # No time limit for a random example: it would measure how busy the machine is.
+    # No time limit for random examples, which depends on the machine load.
     settings.register_profile("stoker", deadline=None)
     settings.load_profile("stoker")
-    # `make test` sets this variable, and it changes the text of hints.
+    # `make test` sets this variable, which changes the text of hints.
     os.environ.pop("MAKELEVEL", None)
-    # Keep compiled files: hundreds of processes start, and compilation was half of the time of many.
+    # Keep compiled files, because compilation was half of the start time of many test processes.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Tests share the cores: waiting PyTorch threads that spin took a quarter of the time of tests with models.
+    # Spinning PyTorch threads took a quarter of the time of tests with models.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTED), os.environ.get("PYTHONPATH")]))
     sys.dont_write_bytecode = False
-    # A shell starts `pytest &` with SIGINT ignored, and children inherit that. A closing terminal does the same with
-    # SIGHUP, although `nohup pytest` itself ignores it: children do not inherit a Python handler.
+    # A shell starts `pytest &` with SIGINT ignored, and children inherit ignored signals. `nohup pytest` must ignore
+    # SIGHUP itself, so use a Python handler, which children do not inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-    # xdist's workers belong to the run of the process that starts them, which has the guard
+    # workers of xdist use the guard of the process that starts them
     if not hasattr(config, "workerinput"):
         guard = suite_guard.Guard()
         config.pluginmanager.register(guard)
@@ -75,13 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore the site suite, which needs a site: `pytest --site SITE.toml tests/site`."""
+    """Ignore the site suite, which requires a site: `pytest --site SITE.toml tests/site`."""
     if collection_path == Path(__file__).parent / "site":
         return config.getoption("site_file", None) is None or None
     return None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exclude the suite's modules and items from garbage collection."""
+    """Exclude collected modules and items from garbage collection."""
     gc.freeze()
     gc.enable()

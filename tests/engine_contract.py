@@ -1,5 +1,5 @@
-"""The contract of inference engines (`stoker.contexts.inference.adapter`). A driver makes an engine over a small model,
-and returns the expected tokens from the model's own `generate`.
+"""Tests of the inference engine contract (`stoker.contexts.inference.adapter`). A driver makes an engine over a small
+model; expected tokens come from `generate` of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEPS = 2_000
 
 
 class EngineDriver(abc.ABC):
-    """An engine and facts of its model. `cache_bytes`: the engine's budget, 0 without a cache."""
+    """An engine and facts of its model. `cache_bytes`: cache budget, 0 without a cache."""
 
     def __init__(self, engine: Any, *, prompts: Sequence[Ids], cache_bytes: int = 0) -> None:
         self.engine = engine
@@ -29,7 +29,7 @@ class EngineDriver(abc.ABC):
 
     @abc.abstractmethod
     def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
-        """Return the tokens of the model's own `generate` with the end token."""
+        """Return the tokens of `generate` of the model with the end token."""
 
     def ask(self, prompt: Ids, **options: Any) -> int:
         pieces = options.pop("pieces", False)
@@ -60,16 +60,16 @@ class EngineDriver(abc.ABC):
 
 
 class EngineContract:
-    """The tests. A subclass has the fixture `driver`."""
+    """The contract tests. A subclass provides the fixture `driver`."""
 
-    def test_greedy_tokens_are_those_of_the_model(self, driver: EngineDriver) -> None:
+    def test_greedy_tokens_equal_those_of_the_model(self, driver: EngineDriver) -> None:
         expected = [driver.own_tokens(prompt, most=12) for prompt in driver.prompts]
         assert [driver.tokens(prompt, max_new_tokens=12) for prompt in driver.prompts] == expected
         ids = [driver.ask(prompt, max_new_tokens=12) for prompt in driver.prompts]
         found = driver.run()
         assert [[token.token for token in found[id]] for id in ids] == expected
 
-    def test_a_request_joins_and_leaves_and_the_others_write_the_same(self, driver: EngineDriver) -> None:
+    def test_joining_or_leaving_request_does_not_change_other_texts(self, driver: EngineDriver) -> None:
         first, second, third, *_ = driver.prompts
         alone = {prompt: driver.tokens(prompt, max_new_tokens=20) for prompt in (first, second)}
         one = driver.ask(first, max_new_tokens=20)
@@ -87,14 +87,14 @@ class EngineContract:
         before = driver.engine.load()
         ids = [driver.ask(prompt, max_new_tokens=50) for prompt in driver.prompts]
         driver.run(steps=3)
-        for id in (*ids, 10_000):  # 10,000: aborting an unknown id changes nothing
+        for id in (*ids, 10_000):  # aborting the unknown id 10,000 changes nothing
             driver.engine.abort(id)
         load = driver.engine.load()
         assert (load.running, load.waiting) == (before.running, before.waiting) == (0, 0)
         assert driver.engine.step() == []
         assert driver.tokens(driver.prompts[0], max_new_tokens=3) == driver.own_tokens(driver.prompts[0], most=3)
 
-    def test_an_aborted_request_is_in_no_further_step(self, driver: EngineDriver) -> None:
+    def test_aborted_request_is_in_no_later_step(self, driver: EngineDriver) -> None:
         first, second, *_ = driver.prompts
         unread = driver.ask(first, max_new_tokens=20)
         driver.engine.abort(unread)
@@ -110,7 +110,7 @@ class EngineContract:
         assert len(found.get(gone, [])) == before
         assert [token.token for token in found[stays]] == alone
 
-    def test_draws_depend_on_the_seed_alone(self, driver: EngineDriver) -> None:
+    def test_sampled_tokens_depend_only_on_the_seed(self, driver: EngineDriver) -> None:
         prompt, other, *_ = driver.prompts
         draws = {"max_new_tokens": 12, "temperature": 1.0}
         alone = driver.tokens(prompt, seed=(5, 0), **draws)
@@ -123,7 +123,7 @@ class EngineContract:
             driver.tokens(prompt, max_new_tokens=5)
         )
 
-    def test_options_hold_for_their_request_alone(self, driver: EngineDriver) -> None:
+    def test_options_apply_only_to_their_request(self, driver: EngineDriver) -> None:
         prompt, other, *_ = driver.prompts
         plain = driver.tokens(prompt, max_new_tokens=8)
         banned = (("logit_bias", {plain[0]: -100}),)
@@ -143,7 +143,7 @@ class EngineContract:
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 driver.ask(prompt, engine_options=tuple(wrong.items()))
 
-    def test_a_text_has_its_least_tokens(self, driver: EngineDriver) -> None:
+    def test_text_has_its_minimum_number_of_tokens(self, driver: EngineDriver) -> None:
         written = driver.tokens(driver.prompts[0], max_new_tokens=6)
         ending = {"max_new_tokens": 6, "engine_options": (("stop_token_ids", [written[1]]),)}
         assert len(driver.tokens(driver.prompts[0], **ending)) <= 2
@@ -152,7 +152,7 @@ class EngineContract:
         assert len(found) >= 5
         assert written[1] not in found[:5]
 
-    def test_pieces_are_the_text_and_a_stop_text_ends_it(self, driver: EngineDriver) -> None:
+    def test_pieces_join_to_the_text_and_a_stop_text_ends_it(self, driver: EngineDriver) -> None:
         prompt = driver.prompts[0]
         whole = driver.run_text(driver.ask(prompt, max_new_tokens=16))
         assert len(whole) > 4
@@ -167,16 +167,16 @@ class EngineContract:
             assert "".join(token.text for token in tokens) == whole[: whole.index(stop)]
             assert tokens[-1].finish is Finish.STOP
 
-    def test_log_likelihoods(self, driver: EngineDriver) -> None:
+    def test_log_likelihoods_equal_those_of_the_model(self, driver: EngineDriver) -> None:
         id = driver.ask(driver.prompts[0], max_new_tokens=3, logprobs=2)
         for token in driver.run()[id]:
             assert token.logprob is not None
             assert token.logprob <= 0
-            assert token.likeliest[0].token == token.token  # the request is greedy: the likeliest token is chosen
+            assert token.likeliest[0].token == token.token  # a greedy request chooses the likeliest token
             assert token.likeliest[0].logprob == pytest.approx(token.logprob, abs=1e-3)
             assert math.exp(token.likeliest[0].logprob) + math.exp(token.likeliest[1].logprob) <= 1 + 1e-6
 
-    def test_what_never_fits_is_refused(self, driver: EngineDriver) -> None:
+    def test_request_that_never_fits_is_refused(self, driver: EngineDriver) -> None:
         with pytest.raises(ValueError, match="the model reads"):
             driver.ask(driver.prompts[0] * 3_000, max_new_tokens=5)
         for wrong in (
@@ -187,7 +187,7 @@ class EngineContract:
                 driver.ask(driver.prompts[0], **wrong)
         assert driver.engine.load().waiting == 0
 
-    def test_it_sleeps_and_writes_the_same_afterwards(self, driver: EngineDriver) -> None:
+    def test_engine_sleeps_and_writes_the_same_text_after_waking(self, driver: EngineDriver) -> None:
         prompt = driver.prompts[1]
         before = driver.tokens(prompt, max_new_tokens=8)
         driver.ask(prompt, max_new_tokens=8)

@@ -1,4 +1,4 @@
-"""Ports reserved for programs that listen later."""
+"""Reserve ports for programs that listen later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zmq
 from polling import PATIENCE_S, polls
 
 _kept: list[socket.socket] = []
-"""Open sockets: the kernel gives their ports to no other program."""
+"""Open sockets that reserve ports in the kernel."""
 
 
 def free_port() -> int:
@@ -18,8 +18,8 @@ def free_port() -> int:
 
 
 def keep_port() -> socket.socket:
-    """Return a socket that reserves a free loopback port without listening. Programs that listen with SO_REUSEADDR, as
-    servers do, may use the port repeatedly. Until then the kernel refuses connections.
+    """Return a socket that reserves a free loopback port without listening. Servers with SO_REUSEADDR may use the port
+    repeatedly. Before that the kernel refuses connections.
     """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

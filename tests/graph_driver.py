@@ -20,7 +20,7 @@ SMALL = {
 
 
 class GraphDriver(EngineDriver):
-    """`captures`: whether steps are captured. `uses`: uses of a shape before its capture. `model` changes the model's
+    """`captures`: True to capture steps. `uses`: uses of a shape before its capture. `model`: changes of the model
     configuration.
     """
 
@@ -55,7 +55,7 @@ class GraphDriver(EngineDriver):
             runner, texts, engine="continuous", cache_bytes=cache_bytes, graphs=captures, backend=lambda _: backend
         )
         self.ahead = engine._ahead
-        """None if steps run eagerly."""
+        """The graph backend; None if steps run eagerly."""
         if self.ahead is not None:
             self.ahead.graphs._uses_before = uses
         self.at_load = getattr(backend, "captures", 0)

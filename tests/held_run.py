@@ -1,5 +1,5 @@
-"""`stoker` for tests that interfere with a run: `python held_run.py COUNT run APP ...` pauses after COUNT results until
-its folder contains the file `go-on`.
+"""`stoker` with a pause for tests: `python held_run.py COUNT run APP ...` pauses after COUNT results until its folder
+contains the file `go-on`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-del sys.path[0]  # this file's folder, which `python -m stoker` would not have either
+del sys.path[0]  # remove the folder of this file, which `python -m stoker` does not search
 
 from stoker.manager.cli.main import main  # noqa: E402
 from stoker.run_folder import Record, RecordLog  # noqa: E402
@@ -19,7 +19,7 @@ _append = RecordLog.append
 
 
 def hold_after(count: int) -> None:
-    """Make the log's writer wait after `count` results."""
+    """Make the log writer wait after `count` results."""
     left = count
 
     def append(self: RecordLog, records: Iterable[Record]) -> int:

@@ -1,4 +1,4 @@
-"""Slow imports for test files that every pytest-xdist worker reads but only one runs."""
+"""Delay slow imports in test files, which every pytest-xdist worker reads but only one worker runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class LazyModule:
-    """A module that is imported on first use. To change it, import the module itself."""
+    """A proxy that imports a module on first use. To modify the module, import it directly."""
 
     __slots__ = ("_name",)
 
@@ -29,7 +29,7 @@ class LazyModule:
 
 
 def lazily(*names: str, needs: str = "") -> Any:
-    """Return these modules, or the module if there is only one. Skip the file if a package of theirs or in `needs` is
+    """Return lazy modules, or one lazy module for one name. Skip the file if one of the packages or `needs` is
     not installed.
     """
     for package in dict.fromkeys([*(name.partition(".")[0] for name in names), *needs.split()]):

@@ -1,5 +1,3 @@
-"""Engines without a model or memory."""
-
 from __future__ import annotations
 
 import threading
@@ -8,7 +6,7 @@ from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Finish, 
 
 
 class MemorylessEngine:
-    """The memory methods of an engine, without effect."""
+    """Memory methods of an engine without effect."""
 
     def memory(self) -> EngineMemory:
         return EngineMemory(0, 0, 0)

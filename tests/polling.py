@@ -1,4 +1,4 @@
-"""Waits for conditions. Pauses grow, and are longer after an expensive check, so that waiting tests leave the cores to
+"""Wait for conditions. Pauses grow, and are longer after an expensive check, so that waiting tests leave the cores to
 the tested programs.
 """
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Iterator
 
 PATIENCE_S = 60.0
-"""Seconds that tests wait for events that take a moment on a quiet machine."""
+"""Maximum seconds to wait for events that are quick on an idle machine."""
 
 _PAUSE_FOR_LOOK = 6.0
-"""Least length of a pause, in multiples of the computing time of the check before it."""
+"""Minimum pause, as a multiple of the computing time of the previous check."""
 _LONGEST_PAUSE_S = 0.6
 
 
 def polls(limit_s: float, *, longest_s: float = 0.05) -> Iterator[bool]:
-    """Yield True for each check, and pause after it. Yield False for the last check, after `limit_s`."""
+    """Yield True before each check and pause after the check. Yield False before the last check, after `limit_s`."""
     end, pause_s = time.monotonic() + limit_s, 0.005
     while time.monotonic() < end:
         began_s = _computed_s()

@@ -1,6 +1,6 @@
-"""Devices `gpu:0`, `gpu:1`, ... on a machine without GPUs.
+"""Imitate devices `gpu:0`, `gpu:1`, ... on a machine without GPUs.
 
-Their tensors compute on the CPU. An operation over tensors of two devices fails as it does with CUDA.
+Tensors of these devices compute on the CPU. An operation over tensors of two devices fails as with CUDA.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pretended_devices() -> Iterator[None]:
     if torch.utils.backend_registration._get_privateuse1_backend_name() != "gpu":
         torch.utils.backend_registration._setup_privateuseone_for_python_backend("gpu")
     before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) reaches the mode
+    torch._C._set_only_lift_cpu_tensors(True)  # lets the mode see torch.tensor(..., device=)
     try:
         with _Pretend(), torch.no_grad():
             yield

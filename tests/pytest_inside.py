@@ -1,4 +1,4 @@
-"""Runs of pytest inside a test, with this suite's configuration."""
+"""Run pytest inside a test, with the configuration of this suite."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 RUN_S = 240.0
-"""Seconds within which a run ends, also on a busy machine: a lost worker starts again and imports everything again."""
+"""Maximum seconds of a run on a busy machine in which a lost worker is restarted."""
 
 
 def write_suite(folder: Path, tests: dict[str, str]) -> Path:
-    """Write a folder with this suite's configuration and `tests`, by file; return it."""
+    """Write a folder with the suite configuration and `tests` (text by file name); return the folder."""
     (folder / "tests").mkdir()
     for path in [*TESTS.glob("suite_*.py"), TESTS / "conftest.py", TESTS / "file_seconds.json"]:
         shutil.copy(path, folder / "tests")
@@ -30,7 +30,7 @@ def run_pytest(folder: Path, *options: str, before: tuple[str, ...] = ()) -> sub
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["STOKER_SNAPSHOTS"] = str(folder)
     said, complained = folder / "stdout", folder / "stderr"
-    with said.open("w") as out, complained.open("w") as errors:  # a process that stays would keep a pipe open
+    with said.open("w") as out, complained.open("w") as errors:  # a leftover process would keep a pipe open
         try:
             ran = subprocess.run(
                 command, cwd=folder, stdout=out, stderr=errors, timeout=RUN_S, env=environ, check=False

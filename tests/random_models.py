@@ -1,5 +1,3 @@
-"""Small language models with random weights, and a tokenizer of characters."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """A recording backend of captured steps (`decode_graphs.GraphBackend`). A replay runs the function again. Captures and
-replays fail where CUDA would: on reads of device values, tensors from Python values, and memory outside the capture.
+replays fail like CUDA on reads of device values, tensors from Python values, and memory outside the capture.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RecordedGraphs:
         return read
 
     def wait(self) -> None:
-        """Do nothing: everything has run."""
+        """Do nothing, because all work has run."""
 
     def clear(self) -> None:
         self.held_bytes = 0

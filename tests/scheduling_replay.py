@@ -1,5 +1,5 @@
-"""A second, short implementation of SchedMate's scheduling policies: event loops over jobs, without manager, pilots or
-messages.
+"""A second, short implementation of SchedMate's scheduling policies as event loops over jobs, without manager, pilots
+or messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from benchmarks.papers.schedmate.scheduling.trace import Job
 
 
 def in_order(jobs: Sequence[Job], *, gpus: int, keys: Sequence[float], skip: bool = False) -> list[float]:
-    """Return completion times in the order of keys, then of arrival. `skip`: later jobs may overtake a job that does
+    """Return completion times of jobs in order of keys, then arrival. `skip`: later jobs may overtake a job that does
     not fit.
     """
     ends: list[tuple[float, int]] = []

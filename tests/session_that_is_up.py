@@ -1,4 +1,4 @@
-"""A session for one file's runs, whose models stay hot."""
+"""Provide a session for the runs of one test file, with models that stay loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT_S = 150
 
 
 class SessionUp:
-    """Runs `stoker up`, and `stoker down` at the end. Its folder is the state folder in between."""
+    """Runs `stoker up`, and `stoker down` at the end, with its folder as state folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

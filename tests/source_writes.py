@@ -1,4 +1,4 @@
-"""Fields that a source writes: assigned, deleted, or changed by a method, also through local names."""
+"""Find fields that source code writes: assigned, deleted, or changed by a method, also through local names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Workers share the work of compiling the tests: each worker compiles every n-th file and reads the other results.
+"""Divide the compilation of tests: each worker compiles every n-th file and reads the other compiled files.
 
-pytest takes ten seconds to rewrite all assertions; in a fresh clone, every worker would do this at the same time.
+pytest needs ten seconds to rewrite all assertions; in a fresh clone every worker would do all this work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from _pytest.assertion import rewrite
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """In each xdist worker, compile its share before collection, then the files that others have not reached."""
+    """In each xdist worker, compile its share before collection, then files that other workers have not compiled."""
     told = getattr(session.config, "workerinput", None)
     if told is None:
         return
     number, workers = int(told["workerid"].removeprefix("gw")), told["workercount"]
-    with suppress(Exception):  # pytest's internal functions: without them, each worker compiles everything
+    with suppress(Exception):  # without these internal functions of pytest, each worker compiles all files
         compile_share(session.config, number=number % workers, workers=workers)
 
 
@@ -33,7 +33,7 @@ def compile_share(config: pytest.Config, *, number: int, workers: int) -> None:
 
 
 def files_of_tests(arguments: Iterable[str]) -> list[Path]:
-    """Return the files whose assertions pytest rewrites, among the named files and folders."""
+    """Return files with rewritten assertions among the named files and folders."""
     return sorted({file for argument in arguments for file in _below(Path(argument.partition("::")[0]).absolute())})
 
 

@@ -1,9 +1,9 @@
 """End every process of a run within 5 s after pytest has ended or is interrupted by Ctrl-C, SIGTERM or SIGKILL.
 
-All processes of a run inherit `STOKER_TEST_RUN` from pytest, also those that leave its process group. pytest starts
-this file as a separate process, which reads a pipe that only pytest holds open. At the end of the pipe the guard sends
-SIGTERM to every process of the run, then SIGKILL. After Ctrl-C pytest may tear down fixtures for minutes. So it writes
-a byte, and the guard ends the processes, and at last pytest.
+All processes of a run inherit `STOKER_TEST_RUN` from pytest, even outside its process group. pytest starts this file
+as a separate process, which reads a pipe that only pytest keeps open. When the pipe closes, the guard sends SIGTERM to
+every process of the run, then SIGKILL. After Ctrl-C pytest may tear down fixtures for minutes. So pytest writes a byte,
+and the guard ends the processes and finally pytest.
 
 `python -I -S suite_guard.py RUN` uses only the standard library, to start in milliseconds.
 """
@@ -18,15 +18,15 @@ import time
 
 VARIABLE = "STOKER_TEST_RUN"
 _TIDY_S = 1.0
-"""Seconds from an interrupt to SIGTERM, for fixtures that end their processes themselves."""
+"""Seconds from an interrupt to SIGTERM, for fixtures that end their own processes."""
 _GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL."""
 _KILLING_S = 10.0
-"""Seconds in which the guard repeats SIGKILL, because processes start while others end."""
+"""Seconds of repeated SIGKILL, because new processes may start meanwhile."""
 
 
 class Guard:
-    """This pytest's guard. `close` ends leftover processes and waits for their end."""
+    """The guard of this pytest run. `close` ends leftover processes and waits for their end."""
 
     def __init__(self) -> None:
         run = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -55,7 +55,7 @@ def processes(run: str) -> list[int]:
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):  # a zombie's environment is empty
+                if mark in file.read().split(b"\0"):  # the environment of a zombie is empty
                     found.append(int(entry))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""Starts the longest test files first, so that the last workers end together. A file's time is from the last runs here
+"""Start the longest test files first, so that all workers end together. The time of a file is from the last local runs
 (pytest's cache, separate for `--long` and `--all`), else from `tests/file_seconds.json`, which `make test
 ARGS=--write-seconds` writes. xdist keeps this order, and runs a file on one worker.
 """
@@ -14,12 +14,12 @@ import pytest
 
 SHIPPED = Path(__file__).with_name("file_seconds.json")
 SHORTEST_S = 5.0
-"""Seconds. Files that take less are not in the shipped file and keep pytest-randomly's order."""
+"""Seconds below which a file is not in the shipped file and keeps the order of pytest-randomly."""
 _KEY = "stoker/seconds"
 
 
 class LongestFirst:
-    """A pytest plugin. The process that starts xdist's workers sends them its times, so that all workers sort alike."""
+    """A pytest plugin. The xdist controller sends its times to workers, so that all workers sort alike."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -39,14 +39,14 @@ class LongestFirst:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Sort after pytest-randomly has shuffled: files of less than `SHORTEST_S` seconds keep its order."""
+        """Sort after the shuffle of pytest-randomly: files below `SHORTEST_S` seconds keep the shuffled order."""
         items.sort(key=lambda item: -self._long(self.seconds.get(name_of(item.nodeid), 0.0)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._measured[name_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Record the times of files whose tests all ran."""
+        """Record the times of completely run files."""
         over = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if not over or hasattr(self._config, "workerinput") or self._config.getoption("collectonly"):
             return

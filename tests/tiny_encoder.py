@@ -11,7 +11,7 @@ WORDS = ("paris", "lies", "in", "france", "and", "water", "boils")
 
 
 def write_tiny_encoder(folder: Path, *, words: Sequence[str] = WORDS, head: bool = False, **more: Any) -> Path:
-    """Write a reproducible random BERT whose tokens are words. It reads 40 tokens and gives 32 numbers."""
+    """Write a reproducible random BERT with words as tokens, 40 input tokens and 32 output numbers."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 

@@ -11,9 +11,9 @@ def write_tiny_model(
     folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048, width: int = 64, layers: int = 6,
     ascii_only: bool = False,
 ) -> None:  # fmt: skip
-    """Write a random Llama whose tokens are letters, without PyTorch, whose import takes seconds. `seed` determines the
-    weights. `ends`: it has an end token; else it writes up to its limit. `longest`: tokens of a text. `width`: numbers
-    of a hidden state. `ascii_only`: each token is a character; else a byte, which may be a part of one.
+    """Write a random Llama with letters as tokens, without the slow import of PyTorch. `seed` determines the weights.
+    `ends`: the model has an end token; else texts reach their limit. `longest`: maximum tokens of a text. `width`: size
+    of a hidden state. `ascii_only`: tokens are characters; else bytes, which may be parts of characters.
     """
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file

@@ -1,1 +1,1 @@
-"""Policies that papers compare against."""
+"""Baseline policies of papers."""

@@ -1,17 +1,17 @@
 """ElasticFlow (Gu et al., ASPLOS 2023) on a fixed cluster: PromptTuner's second baseline (§3.1, §6.1).
 
-`elastic_flow_plan` decides how many devices each job gets; this module carries the plan out.
+`elastic_flow_plan` computes the devices of each job; this module carries out the plan.
 
-1. Each job with a deadline is admitted or not on arrival. Other jobs get the remaining devices. ElasticFlow refuses
-   late jobs; PromptTuner counts them as late. `drop_late` drops them.
+1. Each job with a deadline is admitted or rejected on arrival. Rejected jobs get the remaining devices. ElasticFlow
+refuses late jobs; PromptTuner counts these jobs as late. `drop_late` drops late jobs.
 
-2. A new plan is made when jobs arrive or end and when planned sizes change, at most once in `slot_s`. A running job
-   whose size changes is evicted and resumes from its checkpoint; with `rescale=False` it keeps its size.
+2. The policy makes a new plan when jobs arrive or end and when planned sizes change, at most once in `slot_s`. A
+running job whose size changes is evicted and resumes from its checkpoint; with `rescale=False` sizes stay.
 
 3. Each start loads the context on each device (§6.1).
 
-A plan counts all items of a job; with `learn`, the most items that recent jobs of its kind ran. A job that reports no
-progress or needs only one library is never evicted.
+A plan counts all items of a job; with `learn`, the maximum items of recent similar jobs. A job without progress
+reports or with only one library is never evicted.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class ElasticFlow(InRounds):
         self._admitted: dict[int, bool] = {}
         self._sizes: dict[int, int] = {}
         self._places: dict[int, list[Place]] = {}
-        """The devices of each call's libraries."""
+        """Devices of the libraries of each call."""
         self._sent: set[int] = set()
         self._evicted: set[int] = set()
-        """Evicted calls that still run."""
+        """Evicted calls that have not stopped yet."""
         self._stale = True
         self._planned_at = -math.inf
         self._again = 0.0
@@ -130,7 +130,7 @@ class ElasticFlow(InRounds):
         runs = call.holder is not None and call.id not in self._evicted
         has = _size(call) if runs else 0
         fixed = runs and not self._can_change(call)
-        run_s = [  # A continuing job counts the rest of its start in `lag_s`.
+        run_s = [  # `lag_s` contains the remaining start time of a continuing job.
             (size, left * seconds + (0.0 if runs and size == has else starts_in_s(call, size=size, fresh=fresh)))
             for size, seconds in known.items()
         ]

@@ -1,25 +1,25 @@
-"""ElasticFlow's plan (Gu et al., ASPLOS 2023): how many devices each job of a fixed cluster gets.
+"""ElasticFlow's plan (Gu et al., ASPLOS 2023): the number of devices for each job of a fixed cluster.
 
-More devices end a job sooner but cost more device time. So a job gets as few devices as its deadline allows (its
-*minimum satisfactory share*). Free devices go where they add the least device time.
+More devices end a job sooner but cost more device time. So a job gets the fewest devices that meet its deadline (its
+*minimum satisfactory share*). Free devices are given to jobs where they add the least device time.
 
-- `minimum_shares` (progressive filling): in order of deadlines, each job gets the smallest size that meets its deadline
-  on the devices that earlier jobs leave.
+- `minimum_shares` (progressive filling): in order of deadlines, each job gets the smallest size that meets its
+deadline on the devices not used by earlier jobs.
 - `admits`: a new job is admitted if it meets its deadline and makes no other job late.
-- `elastic`: free devices go first to jobs without devices, then to the job whose device time grows least per added
-  device.
+- `elastic`: jobs without devices get free devices first, then the job whose device time grows least per added
+device.
 
-Sizes are powers of two, times the devices of a replica, so jobs fit whenever their sum fits (buddy allocation).
+Sizes are powers of two times the devices of a replica, so jobs fit if their sum fits (buddy allocation).
 
 Sources: the paper's abstract, its published simulator (github.com/gudiandian/ElasticFlow-artifact), and public
 summaries. Differences from the simulator:
 
-- Time is divided where something changes, not into slots.
-- The plan includes `start_s`, which the simulator adds later.
+- Time is divided at changes, not into equal slots.
+- The plan includes `start_s`, which the simulator adds to the finished plan.
 - A step may skip sizes, so a running job can return to its size.
-- A step counts the device time until the job ends, not of one slot. The smallest increase goes first, as in the paper.
-- Filling goes forward with one size, not back from the deadline with two sizes.
-- Only a job that makes others late is refused; the simulator refuses all new jobs while any job is late.
+- A step counts the device time until the job ends, not in one slot. The smallest increase is first, as in the paper.
+- Filling proceeds forward with one size, not backward from the deadline with two sizes.
+- Only a job that makes other jobs late is refused; the simulator refuses all new jobs while any job is late.
 
 Times are in seconds on the manager's clock; sizes are in devices.
 """
@@ -35,9 +35,9 @@ import msgspec
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job in a plan. `run_s`: its sizes, ascending, each with the seconds of its remaining items.
+    """A job in a plan. `run_s`: pairs of size, ascending, and seconds of the remaining items.
 
-    `deadline_at`: 0 = none. `size`: its present size (0 = it waits). `lag_s`: seconds until it runs at that size.
+    `deadline_at`: 0 = none. `size`: current size (0 = waiting). `lag_s`: seconds until the job runs at that size.
     `start_s`: seconds of a start or a change of size.
     """
 
@@ -54,7 +54,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int = 1) -> tuple[tuple[int, float], ...]:
-    """Return the sizes in devices that make a job faster, all powers of two. `run_s`: seconds by replicas."""
+    """Return the powers of two of devices that make a job faster. `run_s`: seconds by replicas."""
     kept: list[tuple[int, float]] = []
     for count, seconds in sorted(run_s):
         if count < smallest or (count & (count - 1) and count != smallest):
@@ -102,7 +102,7 @@ class Free:
 
 
 def fill(job: Job, size: int, free: Free) -> Share | None:
-    """Return a job's share of at most `size` devices, fewer while fewer are free; None if it never ends."""
+    """Return the share of a job: at most `size` devices, fewer while fewer are free; None if the job never ends."""
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
@@ -132,7 +132,7 @@ def minimum_share(job: Job, free: Free) -> Share | None:
 
 
 def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int, Share]:
-    """Return the shares of the jobs that can meet their deadlines, by id."""
+    """Return shares by id of jobs that can meet their deadlines."""
     free = Free(devices, now=now)
     line = sorted(jobs, key=lambda job: (not job.fixed, job.deadline_at, job.id))
     shares: dict[int, Share] = {}
@@ -152,7 +152,7 @@ def admits(job: Job, others: Sequence[Job], devices: int, *, now: float) -> bool
 
 
 def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now: float) -> dict[int, int]:
-    """Return each job's size from now on: its share plus its part of the free devices."""
+    """Return the size of each job from now on: its share plus some free devices."""
     sizes = {job.id: job.size if job.fixed else shares[job.id].size_at(now) if job.id in shares else 0 for job in jobs}
     spare = devices - sum(sizes.values())
     by_id = {job.id: job for job in jobs if not job.fixed}
@@ -170,7 +170,7 @@ def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now:
 
 
 _Step = tuple[float, float, int, int, int]
-"""Added device seconds per added device, the deadline, the job, its size before and after."""
+"""Added device seconds per added device, deadline, job, size before and after."""
 
 
 def _steps(job: Job, has: int) -> Iterator[_Step]:

@@ -1,5 +1,5 @@
-"""Each call gets its own library, which is unloaded after the call, as in Parsl's HTEX (Pervasive Context Management
-§4.2). The recipe's awareness decides whether files stay on the node's disk.
+"""Run each call in a separate library that is unloaded afterwards, as in Parsl's HTEX (Pervasive Context Management
+§4.2). The awareness of the recipe decides if files stay on the node disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WHY = "its call has ended, and nothing is kept"
 
 
 class OneCallEach(HottestFirst):
-    """Dispatch one call to each library, then unload it, unless its recipe makes it retire."""
+    """Dispatch one call to each library, then unload the library unless its recipe retires it."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         return 0 if library.served else 1

@@ -1,27 +1,27 @@
 """INFless (Yang et al., ASPLOS 2022) for jobs on several devices: a baseline of PromptTuner (§3.2, §6.1).
 
-INFless serves inference: each model scales its own *instances* with its traffic. An instance is one library with its
-own devices. PromptTuner lets a job run on several instances. INFless' source is not public, so the rules come from
-PromptTuner and public summaries. Where neither gives a rule, we take the best one for INFless.
+INFless serves inference: each model scales its own *instances* with its traffic. An instance is one library with
+separate devices. PromptTuner lets a job run on several instances. The source of INFless is not public, so the rules
+come from PromptTuner and public summaries. For a missing rule we use the best choice for INFless.
 
-1. *How many*: a job gets the fewest instances that are predicted to meet its deadline, with predictions `margin`
-   longer. Missing instances are launched at once; meanwhile the job holds its idle ones.
+1. *Count*: a job gets the fewest instances that are predicted to meet its deadline, with predictions longer by
+`margin`. Missing instances are launched at once; meanwhile the job reserves idle instances.
 
-2. A job never waits for busy instances, and takes nothing from another model.
+2. A job never waits for busy instances, and uses no instance of another model.
 
-3. Without enough instances and free devices the job waits, by `order`; jobs that fit pass it. With `hold` it keeps what
-   it gets (§3.2), and starts with fewer instances once it cannot meet its deadline. Otherwise two such jobs could
-   deadlock.
+3. Without enough instances and free devices the job waits, in `order`; jobs that fit overtake it. With `hold` the job
+keeps partial allocations (§3.2), and starts with fewer instances after its deadline is impossible. Otherwise two
+holding jobs could deadlock.
 
-4. A job that cannot meet its deadline runs on its fewest possible instances.
+4. A job that cannot meet its deadline runs on its minimum number of instances.
 
-5. *Traffic*: R arrivals a second (over `window_s`) of T instance-seconds each want R x T instances.
+5. *Traffic*: R arrivals per second (over `window_s`) of T instance-seconds each require R x T instances.
 
 6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short period,
-   mixed by `gamma` (0.5 in the paper). With too few arrivals it is `most_s`. `keep_alive_s` replaces it. The paper's
-   start before the next request is left out, because a launch takes longer here.
+   mixed by `gamma` (0.5 in the paper). With too few arrivals it is `most_s`. `keep_alive_s` sets a constant.
+   The start before the next request in the paper is omitted, because a launch takes longer here.
 
-Search the settings before a comparison.
+Tune the settings before a comparison.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies,
 
 _ENOUGH = 8
 _RECENT = 20
-"""Predicted times average about the last 20 jobs."""
+"""Number of recent jobs in the average of predicted times."""
 
 
 class Traffic:
-    """A model's arrivals in the last `long_s`, and their mean instance-seconds."""
+    """Arrivals of a model in the last `long_s`, and mean instance-seconds of its jobs."""
 
     __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
 
@@ -83,7 +83,7 @@ class Traffic:
         return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
 
     def keep_s(self, now: float, *, gamma: float, tail: float) -> float | None:
-        """Return the mixed quantile of the times between arrivals; None without enough arrivals."""
+        """Return the mixed quantile of times between arrivals; None with too few arrivals."""
         long_s = self._gap_s(now, over_s=self.long_s, tail=tail)
         if long_s is None:
             return None
@@ -97,7 +97,7 @@ class Traffic:
 
 
 _LOOK_AGAIN_S = 1.0
-"""Seconds between rounds while calls wait: deadlines become impossible and traffic falls with time."""
+"""Seconds between rounds while calls wait, because deadlines become impossible and traffic decreases with time."""
 
 
 class Order(enum.Enum):
@@ -136,9 +136,9 @@ class Infless(InRounds):
         self.margin = margin
         self.learn = learn
         self._crews: dict[int, list[Place]] = {}
-        """The places of jobs that wait for launches."""
+        """Devices reserved by jobs that wait for launches."""
         self._wanted: dict[int, int] = {}
-        """With `hold`: the total instances that each job waits for."""
+        """With `hold`, the total instances for which each job waits."""
         self._traffic: dict[str, Traffic] = {}
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
@@ -242,7 +242,7 @@ class Infless(InRounds):
         if not in_time:
             hopeful = bool(objective.deadline_at) and view.now + min(lasts.values()) <= objective.deadline_at
             if hopeful and max(lasts) > stock.count and not self.hold:
-                return []  # Wait, because with more instances the job could meet its deadline.
+                return []  # Wait, because the job could meet its deadline with more instances.
             if objective.deadline_at and objective.drop_late:
                 return [Drop(call.id, "it would be late on as many devices as it may have")]
             count = min(lasts)
@@ -315,5 +315,5 @@ class Infless(InRounds):
 
 
 def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """Return the policies: each context scales its libraries with its calls and keeps idle ones for a while."""
+    """Return policies in which each context scales libraries with its calls and keeps idle libraries for a while."""
     return policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

@@ -1,4 +1,4 @@
-"""Policies by the papers' names."""
+"""Make policies by their names in papers."""
 
 from __future__ import annotations
 

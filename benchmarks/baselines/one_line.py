@@ -1,6 +1,6 @@
-"""Shared parts of policies with one queue per context, and that context loaded on every device.
+"""Shared parts of policies with one queue per context and the context loaded on every device.
 
-Rounds plan calls, at most ten a second and only after a change. A call for n libraries runs on any n free libraries.
+Rounds plan calls after changes, at most ten times a second. A call for n libraries runs on any n free libraries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EveryDevice(WholeDevice):
     honours = frozenset()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Load the context on each empty device. Without one, fail gangs larger than the site."""
+        """Load the context on each empty device. If no device is empty, fail gangs larger than the site."""
         key = RecipeKey(context.recipe.key)
         loads = [
             Load(key, device.pilot.id, (device.id,), device.facts.memory_bytes)
@@ -50,7 +50,7 @@ def waiting_among(view: View, changes: Changes) -> list[Call]:
 
 
 def start(call: Call) -> Action | None:
-    """Start a call on its smallest number of libraries; None if too few are free."""
+    """Start a call on its minimum number of libraries; None if too few are free."""
     count = max(1, call.group.options.gang[0])
     if len(call.group.context.idle) < count:
         return None

@@ -1,6 +1,6 @@
-"""Shared parts of policies for gangs: replicas on whole devices, and call durations.
+"""Shared parts of gang policies: replicas on whole devices, and call durations.
 
-Dispatch plans in rounds and requests loads; residency (`ByOrder`) finds their places. A replica is one library.
+Dispatch plans in rounds and requests loads; residency (`ByOrder`) selects devices. A replica is one library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.manager.policies.residency import UNKNOWN_LOAD_S, WholeDevice
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
 
 UNKNOWN_RUN_S = 30.0
-"""Assumed seconds of a call before any call has run."""
+"""Assumed seconds of a call before the first measurement."""
 _ANY_MOMENT = 0.01
 """Assumed remaining seconds of an overdue call."""
 
@@ -55,7 +55,7 @@ class InRounds(Quiet):
 
 
 class ByOrder(WholeDevice):
-    """Residency that loads nothing, but fails calls whose context fits nowhere."""
+    """Residency without loads that fails calls whose context fits on no device."""
 
     honours = frozenset()
 
@@ -68,7 +68,7 @@ class ByOrder(WholeDevice):
         return [action for action in super().wanted(view, context) if isinstance(action, Timer | FailWaiting)]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
-        """Return the places where a replica can load, on the fullest nodes first, to keep whole nodes free."""
+        """Return devices where a replica can load, on the fullest nodes first, to keep whole nodes free."""
         alive = any(library.usable for library in context.libraries.values())
         return list(self.open_places(view, context, desperate=not alive))
 
@@ -120,7 +120,7 @@ def load_s(context: Context) -> float:
 
 
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
-    """Return the seconds before the first item on hot replicas: to connect a gang, and for a `fresh` call's start."""
+    """Return seconds before the first item on loaded replicas: to connect a gang and to start a `fresh` call."""
     features = call.spec.features
     before_s = features.before_items_s(size) if features is not None and fresh else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
@@ -140,7 +140,7 @@ def item_times_s(call: Call) -> dict[int, float] | None:
 
 
 def left_of(view: View, call: Call, *, learn: bool) -> float:
-    """Return the largest share of its items that a call may still run; with `learn`, earlier calls may lower it."""
+    """Return the maximum share of items that a call may still run; with `learn`, earlier calls may reduce the share."""
     said = view.reports.get(call.id)
     features = call.spec.features
     items = float(features.items) if features is not None else 1.0

@@ -1,7 +1,7 @@
-"""Random placement, to show what a policy's placement is worth.
+"""Place calls and loads at random, to measure the value of a placement policy.
 
-The choice is a function of the seed and the decision, so equal events lead to equal decisions. A choice among n free
-libraries takes O(n) time.
+A choice depends only on the seed and the decision number, so equal events lead to equal decisions. A choice among n
+free libraries takes O(n) time.
 """
 
 from __future__ import annotations

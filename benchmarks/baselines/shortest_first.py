@@ -1,10 +1,10 @@
-"""SchedMate's first two baselines (§4.3): first come first served, and shortest expected run first. Neither preempts.
+"""SchedMate's first two baselines (§4.3), non-preemptive: first come first served, and shortest expected run first.
 
-The first call in the queue waits for enough free libraries, and no call passes it, as in Lucid's published simulator
-(`simulation/policy/fifo.py`, `sjf.py`). With `skip` later calls may begin where they fit.
+The queue head waits for enough free libraries, and no call overtakes the head, as in Lucid's published simulator
+(`simulation/policy/fifo.py`, `sjf.py`). With `skip`, later calls that fit may start.
 
-Priority comes first, then `expected_s`: by default the mean of the function's earlier calls, else advice on the
-context. A call of unknown length counts as short.
+Calls are sorted by priority, then `expected_s`: by default the mean of earlier calls of the function, else advice on
+the context. A call of unknown length counts as short.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _Entry = tuple[int, float, float, int, Call]
 
 
 def known_run_s(call: Call) -> float:
-    """Return the mean seconds of the function's calls, else the advised seconds, else 0."""
+    """Return mean seconds of calls of the function, else the advised seconds, else 0."""
     advised = (each.run_s for each in call.group.context.advice.values())
     return call.group.cost.run_s or min((seconds for seconds in advised if seconds), default=0.0)
 
 
 class InOrder(OneLine):
-    """Dispatch by priority, `expected_s`, then arrival."""
+    """Dispatch in order of priority, `expected_s`, arrival."""
 
     def __init__(self, *, expected_s: Callable[[Call], float], skip: bool = False, period_s: float = PERIOD_S) -> None:
         super().__init__(period_s=period_s)

@@ -1,4 +1,4 @@
-"""The default residency, whose idle libraries end where another needs the room, and never sleep."""
+"""The default residency without sleep: idle libraries end if another library needs the device."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """Tiresias (Gu et al., NSDI '19): least attained service first, in discrete queues, with preemption.
 
-A call's *attained service* is the number of its libraries times the seconds that it had them. A call moves from the
-first queue to the next when its service passes a threshold. Within a queue calls run in order of arrival; a call that
-wants more libraries than are left is passed over. A running call without libraries in the new plan is checkpointed and
-waits.
+The *attained service* of a call is its number of libraries times the seconds of use. A call moves from the first queue
+to the next when its service exceeds a threshold. Calls of a queue run in order of arrival; a call that needs more
+libraries than are left is skipped. A running call without libraries in the new plan is checkpointed and waits.
 
 Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues, a
 threshold of 18,000 GPU-seconds, no promotion of starving calls. A preempted call takes 40 s longer (60 s on more than
-eight GPUs). We differ twice, both in Tiresias' favour: plans are made at each change, not every 60 s, and a call moves
-exactly at the threshold.
+eight GPUs). Two differences favour Tiresias: plans are made at each change, not every 60 s, and a call moves exactly
+at the threshold.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from stoker.manager.policies.provisioning import KeepBlocks
 
 THRESHOLDS_GPU_S = (18_000.0,)
 RESTART_S, WIDE_RESTART_S, WIDE_FROM = 40.0, 60.0, 9
-"""Seconds to resume a call; the same for wide calls; the GPUs from which a call is wide."""
+"""Seconds to resume a call; seconds to resume a wide call; minimum GPUs of a wide call."""
 _DUE = "due"
 _ROUNDING_S = 1e-3
 
 
 class Job:
-    """A call. `since`: when it got its libraries; None = it waits. `holds_until`: when its checkpoint is restored."""
+    """A call. `since`: time of its last start; None = waiting. `holds_until`: time when its checkpoint is restored."""
 
     __slots__ = ("call", "gpus", "had_gpu_s", "holds_until", "leaving", "level", "place", "preempted", "since")
 

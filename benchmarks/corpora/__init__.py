@@ -1,4 +1,4 @@
-"""Recorded texts and figures for experiments."""
+"""Recorded logs and figures for experiments."""
 
 from __future__ import annotations
 

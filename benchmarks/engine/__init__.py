@@ -1,1 +1,1 @@
-"""Costs of the engine: calls, contexts, streams, transfers."""
+"""Measure the costs of calls, contexts, streams and transfers."""

@@ -1,12 +1,12 @@
-"""The value of awareness: fact verification with SmolLM2-135M at the paper's three levels, 16 claims per call.
+"""Compare the three levels of context awareness of the paper: fact verification with SmolLM2-135M, 16 claims per call.
 
 Numbers are wall-clock times of whole `stoker run fact_verification` processes.
 
-1. Full awareness against one load per slot plus the inferences alone. *Inferences alone* are the same calls on hot
-   slots, by `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line uses the run's own time
-   in the model, divided by the slots.
+1. Full awareness against one load per slot plus the inferences alone. *Inferences alone* are the same calls on
+loaded slots, by `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line uses the model
+time of the run, divided by the slots.
 
-2. None against full, with the GGUF as shipped (`--no-snapshot`) and with a snapshot.
+2. No awareness against full awareness, with the shipped GGUF file (`--no-snapshot`) and with a snapshot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The cost of a cancelled call for others: the longest gap in another client's stream, and the time to a free slot.
+"""Measure the effect of a cancelled call: the longest gap in the stream of another client, and the time to a free slot.
 
     python -m benchmarks.engine.cancelling --repeats 5
 
 Client A reads a stream of `stoker serve`; client B requests 2,000 tokens and disconnects after 3 s. Then a program
-cancels calls in libraries of one slot, and measures the time until the next call starts there.
+cancels calls in one-slot libraries, and measures the time until the next call starts in the slot.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _say(what: str, numbers: list[float], bar: float = 0.0) -> None:
 
 
 def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], int]:
-    """Return each repeat's longest gap in seconds without and with a disconnect, and the number of libraries."""
+    """Return the longest gap per repeat in seconds, without and with a disconnect, and the number of libraries."""
     (folder / "models.toml").write_text(f'[models.smollm2]\npath = "{default_model()}"\n')
     (folder / "site.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\ninit_blocks = 1\nmax_blocks = 1\n')
     command = [*STOKER, "serve", "site.toml", "models.toml", "--port", str(_PORT)]

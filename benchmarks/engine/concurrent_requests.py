@@ -1,6 +1,6 @@
-"""Concurrent requests to one library with 32 slots: Stoker's time per request, without the function's own time.
+"""Measure the overhead of Stoker per concurrent request to one library with 32 slots, without the function time.
 
-A request waits 50 ms or does nothing. Requests run 32 at a time.
+A request waits 50 ms or returns at once. 32 requests run at a time.
 
     python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """

@@ -1,8 +1,8 @@
-"""The manager's core alone: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
+"""Measure the manager core alone: `core_events` (events per second) and `memory_per_call`, each in a new process.
 
-An event is a call's arrival or end. Calls arrive in Submit messages of 256, and end in frames of 16 to 32, from 1,000
-pilots with one hot library each. Only the processor time of `Core.handle` counts. With `--slots 1` calls use the
-prefetch window.
+An event is the arrival or end of a call. Calls arrive in Submit messages of 256, and end in frames of 16 to 32 from
+1,000 pilots with one loaded library each. Only the processor time of `Core.handle` counts. With `--slots 1` calls use
+the prefetch window.
 
     python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5]
 """
@@ -174,7 +174,7 @@ def main() -> None:
     collect_as_the_live_loop()
     loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
     rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
-    for _ in range(asked.repeats):  # Run in turns, so that other load on the machine affects all of them.
+    for _ in range(asked.repeats):  # Alternate the cases, so that other load on the machine affects all cases.
         for queued, load in loads.items():
             rates[queued].append(measure(load, events=asked.events))
     for queued, load in loads.items():

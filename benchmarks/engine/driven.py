@@ -1,4 +1,4 @@
-"""A manager's core without sockets, and pilots whose libraries load at once."""
+"""Drive a manager core without sockets, with pilots whose libraries load at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SESSION, CLIENT = "bench", ClientId("client-ab")
 
 
 class DrivenCore:
-    """`spent_s`: processor time of `Core.handle`. `held`: the calls of each library; `home`: its pilot."""
+    """`spent_s`: processor time of `Core.handle`. `held`: calls by library; `home`: pilot by library."""
 
     def __init__(self, core: Core) -> None:
         self.core = core

@@ -1,6 +1,6 @@
-"""Calls of 1, 16 and 256 claims on one hot context: the size should not matter (the paper's §4.3: 13.6 %).
+"""Compare calls of 1, 16 and 256 claims on one loaded context: run times should be equal (paper §4.3: 13.6 %).
 
-Sizes run in turn in one session. `python -m benchmarks.engine.fact_batches` runs it alone.
+Sizes alternate in one session. `python -m benchmarks.engine.fact_batches` runs this side alone.
 """
 
 from __future__ import annotations

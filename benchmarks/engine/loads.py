@@ -1,4 +1,4 @@
-"""The waiting time of a context's first call in a session of one pilot; `benchmarks.before` runs it.
+"""Measure the wait of the first call of a context in a session of one pilot; `benchmarks.before` runs this side.
 
     python -m benchmarks.engine.loads cold      every context fits on the device
     python -m benchmarks.engine.loads evict     one context fits: each load evicts the context before it
@@ -31,7 +31,7 @@ def size_of(data: bytes, number: int) -> int:
 
 def first_call(folder: Path, number: int, *, evict: bool) -> float:
     whole = psutil.virtual_memory().total
-    memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # Only a limit; no context uses this memory.
+    memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # Only a declared limit; no context uses this memory.
     file = folder / f"weights-{number}"
     file.write_bytes(os.urandom(FILE_BYTES))
 

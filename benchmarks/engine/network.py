@@ -1,4 +1,4 @@
-"""Hosts in network namespaces on one switch, each with a link of a given speed. Needs root."""
+"""Make hosts in network namespaces on one switch, each with a link of a given speed. Requires root."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn.
+"""Compare no-op calls on a loaded context: Stoker against Parsl's HighThroughputExecutor, alternating, 2 slots each.
 
-Stoker runs the garbage collector less often in a session; lines show both with and without this change.
+Stoker runs the garbage collector less often in a session; lines show results with and without this change.
 
 `python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` runs one side alone.
 """
@@ -27,7 +27,7 @@ from benchmarks.tables import Bar, Table, versus
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
-"""Tasks that HTEX fetches ahead, in one line."""
+"""Number of tasks that HTEX prefetches in one line."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:

@@ -1,6 +1,6 @@
-"""Milliseconds from `yield` in a library until the program has the piece.
+"""Measure the milliseconds from `yield` in a library until the program receives the piece.
 
-`python -m benchmarks.engine.streams --streams N --calls N --pieces N` runs it alone.
+`python -m benchmarks.engine.streams --streams N --calls N --pieces N` runs this side alone.
 """
 
 from __future__ import annotations

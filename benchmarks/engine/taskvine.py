@@ -1,9 +1,9 @@
-"""No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn.
+"""Compare no-op calls: Stoker's python_app against TaskVine's FunctionCall, alternating, 2 slots each.
 
-TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default). The benchmark
-needs conda-forge's `ndcctools`.
+TaskVine runs functions `direct` (in the library process, like Stoker) or by `fork` (the default). The benchmark
+requires `ndcctools` of conda-forge.
 
-`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` runs it alone.
+`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` runs this side alone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from benchmarks.tables import Bar, Table, versus
 WARM_S = 120.0
 
 
-def nothing(x):  # type: ignore[no-untyped-def]  # its source travels: no names of this module in it
+def nothing(x):  # type: ignore[no-untyped-def]  # TaskVine sends the source, so use no names of this module
     return x
 
 
 def why_not() -> str:
     try:
         importlib.import_module("ndcctools.taskvine")
-        importlib.import_module("ndcctools.poncho.package_serverize")  # Import what a library needs.
+        importlib.import_module("ndcctools.poncho.package_serverize")  # Import what libraries need.
     except ImportError as error:
         return f"ndcctools does not import: {error}"
     if not worker_command():
@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
         found = side(options, Path(folder))
-        gc.collect()  # The manager object writes its last log when it is collected.
+        gc.collect()  # The manager writes its last log in its finalizer.
     print(json.dumps(found))
 
 
@@ -94,7 +94,7 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     with workers(manager.port, count=options.workers, cores=options.slots, folder=folder):
         until = time.monotonic() + WARM_S
-        while len(used) < options.workers:  # Wait until a library on each worker has answered.
+        while len(used) < options.workers:  # Wait for an answer of a library on each worker.
             for x in range(200):
                 call(x)
             check(results(200, within_s=WARM_S), 200)

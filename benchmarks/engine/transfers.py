@@ -1,8 +1,8 @@
-"""One object of 256 MB to sixteen pilots on separate hosts, against one pilot, at the same link speed.
+"""Compare transfers of a 256 MB object to sixteen pilots on separate hosts and to one pilot, at equal link speed.
 
-Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. Manager, seed and pilots are real; the
-pilots see no file of the session. The side prints as JSON: the seconds from the first request to the last arrival, the
-bytes read from the seed, the bytes that left its host, and the status.
+Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. Manager, seed and pilots are real;
+pilots see no session files. The side prints JSON: seconds from the first request to the last arrival, bytes read from
+the seed, bytes sent by the seed host, and the status.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _measure(
         link.wait_joined(given.limit_s)
         homes = [_start_pilot(place, folder, network, number, started) for number in range(1, given.pilots + 1)]
         until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s, "the pilots")
-        time.sleep(2.0 + 0.3 * given.pilots)  # The interpreters start, and the machine is quiet again.
+        time.sleep(2.0 + 0.3 * given.pilots)  # Wait until the interpreters have started.
         before = network.sent_bytes(HEAD)
         submission = _submission(place, given.bytes)
         arguments = payloads.dumps(((2.0,), {}))
@@ -189,7 +189,7 @@ def _start_pilot(
     (home / "copied").touch()
     options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1"]
     options += ["--block", block]
-    hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # hides the client's files
+    hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # hides files of the client
     on_host = network.command(number, "sh", "-c", hidden, "sh")
     started.append(_start(place, f"pilot-{number}", "stoker.pilot.main", *options, before=on_host))
     return home

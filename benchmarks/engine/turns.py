@@ -1,7 +1,7 @@
-"""The cost of turns of libraries on one device: iterations of 20 ms by one, two and eight libraries.
+"""Measure the overhead of turns on one device: iterations of 20 ms by one, two and eight libraries.
 
-The cost is the time in addition to the iterations, in %. One library takes no lock. `--bare`: two processes pass the
-turn by a datagram. `idle us`: the device's median wait between two iterations.
+The overhead is the time in addition to the iterations, in %. A single library takes no lock. `--bare`: two processes
+pass the turn by a datagram. `idle us`: median idle time of the device between two iterations.
 
     python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
 """

@@ -1,7 +1,7 @@
-"""The start time of a library whose loader uses torch and transformers: forked, or in a fresh interpreter.
+"""Compare the start of a library that imports torch and transformers: forked from the zygote, or a new interpreter.
 
-The time is from the request until the loader's first tensor operation. Both starts use the pilot's own code, in turn,
-on one core.
+The time is from the request until the first tensor operation of the loader. Both starts alternate on one core, with
+the code of the pilot.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`make gpu`: the site suite, the GPU tests and figures on this machine's GPU, in eight minutes.
+"""`make gpu`: run the site suite, GPU tests and GPU benchmarks on this machine in eight minutes.
 
-`run.py` runs the parts, each in a process with a time limit. `--rehearse` runs all parts on CPU devices with tiny
-models.
+`run.py` runs each part in a process with a time limit. `--rehearse` runs all parts on CPU devices with tiny models.
 """

@@ -1,4 +1,4 @@
-"""The bars of `make gpu`, computed from a record."""
+"""Compute the bars of `make gpu` from a record."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 Numbers = dict[str, Any]
 ENGINES = ("graphs", "eager")
-"""Stoker's engines. A bar uses the fastest engine."""
+"""Engines of Stoker. Bars use the fastest engine."""
 OF_LIMIT = "of the bandwidth limit"
 OF_PINNED = "of pinned bandwidth"
 WEIGHTS_ALONE = "weights alone"
-"""Loads without the tokenizer, the model's structure and the start of CUDA."""
+"""Loads without tokenizer, model structure and CUDA start."""
 FULL_OF_NONE = "full / none, inferences/s"
 MET = "objectives met, share"
 

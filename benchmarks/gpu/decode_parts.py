@@ -1,7 +1,7 @@
-"""Decode and prefill by batch size, against Transformers' `generate` and vLLM.
+"""Measure decode and prefill by batch size, compared with `generate` of Transformers and with vLLM.
 
-The first token takes the prefill; the mean of the other steps is the decode step. The *bandwidth limit* of a step is
-the time to read the weights, keys and values once.
+The time to the first token is the prefill; the mean of later steps is the decode step. The *bandwidth limit* of a
+step is the time to read weights, keys and values once.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def decode(answer: Answer, place: Place) -> None:
                 for batch in BATCHES:
                     call = stoker.app(context=recipe)(_by_engine)(batch, PROMPT, TOKENS, 100 * at)
                     figures.add(way, batch, *call.result(60))
-            except Exception as error:  # If one engine fails, the others still get their figures.
+            except Exception as error:  # If an engine fails, other engines still get results.
                 answer[f"{way}: failed"] = f"{type(error).__name__}: {error}"[:300]
             if way == "eager":
                 claims = 32 if REHEARSAL else 512
@@ -119,7 +119,7 @@ class _Figures:
         what = f"{way}, batch {batch}"
         self._answer[f"{what}: prefill, tokens/s"] = batch * PROMPT / first_s
         self._answer[f"{what}: first token, ms"] = first_s * 1e3
-        if step_s <= 0:  # Other work on the machine made the shorter run take longer.
+        if step_s <= 0:  # Other load on the machine made the shorter run slower.
             self._answer[f"{what}: decode, tokens/s"] = "not measured: longer texts took no longer than one token"
             return
         self._step_s[way, batch] = step_s

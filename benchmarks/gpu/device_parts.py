@@ -72,7 +72,7 @@ def turns(answer: Answer, _: Place) -> None:
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
-"""Tokens of the longest text, texts of a batch, texts of a call."""
+"""Tokens of the longest text, texts per batch, texts per call."""
 _FAMILY = (32, LONGEST)
 
 
@@ -94,7 +94,7 @@ def _how(model: Any, some: list[str]) -> str:
 def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[list[str]]) -> float:
     app = stoker.app(context=context)(_embed)
     began = time.perf_counter()
-    hot = [calls[0], calls[-1]] * 2  # a short and a long call, so that both runtimes of a family load
+    hot = [calls[0], calls[-1]] * 2  # short and long calls load both runtimes of a family
     list(stoker.map(app, hot, ordered=False))
     answer[f"{what}: until it is hot, s"] = time.perf_counter() - began
     began = time.perf_counter()
@@ -169,7 +169,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
 
 
 def gang(answer: Answer, place: Place) -> None:
-    """Sum over two ranks: two GPUs by NCCL, two pilots on one GPU by Gloo, or two CPU devices by Gloo."""
+    """Sum over two ranks on two GPUs (NCCL), two pilots on one GPU (Gloo), or two CPU devices (Gloo)."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -178,7 +178,7 @@ def gang(answer: Answer, place: Place) -> None:
     answer["ranks"] = {0: "on two CPU devices, Gloo", 1: "on one GPU, Gloo through host memory"}.get(
         gpus, "on two GPUs, NCCL"
     )
-    one_gpu = gpus == 1 or REHEARSAL  # A rehearsal runs two pilots, as on one GPU.
+    one_gpu = gpus == 1 or REHEARSAL  # A rehearsal runs two pilots, like a single GPU.
     count = 1 << (16 if REHEARSAL else 24 if one_gpu else 26)
     with place.session(pilots=2 if one_gpu else 1, own_scratch=one_gpu):
         for what in ("first call", "second call"):

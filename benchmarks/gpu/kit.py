@@ -1,4 +1,4 @@
-"""`python benchmarks/gpu/kit.py`: wheels for a machine with GPUs and no network, into `.gpu-kit`.
+"""`python benchmarks/gpu/kit.py`: download wheels for a GPU machine without network into `.gpu-kit`.
 
 The machine must have PyTorch, Transformers, pyarrow and numpy.
 """

@@ -1,7 +1,7 @@
-"""Parts of `make gpu` on awareness and loads.
+"""Parts of `make gpu` about awareness and loads.
 
-Loads, except those from a peer, run in one session with a warm zygote. Recipes differ in `threads`, so each load gets
-its own library.
+Loads run in one session with a warm zygote, except loads from a peer. Recipes differ in `threads`, so each load gets
+a separate library.
 """
 
 from __future__ import annotations

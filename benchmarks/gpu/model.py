@@ -1,4 +1,4 @@
-"""Language models with random weights in usual shapes, and a byte tokenizer."""
+"""Make language models with random weights in usual shapes, and a byte tokenizer."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PARTS = {
     "decode": "decode_parts", "slinfer": "slinfer_parts", "encoder": "device_parts",
     "tune": "device_parts", "gang": "device_parts",
 }  # fmt: skip
-"""The module of each part. Its function has the part's name."""
+"""Module of each part, with a function named like the part."""
 
 
 def function_of(part: str) -> Callable[[Answer, Place], None]:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="time limit of the part, in seconds")
     asked = parser.parse_args()
     if not REHEARSAL and asked.part != "gang":
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # Figures are for one device.
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # Measure one device.
     signal.signal(signal.SIGTERM, _stop)
     function_of(asked.part)(Answer(asked.answer), Place(asked.work, asked.seconds))
 

@@ -1,4 +1,4 @@
-"""The folder, site file, numbers and clock of a part of `make gpu`, and the page cache."""
+"""Provide folder, site file, numbers and clock for a part of `make gpu`, and control the page cache."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def drop(files: Iterable[Path]) -> float:
-    """Ask the kernel to drop files from its page cache. Return the share that it keeps."""
+    """Ask the kernel to drop files from its page cache. Return the share that stays."""
     files = list(files)
     for file in files:
         with file.open("rb") as opened:
@@ -117,7 +117,7 @@ class Answer:
 
 
 class Place:
-    """Where a part of `make gpu` works: the folder of the run, and this part's time limit in seconds."""
+    """Work folder and time limit in seconds of a part of `make gpu`."""
 
     def __init__(self, work: Path, seconds: float) -> None:
         self.work = work

@@ -1,6 +1,6 @@
 """`python benchmarks/gpu/run.py`: run the parts of `make gpu`; write a record (JSON) and a page (Markdown).
 
-This file runs before the installation: it needs only the standard library, and installs packages from `.gpu-kit`.
+This file runs before the installation: it uses only the standard library and installs packages from `.gpu-kit`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.gpu.page import render  # noqa: E402
 
 Numbers = dict[str, Any]
 Outcome = tuple[str, str, Numbers]
-"""Status, reason, numbers by name."""
+"""Status, reason, and numbers by name."""
 FIRST_IMPORT = "first import of torch and transformers, s"
 _PR_SET_PDEATHSIG = 1
 _IMPORTS = """
@@ -67,7 +67,7 @@ class Run:
         self.ends_at = self.began + IN_ALL_S
         for folder in (self.out / "logs", self.work):
             folder.mkdir(parents=True, exist_ok=True)
-        for name in PARTS:  # Parts may read each other's numbers, but only from this run.
+        for name in PARTS:  # Remove old numbers, because parts may read numbers of other parts of this run.
             (self.work / f"{name}.json").unlink(missing_ok=True)
         self.record: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -94,7 +94,7 @@ class Run:
         self._write()
         try:
             status, why, numbers = work()
-        except Exception as error:  # The next part may work.
+        except Exception as error:  # The next part may succeed.
             status, why, numbers = "failed", f"{type(error).__name__}: {error}", part["numbers"]
         part |= {"status": status, "why": why, "numbers": numbers, "seconds": time.monotonic() - began}
         self._write()
@@ -170,7 +170,7 @@ class Run:
         if suite.missing:
             return "failed", suite.missing, {}
         log = self.out / "logs" / f"{name}.log"
-        # With the stand-in driver GPU tests would prove nothing. In a rehearsal they find no GPU.
+        # GPU tests with the stand-in driver would prove nothing. In a rehearsal these tests find no GPU.
         plain = {key: value for key, value in self.environ.items() if key != "STANDIN_NVML"}
         places = plain["PYTHONPATH"].split(os.pathsep)
         plain["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.endswith("tests/driver"))

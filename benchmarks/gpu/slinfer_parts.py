@@ -1,8 +1,8 @@
-"""The policy part of `make gpu`: 8 models of 1 to 3 B, under `slinfer` and alone on the device (`exclusive`).
+"""The policy part of `make gpu`: 8 models of 1 to 3 B under `slinfer`, and alone on the device (`exclusive`).
 
-Requests and clients are those of benchmarks/live_models. A token is due 0.5 s after the request, or 0.25 s after the
-last token (SLINFER §IX-A, rounded); a load gives no grace. Slinfer starts with all models loaded, exclusive with one
-model.
+Requests and clients come from benchmarks/live_models. A token is due 0.5 s after the request, or 0.25 s after the
+last token (SLINFER §IX-A, rounded), without extra time for loads. `slinfer` starts with all models loaded,
+`exclusive` with one model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
 RATE = 2.0 if REHEARSAL else 4.0
 LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
-"""Seconds before the second side's trace, and for open texts after a trace."""
+"""Seconds before the trace of the second side, and for open texts after a trace."""
 CACHE_BYTES = 4 * 10**9
 POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
-"""`patient` is slinfer that keeps its instances, as exclusive does."""
+"""`patient` is `slinfer` without unloading, like `exclusive`."""
 
 
 class _Models(Live):

@@ -1,1 +1,1 @@
-"""Evaluations of five papers in the simulator. The pages are in `docs/reproduction`."""
+"""Evaluations of five papers in the simulator, with pages in `docs/reproduction`."""

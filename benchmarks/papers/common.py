@@ -1,6 +1,6 @@
-"""Shared parts of the papers' evaluations: options, exit status, processes, stored results and pages.
+"""Shared parts of paper evaluations: options, exit status, processes, stored results and pages.
 
-A case runs once per release.
+Each case runs once per release.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def say(line: str) -> None:
 
 
 def progress(what: str) -> Callable[[int, int], None]:
-    """Return a function that shows progress: one line in a terminal, at most ten lines elsewhere."""
+    """Return a function that shows progress: one line in a terminal, up to ten lines elsewhere."""
 
     def tell(done: int, total: int) -> None:
         line = f"{what}: {done} of {total}"
@@ -100,7 +100,7 @@ def progress(what: str) -> Callable[[int, int], None]:
 
 
 def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
-    """Call `do` for each task in up to `jobs` processes. Yield index and result of each."""
+    """Call `do` for each task in up to `jobs` processes. Yield index and result of each task."""
     if jobs <= 1 or len(todo) <= 1:
         yield from ((place, do(task)) for place, task in enumerate(todo))
         return
@@ -137,7 +137,7 @@ def _name(case: Any) -> str:
 
 
 def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
-    """Write a JSON object with one line for each part, and for each of its `runs`."""
+    """Write a JSON object with one line per part and per item of `runs`."""
     lines = [
         b'"%s": %s' % (name.encode(), b"[\n%s]" % rows(part) if name == "runs" else msgspec.json.encode(part))
         for name, part in parts.items()
@@ -146,7 +146,7 @@ def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
 
 
 class Store(Generic[T, U]):
-    """Results by name of case. `write` is called after each new result."""
+    """Results by case name. `write` is called after each new result."""
 
     def __init__(self, found: Iterable[U], *, write: Callable[[], None]) -> None:
         self.found: dict[str, Any] = {result.case.name: result for result in list[Any](found)}
@@ -180,7 +180,7 @@ class Store(Generic[T, U]):
 
 WIDTH = 120
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"
-"""Code between backquotes is not wrapped: `_KEPT` replaces its spaces."""
+"""Pattern of code between backquotes, which is not wrapped: `_KEPT` replaces its spaces."""
 
 
 def write_page(path: Path, text: str) -> None:

@@ -1,1 +1,1 @@
-"""Losses, kills, damage and outages, and the time to recover."""
+"""Measure the effect of losses, kills, damage and outages, and recovery times."""

@@ -1,9 +1,9 @@
-"""Pilots that speak the protocol over real sockets and run nothing.
+"""Run fake pilots that speak the protocol over real sockets without running calls.
 
     python -m benchmarks.reliability.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
 
-With `--hold-after N` only the first N calls end; later calls wait for SIGUSR1. Prints as JSON the number of received
-calls, and of calls received again after their end.
+With `--hold-after N` only the first N calls end; later calls wait for SIGUSR1. Prints JSON with the number of
+received calls, and of calls received again after their end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FakePilot:
             )
         )
         self.libraries: dict[LibraryId, dict[CallId, None]] = {}
-        """The calls of each library; the first one runs."""
+        """Calls of each library; the first call runs."""
         self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
         self.outbox = Outbox()
         self.frame: list[FromPilot] = []
@@ -211,7 +211,7 @@ def main() -> None:
     context: zmq.Context[Any] = zmq.Context()
     context.max_sockets = 3 * asked.pilots + 100
     folder = SessionFolder(asked.session)
-    if not folder.key_file("pilot").exists():  # These pilots have no block.
+    if not folder.key_file("pilot").exists():  # These pilots belong to no block.
         folder.write_key("pilot", KeyPair(*(key.decode() for key in zmq.curve_keypair())))
     pilots = [
         FakePilot(context, folder, f"fake-{number}", devices=asked.devices, ledger=ledger)
@@ -235,10 +235,10 @@ def main() -> None:
 
 
 def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -> None:
-    """Serve until every pilot must exit, or the manager is away for a minute.
+    """Serve until every pilot must exit, or the manager is absent for a minute.
 
-    ZeroMQ's poller checks every socket each time, so we use one edge-triggered epoll. Each use must therefore empty the
-    socket.
+    The ZeroMQ poller checks every socket each time, so this code uses one edge-triggered epoll, which requires reading
+    each socket until empty.
     """
     waits = select.epoll()
     by_number: dict[int, FakePilot] = {}

@@ -1,7 +1,7 @@
 """`python -m benchmarks.reliability.fuzz`: damaged inputs for every reader of bytes, and random events for the cores.
 
-A reader may raise only its declared errors, within time and memory limits. A file records failures with their seeds;
-`--again FILE` repeats them. Exit status: 0 if nothing failed.
+A reader may raise only its declared errors, within time and memory limits. A file records failures with seeds;
+`--again FILE` repeats these failures. Exit status: 0 without failures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
-"""One new core gets random events per this number of damaged inputs."""
+"""Number of damaged inputs per new core with random events."""
 
 
 def fuzz(
@@ -40,7 +40,7 @@ def fuzz(
 ) -> dict[str, list[int]]:  # fmt: skip
     """Give `count` damaged inputs to the readers. Return for each reader: inputs, refusals, and maximum microseconds.
 
-    `found` gets each failed input.
+    `found` is called with each failed input.
     """
     chance = random.Random(seed)
     deck = [reader for reader in readers for _ in range(reader.share)]

@@ -1,7 +1,7 @@
-"""Random events for a pilot's core, and for pure parts of the manager and the pilot.
+"""Send random events to a pilot core and to pure parts of manager and pilot.
 
-The core must raise nothing, its memory counts must add up, and each call must leave it once. The parts raise only
-declared errors, and an error leaves their state unchanged.
+The pilot core must not raise, its memory sums must be consistent, and each call must leave the core once. The parts
+raise only declared errors, which leave the state unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Life:
         self.now = 0.0
         self.fresh = 0
         self.sent: Counter[int] = Counter()
-        """Times that each call was given to the pilot, minus times that it left."""
+        """For each call, times sent to the pilot minus times returned."""
 
     def live(self, count: int) -> None:
         self.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))

@@ -1,4 +1,4 @@
-"""Every reader of bytes: messages between processes, and files of a session."""
+"""List every reader of bytes: messages between processes, and files of a session."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Valid inputs for the fuzzers, made from message types, and damaged ones.
+"""Make valid inputs for fuzzers from message types, and damaged inputs.
 
-A reader refuses noise by its first byte. So a damaged input is a valid input with bytes flipped, cut, repeated, or
-replaced.
+Readers refuse pure noise at the first byte. So a damaged input is a valid input with bytes flipped, removed,
+repeated, or replaced.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def value_of(kind: Any, chance: random.Random) -> Any:
 
 
 class Values:
-    """Random values of types, smaller in deeper fields."""
+    """Makes random values of types, smaller in deeper fields."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -170,7 +170,7 @@ Errors = tuple[type[BaseException], ...]
 
 
 class Target:
-    """A reader; `read` may raise only `declared` errors. `complete`: it reads valid inputs. `share`: its relative
+    """A reader whose `read` may raise only `declared` errors. `complete`: reads valid inputs. `share`: relative
     number of inputs.
     """
 

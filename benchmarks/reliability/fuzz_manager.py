@@ -1,6 +1,6 @@
-"""Random events with any values for the manager's core, which must raise nothing.
+"""Send random events with arbitrary values to the manager core, which must not raise.
 
-Most events name peers and numbers that the core knows, so they pass its first checks.
+Most events contain known peers and numbers, and so pass the first checks of the core.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Session:
 
 
 def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Give a core `events` random events."""
+    """Send `events` random events to a core."""
     session = Session(chance)
     for number in range(events):
         event = session.step()

@@ -1,6 +1,6 @@
-"""The cost of the journal: recovery from long journals, their size, and group sync.
+"""Measure the cost of the journal: recovery from long journals, journal size, and group sync.
 
-A real manager recovers from a journal written as by a live manager.
+A real manager recovers from a journal in the format of a live manager.
 
     python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
     python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 open calls

@@ -1,4 +1,4 @@
-"""One pilot of two is killed or frozen during a call; prints seconds until the call runs on the other pilot.
+"""Kill or freeze one of two pilots during a call; print the seconds until the call runs on the other pilot.
 
 python -m benchmarks.reliability.lost_pilot killed
 """

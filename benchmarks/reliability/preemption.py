@@ -1,9 +1,9 @@
-"""Calls on preemptible pilots of a real Slurm, which preempts one pilot every five seconds.
+"""Run calls on preemptible pilots of a real Slurm that preempts a pilot every five seconds.
 
-*Goodput* is the calls' own time divided by the pilot-seconds up to the last result. The side fails unless each call has
-one right result.
+*Goodput* is the run time of all calls divided by the pilot-seconds up to the last result. The side fails unless each
+call has one correct result.
 
-`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints one run as JSON; `tests` must be on
+`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints a run as JSON; `tests` must be on
 PYTHONPATH.
 """
 

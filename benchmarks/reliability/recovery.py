@@ -1,7 +1,7 @@
-"""A live manager with thousands of connected pilots that run nothing, under load and after kill -9.
+"""Measure a live manager with thousands of connected fake pilots, under load and after kill -9.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
-python -m benchmarks.reliability.recovery restart                 seconds from kill -9 until it works again
+python -m benchmarks.reliability.recovery restart                 seconds from kill -9 to recovery
 """
 
 from __future__ import annotations

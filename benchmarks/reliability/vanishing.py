@@ -1,8 +1,8 @@
-"""Pilots are killed one by one until none is left (Pervasive Context Management §4.4).
+"""Kill pilots one by one until no pilot is left (Pervasive Context Management §4.4).
 
-The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
-partial ones (Figure 8). Here a call takes 5 s, a load 0.8 of a call (as Figure 6 implies), and one of 20 pilots is
-killed every 8 s from the 40th second on. These lengths decide the ratio, so the only bar is that no call fails.
+The paper removed one of 20 GPUs a minute after 900 s: 62,900 inferences with pervasive contexts, 46,000 with partial
+contexts (Figure 8). Here a call takes 5 s, a load 0.8 of a call (from Figure 6), and one of 20 pilots is killed every
+8 s after 40 s. These lengths determine the ratio, so the only bar is that no call fails.
 
     python -m benchmarks.reliability.vanishing full|disk
 """
@@ -59,7 +59,7 @@ def main() -> None:
             pilots = _wait_for_pilots(session, asked.pilots, folder)
             device = session.status().pilots[0].devices[0]
 
-            # Only one context fits on a device, as on the paper's GPUs. Otherwise the next load overlaps with a running
+            # Only one context fits on a device, as in the paper. Otherwise the next load overlaps with a running
             # call.
             @stoker.context(memory=f"{int(0.6 * device.memory_bytes)} B", awareness=Awareness(asked.awareness))
             def model() -> float:

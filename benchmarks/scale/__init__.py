@@ -1,1 +1,1 @@
-"""The simulator, and decisions for a large cluster."""
+"""Measure the simulator, and decisions for a large cluster."""

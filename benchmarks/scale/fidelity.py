@@ -1,8 +1,8 @@
-"""The simulator's error: fact verification on this machine, live and simulated.
+"""Measure the error of the simulator: fact verification on this machine, live and simulated.
 
-A world is calibrated from the journal of each fresh `stoker run fact_verification`, and simulated with several seeds.
-The error is that of the median simulated makespan against the live one. Another line forecasts each run from the
-previous run. With peft, more lines forecast tuning jobs (`tuning_times`).
+The journal of each fresh `stoker run fact_verification` calibrates a world, which is simulated with several seeds. The
+error compares the median simulated makespan with the live makespan. Another line forecasts each run from the previous
+run. With peft, more lines forecast tuning jobs (`tuning_times`).
 """
 
 from __future__ import annotations

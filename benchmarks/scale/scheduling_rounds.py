@@ -1,7 +1,7 @@
-"""Processor time of `Core.handle` for a round of the `prompt-tuner` policy: dispatch and residency together.
+"""Measure the processor time of `Core.handle` for a round of the `prompt-tuner` policy (dispatch and residency).
 
-96 GPUs serve arrivals of three models. At 1,000 GPUs 10,000 jobs wait: `from scratch` is a policy's first round; then
-one job arrives or ends.
+96 GPUs serve arrivals of three models. At 1,000 GPUs 10,000 jobs wait: `from scratch` is the first round of a policy;
+in later rounds one job arrives or ends.
 
 `python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints a case's figures as JSON.
 """
@@ -165,7 +165,7 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
         cluster.job(model=MODELS[n % 3], items=3600, due_in=3600.0 + 1.5 * LOAD_S)
     cluster.run(100.0)
     warm = [x for x in cluster.core.state.libraries.values() if x.held]
-    for _ in range(jobs):  # Some jobs are in time on freed devices, some on more devices, some never.
+    for _ in range(jobs):  # Some jobs are in time on freed devices, some on more devices, and some never.
         cluster.job(due_in=cluster.chance.choice((5.0, 3700.0, cluster.chance.uniform(3600.0, 20_000.0))))
     scratch = [_scratch(cluster) for _ in range(3)]
     cluster.run(cluster.now + 20.0)

@@ -1,6 +1,6 @@
-"""The simulator's speed: the deployed cores in virtual time, each case in a fresh process, by processor time.
+"""Measure the speed of the simulator (real cores in virtual time) by processor time, each case in a new process.
 
-An event is a call's arrival or end, at the manager's core or in a pilot's library.
+An event is the arrival or end of a call, in the manager core or in a library.
 
 `python -m benchmarks.scale.simulator CASE [--quick]` prints a case's figures as JSON.
 """

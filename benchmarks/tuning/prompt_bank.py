@@ -1,13 +1,13 @@
-"""The lookup of an initial prompt among 3,067: the scores that a lookup computes, and the found prompt's regret.
+"""Measure the lookup of an initial prompt among 3,067: the number of computed scores, and the regret of the result.
 
-A bank of the candidates is built over SmolLM2-135M (K = 50). For every task *all* candidates are scored once (equation
-1 of PromptTuner §4.3.2), so counts and regret are exact. Regret is the found prompt's score minus the lowest score, in
-nats per target token; also as a share of the median's distance from the best.
+The bank of candidates uses features of SmolLM2-135M (K = 50). Each task scores *all* candidates once (equation 1 of
+PromptTuner §4.3.2), so counts and regret are exact. Regret is the score of the found prompt minus the lowest score,
+in nats per target token, and as a share of the distance of the median score from the best.
 
-Kinds of lookup: the paper's two layers; best bin first (`lookup.py`) within limits; as many random candidates.
+Kinds of lookup: two layers as in the paper; best bin first (`lookup.py`) within limits; as many random candidates.
 
-Data are in `../shared/data`. A task takes half an hour on one core with four samples, minutes with sixteen on a GPU. A
-stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
+Data are in `../shared/data`. A task takes half an hour on one core with four samples, or minutes on a GPU with sixteen
+samples. A stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ LONGEST = 600
 
 
 class Scores:
-    """Losses by task and prompt, cached in a file. `of`: model, samples, end token."""
+    """Losses by task and prompt, cached in a file. `of`: key with model, samples, end token."""
 
     def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
         digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
@@ -132,7 +132,7 @@ class Scores:
 
 
 def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
-    """Return the result of each kind of lookup; for the random kind, each draw's best loss."""
+    """Return the result of each kind of lookup; for random lookups, the best loss of each draw."""
     size = len(layers)
     found: dict[str, LookupResult | list[float]] = {
         "two layers (the paper's)": two_layers(layers, score),

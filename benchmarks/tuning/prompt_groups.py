@@ -1,7 +1,7 @@
-"""The similarity of a bank's prompts, and the cost by number of clusters: Figure 10 of PromptTuner.
+"""Measure the similarity of prompts in a bank, and the lookup cost by number of clusters (PromptTuner, Figure 10).
 
-10a: the cosine similarity of each prompt's feature with its nearest, with its five nearest, and of any two prompts.
-10b: the lookup in two layers by number of clusters.
+10a: cosine similarity of the feature of a prompt with the nearest, the five nearest, and any other prompt.
+10b: the two-layer lookup by number of clusters.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""The quality of the prompt that the bank finds: iterations to accuracy (ITA), on real tasks with a real model.
+"""Measure the quality of prompts from the bank as iterations to accuracy (ITA), on real tasks with a real model.
 
 PromptTuner §6.3 (Figure 9) compares three prompts. The *score candidate* has the lowest score. The *ideal* prompt has
-the best ITA of the 20 with lowest scores. The model writes the *induced* prompt. We fixed the rules before the first
-comparison, except the maximum iterations (15 at first, 60 after seven tasks). `prompt_quality_side.Settings` has the
-numbers.
+the best ITA of the 20 prompts with the lowest scores. The model writes the *induced* prompt. All rules were fixed
+before the first comparison, except the maximum iterations (15, then 60 after seven tasks).
+`prompt_quality_side.Settings` contains the numbers.
 
 - *Tasks*: ten, from five data sets.
 
 - *Prompts*: 3,067 in two layers, cut to 16 tokens. A lookup scores a 24th of the bank, best bin first; the short list
   is its 8 best prompts.
 
-- *Target* (§6.1): the mean over 3 random prompts (20 in the paper) of the least loss in 15 iterations. The short list
-  is tuned in order of scores; a prompt slower than an earlier one is stopped.
+- *Target* (§6.1): the mean lowest loss in 15 iterations over 3 random prompts (20 in the paper). The short list is
+tuned in order of scores; a prompt slower than an earlier prompt is stopped.
 
 - *ITA*: the first evaluation that reaches the target, or 60. A second line interpolates between evaluations.
 
-- *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each against the prompt chosen
-  by score. A bar is for the median over tasks, with a 95 % bootstrap interval.
+- *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each divided by the score
+candidate. A bar applies to the median over tasks, with a 95 % bootstrap interval.
 
 - *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations.
 
@@ -38,9 +38,9 @@ from stoker.chance import Stream
 NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accuracy against others"
 DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
-"""The task and number of prompts for Figure 2c."""
+"""Task and number of prompts for Figure 2c."""
 SPREAD_SAID = (1.7, 4.5)
-"""The paper's median and maximum iterations, each divided by the fewest (§2.2)."""
+"""Median and maximum iterations in the paper, divided by the minimum (§2.2)."""
 SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"
 KINDS = (
     ("the best of the short list / the one chosen by score", "best", 0.9),

@@ -1,6 +1,6 @@
-"""The side of `prompt_quality` with the model: look up prompts, tune from them, and keep every curve.
+"""The side of `prompt_quality` that runs the model: look up prompts, tune from these prompts, store every curve.
 
-Each lookup and tuning appends a record, so a stopped run resumes, and two runs may share the tasks.
+Each lookup and tuning appends a record, so a stopped run resumes, and two runs may divide the tasks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ I gave a friend an instruction. Based on the instruction they produced the follo
 
 {pairs}
 The instruction was to"""
-"""From Honovich et al., "Instruction induction" (2022)."""
+"""Template from Honovich et al., "Instruction induction" (2022)."""
 Record = dict[str, Any]
 Points = Sequence[Sequence[float]]
 
@@ -99,7 +99,7 @@ class Bench:
         known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
         least = min((iterations_to(points, reach, most=most) for points in known), default=most)
         for place, key in enumerate(listed):
-            # A prompt that needs more iterations than another one is not the best, so it may stop early.
+            # A prompt that needs more iterations than another prompt is not the best, so stop it early.
             enough = most if place == 0 else least
             points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
             least = min(least, iterations_to(points, reach, most=most))
@@ -119,7 +119,7 @@ class Bench:
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
-        """Return the curve up to the target or `most` iterations. Repeat a tuning that stopped before."""
+        """Return the curve up to the target or `most` iterations. Repeat a tuning that stopped earlier."""
         points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
         if _ended_early(points, reach, most=most):
             points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
@@ -231,7 +231,7 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Return the iterations in which each curve of the spread reaches the mean of all curves' least losses."""
+    """Return the iterations in which each curve of the spread reaches the mean of the lowest losses of all curves."""
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None

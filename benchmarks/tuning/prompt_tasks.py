@@ -1,4 +1,4 @@
-"""Small real tasks as (input, target) pairs from `../shared/data`."""
+"""Load small real tasks as (input, target) pairs from `../shared/data`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The time until a prompt-tuning job makes its first optimizer step, with a hot model and with nothing loaded.
+"""Measure the time to the first optimizer step of a prompt-tuning job, with a loaded model and from a cold start.
 
-The time starts before `tune(job)` and includes the first evaluation (four samples). A *cold* job adds the pilot's
-start, the imports and the load, from the model's file or an earlier pilot's snapshot. The *warm* job comes next. One
-device, SmolLM2-135M.
+The time starts before `tune(job)` and includes the first evaluation (four samples). A *cold* job also includes pilot
+start, imports and load, from the model file or a snapshot of an earlier pilot. The *warm* job follows. The benchmark
+uses one device and SmolLM2-135M.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The parts of a tuning job's time, and the simulator's forecast of a gang of two from a job on one device.
+"""Measure the parts of the time of a tuning job, and the simulated forecast of a gang of two from a job on one device.
 
-- *Shares*: communication of the iterations (0.4 to 0.5 % in the paper, §2.2), and fixed parts: the lookup, the start,
-  checkpoints.
+- *Shares*: communication as a share of iterations (0.4 to 0.5 % in the paper, §2.2), and fixed parts: lookup, start,
+checkpoints.
 
-- *Forecast*: the simulator knows one device's times and runs the same job on two. The bar is for the lookup alone,
-  which a live gang shares (`stoker.tuning.call`).
+- *Forecast*: the simulator uses times of one device to run the job on two devices. The bar applies only to the
+lookup, which a live gang divides (`stoker.tuning.call`).
 
-The side runs two jobs on one device and two on two devices; the second of each counts.
+The side runs two jobs on one device, then two jobs on two devices; each second job counts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def fixed_s(spent: dict[str, float]) -> float:
 
 
 def simulated_s(side: dict[str, Any]) -> float:
-    """Return the job's simulated seconds on two devices, from one device's times."""
+    """Return the simulated seconds of the job on two devices, from times on one device."""
     spent, items = side["one"]["spent_s"], side["iterations"]
     head_s = fixed_s(spent) - spent["bank"]
     context = ContextModel(

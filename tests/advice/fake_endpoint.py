@@ -1,5 +1,3 @@
-"""An HTTP endpoint of a language model with scripted answers."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,7 @@ DRIP = object()
 
 
 KILLED = object()
-"""An answer that is cut off, as by the end of the endpoint's process."""
+"""A truncated answer, like that of an endpoint process which exits."""
 
 
 class FakeEndpoint(ThreadingHTTPServer):
@@ -75,4 +73,4 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Write no log line."""

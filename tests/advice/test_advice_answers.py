@@ -70,7 +70,7 @@ Program = Callable[..., tuple[Recipe, str]]
 
 @pytest.fixture
 def program(session: SessionFolder, tmp_path: Path) -> Program:
-    """Return a program with recorded sources: its recipe and function key."""
+    """Record the sources of a program; return its recipe and function key."""
 
     def run(name: str, *, comment: str = "The model.", batch: int = 8, model: str = "bert-base") -> tuple[Recipe, str]:
         file = tmp_path / f"{name}.py"
@@ -78,7 +78,7 @@ def program(session: SessionFolder, tmp_path: Path) -> Program:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        # The import is missing on purpose: the advisor reads the source and does not run it.
+        # The import is missing intentionally, because the advisor reads the source without running it.
         text = file.read_text().replace("import torch\nfrom transformers import AutoModel\n", "AutoModel = None\n\n")
         exec(compile(text, str(file), "exec"), module.__dict__)
         recipe = RecipeFactory(module.load, {})(model)
@@ -103,7 +103,7 @@ def measured(recipe: Recipe, *, load_s: float, run_s: float) -> None:
     store.close()
 
 
-def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: Program):
+def test_edited_comment_keeps_remembered_times(session: SessionFolder, program: Program):
     advisor = Advisor(session)
     before, key = program("before")
     assert ask_context(advisor, before) is None
@@ -114,12 +114,12 @@ def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: P
     loads, runs = ask_context(advisor, after), ask_function(advisor, edited, after)
     assert loads.source == runs.source == SIMILAR
     assert loads.advice.by_kind["cpu"].load_s == pytest.approx(40.0, rel=0.3)
-    # the facts of the earlier program with the same source and arguments
+    # the facts of the earlier program with equal source and arguments
     assert loads.advice.by_kind["cpu"].peak_bytes >= 5_000_000
     assert runs.advice.by_kind["cpu"].run_s == pytest.approx(3.0, rel=0.3)
 
 
-def test_of_another_model_memory_is_not_believed(session: SessionFolder, program: Program):
+def test_memory_measured_for_another_model_is_ignored(session: SessionFolder, program: Program):
     advisor = Advisor(session)
     before, _ = program("before")
     ask_context(advisor, before)
@@ -130,7 +130,7 @@ def test_of_another_model_memory_is_not_believed(session: SessionFolder, program
     assert answer.advice.by_kind["cpu"].peak_bytes == 0
 
 
-def test_what_was_measured_of_a_function_itself_comes_first(session: SessionFolder, program: Program):
+def test_measurements_of_the_function_itself_take_precedence(session: SessionFolder, program: Program):
     recipe, key = program("mine")
     measured(recipe, load_s=1.0, run_s=7.0)
     answer = ask_function(Advisor(session), key, recipe)
@@ -139,7 +139,7 @@ def test_what_was_measured_of_a_function_itself_comes_first(session: SessionFold
     assert answer.advice.by_kind["cpu"].run_s == 7.0
 
 
-def test_without_a_source_or_with_a_damaged_one_there_is_no_answer(session: SessionFolder, program: Program):
+def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, program: Program):
     recipe, key = program("mine")
     advisor = Advisor(session)
     assert ask_function(advisor, "unknown", BARE) is None
@@ -163,7 +163,7 @@ def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Progra
     assert list(state_folder().glob("sources.sqlite.damaged-*"))
 
 
-def test_program_leaves_text_once_and_a_bounded_number_of_functions(session: SessionFolder):
+def test_program_sends_its_source_once_and_a_bounded_function_count(session: SessionFolder):
     shelf = ProgramSources(session.sources)
     for number in range(300):
         shelf.leave(f"k{number}", test_a_damaged_history_is_begun_anew, BARE)
@@ -171,7 +171,7 @@ def test_program_leaves_text_once_and_a_bounded_number_of_functions(session: Ses
     assert len(list(session.sources.glob("*.text"))) == 1
 
 
-def test_functions_without_a_text_leave_nothing(session: SessionFolder):
+def test_functions_without_source_are_not_recorded(session: SessionFolder):
     namespace: dict[str, Any] = {}
     exec("def made(x): return x", namespace)
     shelf = ProgramSources(session.sources)
@@ -183,7 +183,7 @@ def test_functions_without_a_text_leave_nothing(session: SessionFolder):
 # ---- failures and paces
 
 
-def test_failure_is_judged_by_its_part_of_the_log_and_its_exception(session: SessionFolder, tmp_path: Path):
+def test_failure_is_judged_by_its_log_section_and_exception(session: SessionFolder, tmp_path: Path):
     log = tmp_path / "lib-1.log"
     before = b"CUDA error: uncorrectable ECC error encountered\n"
     log.write_bytes(before + b"epoch 1\nKeyError: 'label'\n")
@@ -198,7 +198,7 @@ def test_failure_is_judged_by_its_part_of_the_log_and_its_exception(session: Ses
     assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
 
 
-def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFolder, tmp_path: Path):
+def test_endless_log_line_is_read_up_to_a_bound(session: SessionFolder, tmp_path: Path):
     log = tmp_path / "lib-1.log"
     with log.open("wb") as file:
         file.truncate(100_000_000)  # one line of 100 MB of NULs
@@ -212,7 +212,7 @@ def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFo
     assert Advisor(session).answer(AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))) is None
 
 
-def test_a_pace_that_falls_is_told_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path):
+def test_falling_pace_is_reported_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path):
     log, advisor = tmp_path / "lib-1.log", Advisor(session)
     question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
     log.write_text("".join(f"step {n}/1000 loss 0.5 10.0 it/s\n" for n in range(1, 60)))
@@ -268,7 +268,7 @@ def test_hanging_language_model_costs_only_its_time_limit(
     assert any("could not be used" in note for note in facts.notes)
 
 
-def test_without_a_url_no_model_is_asked(session: SessionFolder):
+def test_language_model_is_not_called_without_a_url(session: SessionFolder):
     assert model_of(session) is None
     (session.sites / "here.toml").write_text('name = "here"\n')
     assert model_of(session) is None
@@ -284,7 +284,7 @@ def line_answer(request: dict[str, Any], number: int) -> str:
     return f'{{"step": "{step}", "total_steps": "4000", "seconds_per_step": "250"}}'
 
 
-def test_a_pace_is_answered_at_once_and_learned_for_the_next_time(
+def test_pace_is_answered_at_once_and_learned_for_next_time(
     session: SessionFolder, endpoint: FakeEndpoint, tmp_path: Path
 ):
     pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
@@ -306,7 +306,7 @@ def test_a_pace_is_answered_at_once_and_learned_for_the_next_time(
     assert Advisor(session).answer(question) is None
 
 
-def test_a_hanging_model_delays_no_certain_verdict(session: SessionFolder, endpoint: FakeEndpoint):
+def test_hanging_language_model_does_not_delay_a_certain_verdict(session: SessionFolder, endpoint: FakeEndpoint):
     pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = lambda request, number: endpoint.released.wait(60) and "too late"
     site(session, endpoint.url, time_limit="60 s")
@@ -329,7 +329,7 @@ def test_a_hanging_model_delays_no_certain_verdict(session: SessionFolder, endpo
         thread.join(60)
 
 
-def test_a_model_judges_a_doubted_failure(session: SessionFolder, endpoint: FakeEndpoint):
+def test_language_model_judges_an_uncertain_failure(session: SessionFolder, endpoint: FakeEndpoint):
     pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     said = "storaged: a lease failed"
     endpoint.answer = lambda request, number: f'{{"line": "{said}", "cause": "framework", "component": "none"}}'

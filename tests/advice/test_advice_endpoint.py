@@ -1,4 +1,4 @@
-"""One client for the three users of a language model: limits, masking, schemas."""
+"""Test the client that all three users of a language model share: limits, masking, schemas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 SCHEMA = {"type": "object"}
 
 
-def test_all_conversations_share_the_budget_of_a_session(endpoint: FakeEndpoint):
+def test_all_conversations_of_a_session_share_its_token_budget(endpoint: FakeEndpoint):
     endpoint.answer = lambda request, number: "{}"
     endpoint.tokens = 400
     asking = ModelEndpoint(LanguageModel(endpoint.url, "fake", session_budget=1_000))
@@ -37,7 +37,7 @@ def test_secrets_of_every_user_of_the_client_are_masked(endpoint: FakeEndpoint):
     assert "password=*** step 3" in json.dumps(endpoint.asked)
 
 
-def test_an_endpoint_without_schemas_is_asked_without_one(endpoint: FakeEndpoint):
+def test_endpoint_without_schema_support_gets_no_schema(endpoint: FakeEndpoint):
     def answer(request: dict, number: int) -> str:
         endpoint.status = 400 if "response_format" in request else 200
         return '{"a": 1}'
@@ -48,7 +48,7 @@ def test_an_endpoint_without_schemas_is_asked_without_one(endpoint: FakeEndpoint
     assert ["response_format" in each for each in endpoint.asked] == [True, False, False]
 
 
-def test_an_answer_without_an_object_is_an_error(endpoint: FakeEndpoint):
+def test_answer_without_a_json_object_is_an_error(endpoint: FakeEndpoint):
     for text in ("no braces", "{not JSON", "[1]"):
         endpoint.answer = lambda request, number, text=text: text
         with pytest.raises(EndpointError, match="not a JSON object"):
@@ -63,7 +63,7 @@ def site(url: str, **settings: str) -> Site:
     return Site(name="lab", advice=Advice(url=url, **{"model": "fake", **settings}))
 
 
-def test_doctor_says_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
+def test_doctor_reports_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
     assert list(advice_answers(Site())) == []
     (well,) = advice_answers(site(endpoint.url))
     assert (well.level, well.text) == (Level.OK, f"site lab: advice may ask fake at {endpoint.url}")
@@ -71,7 +71,7 @@ def test_doctor_says_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
     assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: it has fake")
 
 
-def test_doctor_says_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("THE_KEY", raising=False)
     endpoint.status = 404
     (found,) = advice_answers(site(endpoint.url))

@@ -67,7 +67,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_a_recipe_that_was_never_seen_is_estimated_from_similar_ones(world: World):
+def test_unseen_recipe_is_estimated_from_similar_recipes(world: World):
     for number, steps in enumerate((10, 20, 40, 80, 160)):
         world.ran(f"r{number}", steps=steps, run_s=steps / 100)
     one = world.estimator.estimate("cpu", loader=loader_facts(), function=function_facts(steps=56))
@@ -95,7 +95,7 @@ def test_a_recipe_that_was_never_seen_is_estimated_from_similar_ones(world: Worl
         FUNCTION.replace("steps", "rounds_wanted"),
     ],
 )
-def test_an_edited_comment_or_a_renamed_variable_forgets_nothing(world: World, edited: str):
+def test_edited_comment_or_renamed_variable_keeps_the_estimates(world: World, edited: str):
     world.ran("before", steps=10, run_s=3.0)
     world.ran("other", steps=20, run_s=9.0)
     name = "rounds_wanted" if "rounds_wanted" in edited else "steps"
@@ -106,7 +106,7 @@ def test_an_edited_comment_or_a_renamed_variable_forgets_nothing(world: World, e
     assert one.from_runs[0].similarity == 1.0
 
 
-def test_why_there_is_no_estimate(world: World):
+def test_missing_estimate_has_a_reason(world: World):
     empty = world.estimator.estimate("cpu", loader=loader_facts(), function=function_facts())
     assert empty.run_s is None
     assert empty.why["run_s"] == "no recipe in the history has a similarity of 0.55 or more"
@@ -124,7 +124,7 @@ def test_why_there_is_no_estimate(world: World):
 # ---- the parts
 
 
-def test_numbers_are_near_by_their_ratio():
+def test_distance_of_numbers_is_measured_by_their_ratio():
     def row(value: int) -> dict[str, float]:
         return terms_of_facts(WorkloadFacts(batch_size=SourceFact(value, "", 1.0)))
 
@@ -134,7 +134,7 @@ def test_numbers_are_near_by_their_ratio():
     assert far < 0.01
 
 
-def test_sizes_of_one_model_are_alike():
+def test_sizes_of_one_model_count_as_similar():
     def row(name: str) -> dict[str, float]:
         return terms_of_facts(WorkloadFacts(model=SourceFact(name, "", 1.0)))
 
@@ -142,7 +142,7 @@ def test_sizes_of_one_model_are_alike():
     assert small > 0.15 > other
 
 
-def test_empty_tables_and_texts():
+def test_empty_tables_and_texts_have_no_similarity():
     assert len(TermTable([], idf=True).cosines({"a": 1.0})) == 0
     assert TermTable([{}, {"a": 1.0}], idf=True).cosines({}).tolist() == [0.0, 0.0]
     assert terms_of_text("") == {}
@@ -160,13 +160,13 @@ def test_fitted_effects_start_from_the_prior_exponents():
     assert usual_exponent("seed", {}) == 0.0
 
 
-def test_of_two_numbers_that_go_together_one_is_fitted():
+def test_one_of_two_correlated_numbers_is_fitted():
     samples = [MeasuredSample(float(n), 0.0, 0.9, {"width": float(n), "Linear 1": 2.0 * n}) for n in (1, 2, 4, 8)]
     effects = fit_effects(samples, {"width": 2.0, "Linear 1": 4.0}, width=0.2)
     assert list(effects.exponents) == ["width"]
 
 
-def test_a_blend_takes_the_nearest_and_says_how_sure_it_is():
+def test_blend_uses_the_nearest_rows_and_returns_its_uncertainty():
     near = [MeasuredSample(1.0, 0.0, 0.95), MeasuredSample(1.1, 0.0, 0.95)]
     far = [MeasuredSample(100.0, 0.0, 0.6)]
     one = blend([*near, *far], {}, most=5)
@@ -193,7 +193,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "sources.sqlite"
 
 
-def test_what_is_remembered_is_there_again(path: Path):
+def test_remembered_rows_are_read_again_after_reopening(path: Path):
     history = SourceHistory(path)
     history.remember("r", FACTS, function="run", name="r-1")
     history.close()
@@ -202,7 +202,7 @@ def test_what_is_remembered_is_there_again(path: Path):
     assert (row.recipe, row.function, row.name, row.facts) == ("r", "run", "r-1", FACTS)
 
 
-def test_two_writers_and_a_reader(path: Path):
+def test_two_writers_and_a_reader_share_one_file(path: Path):
     reader = SourceHistory(path)
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write_rows, args=(str(path), name, 25)) for name in "ab"]
@@ -215,7 +215,7 @@ def test_two_writers_and_a_reader(path: Path):
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_damaged_file_is_set_aside_with_a_word(path: Path, content: bytes, caplog: pytest.LogCaptureFixture):
+def test_damaged_file_is_moved_aside_with_a_warning(path: Path, content: bytes, caplog: pytest.LogCaptureFixture):
     path.parent.mkdir()
     path.write_bytes(content)
     history = SourceHistory(path)
@@ -225,7 +225,7 @@ def test_a_damaged_file_is_set_aside_with_a_word(path: Path, content: bytes, cap
     assert list(path.parent.glob("*.damaged-*"))
 
 
-def test_a_file_of_another_shape_is_set_aside(path: Path):
+def test_file_with_another_schema_is_moved_aside(path: Path):
     path.parent.mkdir()
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE sources (recipe TEXT, something TEXT)")
@@ -235,7 +235,7 @@ def test_a_file_of_another_shape_is_set_aside(path: Path):
     assert len(history.rows()) == 1
 
 
-def test_a_row_that_cannot_be_read_is_passed_over(path: Path):
+def test_unreadable_row_is_skipped(path: Path):
     history = SourceHistory(path)
     history.remember("good", FACTS)
     history.remember("bad", FACTS)
@@ -251,7 +251,7 @@ def test_the_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(SourceHistory(path).rows()) == 4
 
 
-def test_where_no_file_can_be_made_nothing_is_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_nothing_is_remembered_if_no_file_can_be_created(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     history = SourceHistory(tmp_path / "file" / "sources.sqlite")
     history.remember("r", FACTS)

@@ -1,4 +1,4 @@
-"""The cause of a failure, and the log lines that prove it."""
+"""Attribute failures to user or infrastructure, with the log lines that prove the cause."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def verdict(*lines: str) -> Fault:
         ("ImportError: /opt/x.so: undefined symbol: _ZN3c10", FaultKind.FRAMEWORK, "versions"),
     ],
 )
-def test_a_line_says_whose_fault_it_is(line: str, kind: FaultKind, component: str):
+def test_log_line_is_attributed_to_user_or_infrastructure(line: str, kind: FaultKind, component: str):
     fault = verdict(line)
     assert (fault.kind, fault.component) == (kind, component)
     assert line in [proof.text for proof in fault.proof]
@@ -65,18 +65,18 @@ def test_a_line_says_whose_fault_it_is(line: str, kind: FaultKind, component: st
         (LOST, FaultKind.INFRASTRUCTURE),
     ],
 )
-def test_an_exception_says_whose_fault_it_is(exception: str, kind: FaultKind):
+def test_exception_is_attributed_to_user_or_infrastructure(exception: str, kind: FaultKind):
     fault = verdict(*IN_USERS_CODE, exception)
     assert fault.kind is kind
     assert exception in [proof.text for proof in fault.proof]
 
 
-def test_what_other_ranks_say_does_not_change_the_verdict():
+def test_output_of_other_ranks_does_not_change_the_verdict():
     others = [f"[rank{rank}]: {line}" for rank in range(1, 600) for line in (*IN_USERS_CODE, LOST)]
     assert verdict(*others[:4], *IN_USERS_CODE, "KeyError: 'label'", *others).kind is FaultKind.USER
 
 
-def test_job_cancelled_after_a_failed_rank_is_not_just_cancelled():
+def test_job_cancelled_after_a_failed_rank_is_judged_by_that_rank():
     cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-26T08:57:48 ***"
     fault = verdict("[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", cancelled)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
@@ -96,13 +96,13 @@ def test_job_cancelled_after_a_failed_rank_is_not_just_cancelled():
         ("ncclSystemError: the socket is closed", "@field:network"),
     ],
 )
-def test_a_line_has_signs_that_its_text_is_not_needed_for(line: str, sign: str):
+def test_log_line_has_features_beyond_its_text(line: str, sign: str):
     located = locate([*GOOD, line])
     assert located is not None
     assert sign in features(located)
 
 
-def test_secrets_are_masked_in_what_is_shown():
+def test_secrets_are_masked_in_displayed_lines():
     fault = verdict(*IN_USERS_CODE, "KeyError: 'https://ada:hunter22@host/?token=abcdefgh'")
     assert "hunter22" not in str(fault)
     assert "abcdefgh" not in str(fault)

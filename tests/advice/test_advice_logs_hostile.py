@@ -1,4 +1,4 @@
-"""Logs of any content give a verdict or None; they raise no exception."""
+"""Logs with any content give a verdict or None and raise no exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.manager.advice.logs.reading import LONGEST_BYTES, blocks_of
 
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 4, in main\nKeyError: 'label'\n"
 MOST_BYTES = 24 << 20
-"""Bytes of memory that a log of any size may use."""
+"""Maximum bytes of memory to read a log of any size."""
 
 
 def verdict(source: object) -> Fault | None:
@@ -26,7 +26,7 @@ def verdict(source: object) -> Fault | None:
     fault = classify(located)
     assert fault.proof
     for line in (*located.window, *located.signs, *located.traceback, *fault.proof):
-        line.text.encode()  # no lone surrogate
+        line.text.encode()  # raises for a lone surrogate
         assert len(line.text) <= LONGEST_BYTES
     return fault
 
@@ -73,14 +73,14 @@ def test_an_exception_whose_message_is_100_mb_long_keeps_its_type():
     assert any(line.text.startswith("ValueError: yyy") for line in fault.proof)
 
 
-def test_half_a_character_at_the_end_or_between_reads_is_no_trouble():
+def test_incomplete_character_at_the_end_or_between_reads_is_accepted():
     euro = "€".encode()
     assert verdict(TRACEBACK + b"KeyError: " + euro[:2]) is not None
     whole = (b"a" * ((256 << 10) - 1)) + euro + b"\n" + TRACEBACK
     assert verdict(whole) is not None
 
 
-def test_halves_of_surrogate_pairs_are_shown_as_question_marks():
+def test_lone_surrogates_are_shown_as_question_marks():
     fault = verdict(["step 1", "ValueError: \ud800 bad name \udcff"])
     assert fault.proof[0].text == "ValueError: ? bad name ?"
 
@@ -89,11 +89,11 @@ def test_halves_of_surrogate_pairs_are_shown_as_question_marks():
 @given(
     st.lists(st.one_of(st.binary(max_size=200), st.text(max_size=80), st.just(TRACEBACK), st.just("error: \x00lost")))
 )
-def test_any_lines_have_a_verdict_or_none(lines: list[bytes | str]):
+def test_arbitrary_lines_give_a_verdict_or_none(lines: list[bytes | str]):
     verdict(lines)
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_as_it_was(tmp_path: Path):
+def test_growing_file_is_read_up_to_its_size_at_the_start(tmp_path: Path):
     path = tmp_path / "log"
     path.write_bytes(b"step 1\n" * 100_000)
     blocks = blocks_of(path)
@@ -129,7 +129,7 @@ def test_many_kinds_of_bad_lines_take_bounded_memory_and_time():
         "*** ",
     ],
 )
-def test_no_line_makes_a_pattern_take_long(unit: str):
+def test_no_line_makes_a_regular_expression_slow(unit: str):
     line = unit * (LONGEST_BYTES // len(unit))
     began = time.process_time()
     verdict([line, "Traceback (most recent call last):", f'  File "{line}", line 1', line, f"{line}: {line}"])

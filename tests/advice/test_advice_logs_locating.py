@@ -40,7 +40,7 @@ def lost(rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize("source", ["", [], b"", GOOD, "\n".join(GOOD), [b"\xff\xfe\x00"]])
-def test_a_log_without_a_failure_has_nothing_to_show(source: str | bytes | list[str]):
+def test_log_without_a_failure_shows_nothing(source: str | bytes | list[str]):
     assert locate(source) is None
 
 
@@ -52,7 +52,7 @@ def test_a_whole_chain_of_tracebacks_is_shown():
     assert [line.number for line in found.before] == list(range(261, 301))
 
 
-def test_lines_of_two_ranks_are_told_apart():
+def test_lines_of_two_ranks_are_distinguished():
     both = [f"[rank{rank}]: {line}" for line in CHAINED for rank in (2, 0)]
     found = locate([*GOOD, *both])
     assert [line.text for line in found.traceback] == [f"[rank2]: {line}".rstrip() for line in CHAINED]
@@ -65,33 +65,33 @@ def test_cause_is_found_among_thousands_of_lines_of_other_ranks():
     assert found.traceback[-1].text == "KeyError: 'label'"
 
 
-def test_what_several_ranks_say_is_the_consequence_of_what_one_says():
+def test_failure_of_one_rank_is_the_cause_of_errors_on_several():
     others = [f"[rank{rank}]: gather: lost its neighbour, failed" for rank in range(40)]
     cause = "[rank7]: gather: cannot map the window"
     found = locate([*GOOD, *others[:2], cause, *others[2:]], rules=())
     assert found.first.text == cause
 
 
-def test_what_all_ranks_say_is_the_failure_if_there_is_nothing_else():
+def test_error_of_all_ranks_is_the_failure_without_another_cause():
     found = locate([*GOOD, *[f"[rank{rank}]: gather: failed" for rank in range(40)]], rules=())
     assert found.first.text == "[rank0]: gather: failed"
 
 
-def test_lines_of_30_ranks_that_fail_at_once_go_to_their_traceback():
+def test_interleaved_lines_of_30_failing_ranks_join_their_traceback():
     texts = [*TRACEBACK[:-1], "KeyError: 'rank {rank}'"]
     lines = [f"[rank{rank}]: {text.format(rank=rank)}" for text in texts for rank in range(30)]
     found = locate([*GOOD, *lines])
     assert [line.text for line in found.traceback] == [f"[rank0]: {text.format(rank=0)}" for text in texts]
 
 
-def test_a_failure_that_was_overcome_is_not_the_one():
+def test_recovered_failure_is_not_reported_as_the_cause():
     overcome = [*TRACEBACK[:5], "ConnectionError: reset", "upload failed, retrying in 10 s"]
     found = locate([*GOOD, *overcome, *GOOD[:20], *TRACEBACK])
     assert found.first.number == len(GOOD) + len(overcome) + 20 + 1
     assert locate([*GOOD, *overcome, *GOOD]) is None
 
 
-def test_one_line_of_100_mb_and_binary_noise_take_little_memory():
+def test_line_of_100_mb_and_binary_noise_take_little_memory():
     def lines() -> Iterator[bytes]:
         for _ in range(100):
             yield b"\xfe\x01" * (1 << 19)
@@ -112,13 +112,13 @@ def test_one_line_of_100_mb_and_binary_noise_take_little_memory():
         tracemalloc.stop()
 
 
-def test_progress_bar_is_one_line_and_the_text_behind_it_is_found():
+def test_progress_bar_counts_as_one_line_and_later_text_is_found():
     bar = "".join(f"\r{part}%|###" for part in range(100))
     found = locate("start\n" + bar + "\rTraceback (most recent call last):\n" + "\n".join(TRACEBACK[1:]))
     assert (found.first.number, found.first.text) == (2, TRACEBACK[0])
     assert found.traceback[-1].text == "KeyError: 'label'"
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path):
+def test_missing_log_file_is_an_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         locate(tmp_path / "none")

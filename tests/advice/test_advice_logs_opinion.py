@@ -1,4 +1,4 @@
-"""A language model judges failures that the rules doubt; only a line of the log is evidence."""
+"""A language model judges failures for which the rules are uncertain; only a log line is evidence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def says(answer: object) -> Callable[[dict[str, Any], int], object]:
     return lambda request, number: answer if not isinstance(answer, dict) else json.dumps(answer)
 
 
-def test_an_opinion_with_a_line_of_the_log_decides(endpoint: FakeEndpoint):
+def test_language_model_opinion_that_quotes_a_log_line_decides(endpoint: FakeEndpoint):
     for kind, component in (("infrastructure", "network"), ("framework", "versions"), ("user", "code")):
         endpoint.answer = says({"line": "storaged: a lease", "cause": kind, "component": "network"})
         found = asked(endpoint)
@@ -49,7 +49,7 @@ def test_an_opinion_with_a_line_of_the_log_decides(endpoint: FakeEndpoint):
         assert LogLine(3, ODD) in found.proof
 
 
-def test_a_model_alone_is_not_certain_enough_for_a_quarantine(endpoint: FakeEndpoint):
+def test_language_model_alone_cannot_quarantine_a_pilot(endpoint: FakeEndpoint):
     _, fault = doubted()
     sure = {}
     for kind in FaultKind:
@@ -63,7 +63,7 @@ def test_a_model_alone_is_not_certain_enough_for_a_quarantine(endpoint: FakeEndp
 @pytest.mark.parametrize(
     "answer",
     [
-        {**INFRASTRUCTURE, "line": "CUDA error: uncorrectable ECC error"},  # a line that the log does not have
+        {**INFRASTRUCTURE, "line": "CUDA error: uncorrectable ECC error"},  # this line is not in the log
         {**INFRASTRUCTURE, "line": "e"},
         {**INFRASTRUCTURE, "line": 3},
         {**INFRASTRUCTURE, "cause": "gremlins"},
@@ -74,13 +74,13 @@ def test_a_model_alone_is_not_certain_enough_for_a_quarantine(endpoint: FakeEndp
     ],
     ids=lambda answer: "killed" if answer is KILLED else str(answer),
 )
-def test_an_opinion_without_evidence_changes_nothing(endpoint: FakeEndpoint, answer: object):
+def test_language_model_opinion_without_evidence_changes_nothing(endpoint: FakeEndpoint, answer: object):
     endpoint.answer = says(answer)
     assert asked(endpoint) == doubted()[1]
     assert endpoint.asked
 
 
-def test_an_endpoint_in_trouble_changes_nothing(endpoint: FakeEndpoint):
+def test_failing_endpoint_changes_nothing(endpoint: FakeEndpoint):
     endpoint.answer = says(INFRASTRUCTURE)
     endpoint.status = 500
     assert asked(endpoint) == doubted()[1]
@@ -93,13 +93,13 @@ def test_an_endpoint_in_trouble_changes_nothing(endpoint: FakeEndpoint):
     assert len(endpoint.asked) == count
 
 
-def test_an_unknown_component_becomes_the_node(endpoint: FakeEndpoint):
+def test_unknown_component_is_mapped_to_the_node(endpoint: FakeEndpoint):
     endpoint.answer = says({**INFRASTRUCTURE, "component": "flux capacitor"})
     found = asked(endpoint)
     assert found.component in ("node", doubted()[1].component)
 
 
-def test_only_doubted_failures_of_calls_are_asked_about():
+def test_only_uncertain_call_failures_are_sent_to_the_model():
     heard: list[Fault] = []
 
     def opinion(located: Located, fault: Fault) -> Fault:
@@ -112,7 +112,7 @@ def test_only_doubted_failures_of_calls_are_asked_about():
     assert len(heard) == 1
 
 
-def test_an_excerpt_is_short_and_hides_secrets():
+def test_log_excerpt_is_short_and_masks_secrets():
     noise = "".join(f"storaged {'abcdefghij'[at]}: it failed; password=hunter{at}22 {'x' * 500}\n" for at in range(10))
     located = locate(LOG + noise)
     assert located is not None

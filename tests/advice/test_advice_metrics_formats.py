@@ -1,4 +1,4 @@
-"""A language model explains formats of lines that the rules cannot read; only numbers of the line count."""
+"""A language model explains log formats that the rules cannot read; only numbers in the line are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(step: int) -> str:
 
 
 def answers(**metrics: str) -> Callable[[dict[str, Any], int], str]:
-    """Return a model that copies the named parts of the line that it was sent."""
+    """Return a model that answers with the named parts of the received line."""
 
     def answer(request: dict[str, Any], number: int) -> str:
         line = request["messages"][-1]["content"]
@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_numbers_that_stand_in_the_line_are_read_from_all_lines(endpoint: FakeEndpoint, log: Path):
+def test_numbers_named_by_a_learned_format_are_read_from_all_lines(endpoint: FakeEndpoint, log: Path):
     endpoint.answer = answers(**ANSWER)
     found = tracked(log, LineFormats(), model(endpoint))
     assert found is not None
@@ -64,7 +64,7 @@ def test_numbers_that_stand_in_the_line_are_read_from_all_lines(endpoint: FakeEn
     assert found.seconds_left == pytest.approx(3861 / 4)
 
 
-def test_a_format_is_asked_once_and_kept_for_later_runs(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+def test_format_is_requested_once_and_kept_for_later_runs(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer = answers(**ANSWER)
     kept = tmp_path / "sources.sqlite"
     first = tracked(log, LineFormats(kept), model(endpoint), looks=3)
@@ -73,7 +73,7 @@ def test_a_format_is_asked_once_and_kept_for_later_runs(endpoint: FakeEndpoint, 
     assert len(endpoint.asked) == 1
 
 
-def test_another_model_is_asked_again(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+def test_another_model_is_asked_for_the_format_again(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer = answers(step="{step}")
     kept = tmp_path / "sources.sqlite"
     assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
@@ -83,7 +83,7 @@ def test_another_model_is_asked_again(endpoint: FakeEndpoint, log: Path, tmp_pat
     assert len(endpoint.asked) == 2
 
 
-def test_a_format_in_two_waiting_questions_is_asked_once(endpoint: FakeEndpoint, log: Path):
+def test_format_in_two_pending_questions_is_requested_once(endpoint: FakeEndpoint, log: Path):
     endpoint.answer = answers(**ANSWER)
     formats = LineFormats()
     reading = FollowedLog(log, formats=formats)
@@ -98,7 +98,7 @@ def test_a_format_in_two_waiting_questions_is_asked_once(endpoint: FakeEndpoint,
     assert len(endpoint.asked) == 1
 
 
-def test_without_an_answer_the_rules_count_alone(endpoint: FakeEndpoint, log: Path):
+def test_rules_alone_apply_without_an_answer(endpoint: FakeEndpoint, log: Path):
     assert FollowedLog(log).track(at_s=0.0).progress is None
     assert tracked(log, LineFormats(), model(endpoint, url="http://127.0.0.1:9/v1")) is None
     assert endpoint.asked == []
@@ -107,16 +107,16 @@ def test_without_an_answer_the_rules_count_alone(endpoint: FakeEndpoint, log: Pa
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"step": "77777", "loss": "0.123"},  # in no line
-        {"step": "4000"},  # the same in all lines
-        {"step": "{loss:.3f}"},  # no whole number
-        {"total_steps": "4000"},  # of no count
+        {"step": "77777", "loss": "0.123"},  # this number is in no line
+        {"step": "4000"},  # this number is equal in all lines
+        {"step": "{loss:.3f}"},  # a step must be a whole number
+        {"total_steps": "4000"},  # a total needs a count
         {"step": "{step}", "epoch": "{step}"},  # one number cannot be both
         {"weather": "{step}"},
         {"step": ["{step}"]},
     ],
 )
-def test_an_answer_that_the_lines_contradict_is_not_believed(endpoint: FakeEndpoint, log: Path, wrong: dict[str, Any]):
+def test_answer_that_contradicts_the_lines_is_ignored(endpoint: FakeEndpoint, log: Path, wrong: dict[str, Any]):
     if isinstance(wrong.get("step"), list):
         endpoint.answer = lambda request, number: json.dumps(wrong)
     else:
@@ -126,7 +126,7 @@ def test_an_answer_that_the_lines_contradict_is_not_believed(endpoint: FakeEndpo
     assert len(endpoint.asked) == 1, "a format without a metric is kept too"
 
 
-def test_a_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: Path):
+def test_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: Path):
     endpoint.answer = answers(step="{step}", total_steps="250")
     found = tracked(log, LineFormats(), model(endpoint))
     assert found is not None
@@ -137,7 +137,7 @@ def test_a_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: P
     assert (found.step, found.total) == (339.0, None)
 
 
-def test_a_number_that_stands_twice_in_the_line_is_not_believed(endpoint: FakeEndpoint, tmp_path: Path):
+def test_number_that_appears_twice_in_the_line_is_ignored(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     path.write_text("".join(f"trained {step} of them, {step} today\n" for step in range(100, 140)))
     endpoint.answer = lambda request, number: json.dumps({"step": request["messages"][-1]["content"].split()[1]})
@@ -165,13 +165,13 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_trouble_with_the_endpoint_changes_nothing(endpoint: FakeEndpoint, log: Path, name: str):
+def test_failing_endpoint_leaves_metrics_unchanged(endpoint: FakeEndpoint, log: Path, name: str):
     TROUBLES[name](endpoint)
     assert tracked(log, LineFormats(), model(endpoint, time_limit_s=0.4), looks=4) is None
     assert 1 <= len(endpoint.asked) <= 2, "a format is tried twice at most"
 
 
-def test_padding_and_bars_make_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
+def test_padding_and_progress_bars_create_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
     path.write_text("\n".join(lines) + "\n")
@@ -197,7 +197,7 @@ def test_a_spent_session_budget_asks_no_more(endpoint: FakeEndpoint, log: Path, 
     assert len(endpoint.asked) == 1
 
 
-def test_a_secret_in_a_line_is_neither_sent_nor_kept(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+def test_secret_in_a_line_is_neither_sent_nor_stored(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     log.write_text(log.read_text().replace("penalty", "token=hf_abcdefgh1234567890 penalty"))
     endpoint.answer = answers(**ANSWER)
     kept = tmp_path / "sources.sqlite"
@@ -208,7 +208,7 @@ def test_a_secret_in_a_line_is_neither_sent_nor_kept(endpoint: FakeEndpoint, log
     assert not any(b"abcdefgh" in file.read_bytes() for file in tmp_path.glob("sources.sqlite*"))
 
 
-def test_counts_of_the_rules_come_before_learned_ones(endpoint: FakeEndpoint, log: Path):
+def test_built_in_rules_take_precedence_over_learned_formats(endpoint: FakeEndpoint, log: Path):
     endpoint.answer = answers(step="{step}", loss="{loss:.3f}")
     with log.open("a") as file:
         file.write("".join(f"step {step}/500\n" for step in range(20, 40)))
@@ -217,14 +217,14 @@ def test_counts_of_the_rules_come_before_learned_ones(endpoint: FakeEndpoint, lo
     assert (found.step, found.total) == (39.0, 500.0)
 
 
-def test_lines_that_do_not_repeat_are_not_asked_about(endpoint: FakeEndpoint, tmp_path: Path):
+def test_unrepeated_lines_create_no_question(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     path.write_text("".join(f"{report(100)} {'abcdefghij'[at]}\n" for at in range(10)))
     assert tracked(path, LineFormats(), model(endpoint)) is None
     assert endpoint.asked == []
 
 
-def test_a_reading_asks_about_a_bounded_number_of_formats(endpoint: FakeEndpoint, tmp_path: Path):
+def test_one_read_requests_a_bounded_number_of_formats(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     path.write_text("".join(f"{report(100 + at)} {letter}\n" for letter in "abcdefghij" for at in range(5)))
     endpoint.answer = answers()

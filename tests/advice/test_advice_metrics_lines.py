@@ -44,7 +44,7 @@ def counts(line: str) -> set[tuple[str, float, float | None]]:
         ("model.bin:  45%|####5     | 450M/1.00G [00:10<00:12, 45.0MB/s]", {("byte", 450e6, 1e9)}),
     ],
 )  # fmt: skip
-def test_counts(line: str, found: set[tuple[str, float, float | None]]):
+def test_counts_are_read_from_a_line(line: str, found: set[tuple[str, float, float | None]]):
     assert counts(line) == found
 
 
@@ -76,7 +76,7 @@ def test_counts(line: str, found: set[tuple[str, float, float | None]]):
         ("2026-03-07 21:58:13,250 step 3/9", "line_s", line_time("2026-03-07 21:58:13.250")[0]),
     ],
 )
-def test_values(line: str, metric: str, value: float):
+def test_values_are_read_from_a_line(line: str, metric: str, value: float):
     assert getattr(read(line), metric) == pytest.approx(value)
 
 
@@ -98,18 +98,18 @@ def test_values(line: str, metric: str, value: float):
         "x" * 5000 + " step 3/9 loss 1.0",
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_report_has_no_metrics(line: str):
+def test_line_that_is_no_report_has_no_metrics(line: str):
     assert read_metrics(line) is None
 
 
-def test_escapes_and_carriage_returns():
+def test_escapes_and_carriage_returns_are_ignored():
     line = "\x1b[31mstep: 1/9\x1b[0m loss: 3.0\r\x1b[K\x1b[32mstep: 2/9\x1b[0m  \x1b[1mloss:\x1b[0m 2.5\r"
     assert {(each.done, each.total) for each in read(line).counters} == {(2, 9)}
     assert read(line).loss == 2.5
     assert read("\b" * 40 + "12/50 [===>....] - ETA: 5s - loss: 0.1").eta_s == 5
 
 
-def test_losses_that_are_no_numbers():
+def test_losses_that_are_not_numbers_are_read():
     assert isnan(read("step 3/9 loss nan").loss or 0.0)
     assert read("step 3/9 loss inf").loss == float("inf")
 
@@ -122,7 +122,7 @@ def test_losses_that_are_no_numbers():
         ("2026-03-07 21:58:13 [INFO] [Rank 4] step 3/9", 4), ("step 3/9", None),
     ],
 )  # fmt: skip
-def test_ranks(line: str, rank: int | None):
+def test_ranks_are_read_from_a_line(line: str, rank: int | None):
     assert read(line).rank == rank
 
 
@@ -136,11 +136,11 @@ def test_ranks(line: str, rank: int | None):
         ("Train: 3 [ 1/9 (8%)] Loss: 1", False), ("training on test set: step 3/9", False),
     ],
 )  # fmt: skip
-def test_evaluations(line: str, evaluates: bool):
+def test_evaluations_are_read_from_a_line(line: str, evaluates: bool):
     assert read(line).evaluates is evaluates
 
 
-def test_durations():
+def test_durations_are_read_from_a_line():
     assert duration_s("1:02") == 62
     assert duration_s("1:02:03") == 3723
     assert duration_s("2 days, 0:00:05") == 172805

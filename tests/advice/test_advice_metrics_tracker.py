@@ -26,7 +26,7 @@ def bar(done: int, total: int, *, name: str = "", rate: float = 4.0, loss: float
     return f"{name}{100 * done // total:3}%|###   | {done}/{total} [00:{done % 60:02d}<00:10, {rate:.2f}it/s{post}]"
 
 
-def test_a_bar_gives_progress_rate_and_time_left():
+def test_progress_bar_gives_progress_rate_and_time_left():
     found = track(bar(done, 200, loss=2.0 - done / 200) for done in range(1, 101))
     assert (found.done, found.total, found.unit, found.whole) == (100, 200, "step", True)
     assert found.rate_per_s == 4.0
@@ -45,7 +45,7 @@ def test_outliers_do_not_move_the_rate():
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
-def test_every_format_in_noise(form: str):
+def test_every_format_is_found_in_noise(form: str):
     chance = random.Random(form)
     lines_of, names = FORMATS[form]
     asked = names.split()
@@ -68,7 +68,7 @@ def test_every_format_in_noise(form: str):
         assert found.steps_per_s == pytest.approx(log.values["steps_per_s"], rel=0.2)
 
 
-def test_after_a_restart_the_new_run_counts():
+def test_new_run_counts_after_a_restart():
     lines = [f"step {done}/1000 loss 1.0" for done in range(10, 600, 10)]
     lines += ["Traceback (most recent call last):", "restarting"]
     lines += [f"step {done}/1000 loss 3.0" for done in range(500, 530, 10)]
@@ -85,7 +85,7 @@ def test_ranks_are_one_program_with_or_without_labels():
     assert (found.done, found.whole) == (48, True)
 
 
-def test_the_outer_one_of_two_bars_is_the_progress():
+def test_outer_of_two_progress_bars_is_the_progress():
     lines = []
     for epoch in range(3):
         lines.append(bar(epoch, 5, name="epochs: ", rate=0.04))
@@ -101,23 +101,23 @@ def test_the_outer_one_of_two_bars_is_the_progress():
     assert found.steps_per_s == 4.0
 
 
-def test_the_first_epoch_of_a_line_counts():
+def test_first_epoch_of_a_line_counts():
     assert track([f"epoch 2 step {step}/100 epochs 10 loss 0.3" for step in range(1, 31)]).epoch == 2
 
 
-def test_epochs_with_a_total_around_steps():
+def test_epochs_with_a_total_contain_the_steps():
     found = track(["Epoch 3/10", *(f"{k}/50 [===>...] - ETA: 9s - loss: 0.1" for k in range(1, 26))])
     assert (found.done, found.total, found.unit, found.epoch) == (2.5, 10, "epoch", 3)
 
 
-def test_an_epoch_whose_number_of_fellows_is_unknown_is_a_part():
+def test_epoch_without_a_total_counts_as_a_part():
     lines = [f"Train Epoch: 2 [{k}/1000 ({k // 10}%)]\tLoss: 1.0" for k in range(0, 500, 100)]
     assert not track(lines).whole
     told = track(lines, epoch=4.0)
     assert (told.done, told.total, told.whole) == (1.4, 4.0, True)
 
 
-def test_an_evaluation_in_between_is_no_progress():
+def test_evaluation_between_steps_is_not_progress():
     lines = [bar(done, 200, loss=1.0) for done in range(1, 101)]
     lines += [bar(done, 20, name="Evaluating: ", rate=50.0) for done in range(10)]
     found = track(lines)
@@ -126,7 +126,7 @@ def test_an_evaluation_in_between_is_no_progress():
     assert track(unnamed).total == 200
 
 
-def test_times_of_lines_give_a_rate_over_midnight():
+def test_timestamps_of_lines_give_a_rate_across_midnight():
     clock = [
         f"{(23 * 3600 + 59 * 60 + 2 * k) // 3600 % 24:02d}:{(59 + 2 * k // 60) % 60:02d}:{2 * k % 60:02d}"
         for k in range(60)
@@ -136,7 +136,7 @@ def test_times_of_lines_give_a_rate_over_midnight():
     assert found.rate_from == "the times of lines"
 
 
-def test_two_looks_give_a_rate_to_a_log_without_times():
+def test_two_reads_give_a_rate_for_a_log_without_timestamps():
     tracker = MetricTracker()
     lines = [f"step {k}/500 loss 1.0" for k in range(101)]
     first = tracker.track(lines[50::-1], at_s=10.0)
@@ -146,7 +146,7 @@ def test_two_looks_give_a_rate_to_a_log_without_times():
     assert second.progress.seconds_left == pytest.approx(80.0)
 
 
-def test_no_metrics_at_all_has_a_reason():
+def test_missing_metrics_have_a_reason():
     assert MetricTracker().track([]).progress is None
     tracked = MetricTracker().track(["hello", "--lr 0.1 --epochs 3", "10.0.0.1/24"] * 5)
     assert tracked.progress is None
@@ -158,7 +158,7 @@ def test_a_loss_alone_is_a_metric_without_progress():
     assert (tracked.progress.total, tracked.progress.loss) == (None, 0.5)
 
 
-def test_a_long_tail_is_read_no_further_than_needed():
+def test_long_tail_is_read_only_as_far_as_needed():
     read = 0
 
     def lines() -> Iterable[str]:
@@ -171,7 +171,7 @@ def test_a_long_tail_is_read_no_further_than_needed():
     assert read <= 5_001
 
 
-def test_slowdown():
+def test_slowdown_is_detected():
     before = track(bar(done, 200, rate=4.0) for done in range(1, 40))
     slower = track(bar(done, 200, rate=2.5) for done in range(40, 80))
     loss = slowdown(before, slower)
@@ -193,7 +193,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "job.log"
 
 
-def test_lines_come_newest_first_without_an_unfinished_one(log: Path):
+def test_lines_are_returned_newest_first_without_an_unfinished_line(log: Path):
     log.write_bytes(b"one\r\ntwo\n\n  \nthree\rfour\nfi")
     assert newest(log) == ["four", "three", "two", "one"]
     log.write_bytes(b"one\rtwo [3it/s]")
@@ -203,7 +203,7 @@ def test_lines_come_newest_first_without_an_unfinished_one(log: Path):
 
 
 @pytest.mark.parametrize("length", [5, 100, 16_383, 16_384, 16_385, 40_000])
-def test_lines_across_blocks(log: Path, length: int):
+def test_lines_across_read_blocks_are_joined(log: Path, length: int):
     lines = [f"{k:06d}" + "x" * (length % 977) for k in range(max(3, 60_000 // length))]
     log.write_text("\n".join(lines) + "\n")
     kept = newest(log)
@@ -211,7 +211,7 @@ def test_lines_across_blocks(log: Path, length: int):
     assert len(kept) >= min(len(lines), LOOK_BYTES // (len(lines[0]) + 1)) - 1
 
 
-def test_a_look_reads_a_bounded_part(log: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_read_covers_a_bounded_part_of_the_log(log: Path, monkeypatch: pytest.MonkeyPatch):
     log.write_text("".join(f"step {k}/100000 loss 1.0\n" for k in range(100_000)))
     read = 0
     pread = os.pread
@@ -227,7 +227,7 @@ def test_a_look_reads_a_bounded_part(log: Path, monkeypatch: pytest.MonkeyPatch)
     assert read <= LOOK_BYTES + 65_536
 
 
-def test_one_line_of_100_mb_and_binary_output_cost_no_more(log: Path):
+def test_line_of_100_mb_and_binary_output_have_bounded_cost(log: Path):
     with log.open("wb") as file:
         file.truncate(100_000_000)
         file.seek(100_000_000)
@@ -245,7 +245,7 @@ def test_one_line_of_100_mb_and_binary_output_cost_no_more(log: Path):
     assert tracked.progress.done == 3
 
 
-def test_a_log_that_is_truncated_or_replaced_is_another_log(log: Path):
+def test_truncated_or_replaced_log_counts_as_another_log(log: Path):
     followed = FollowedLog(log)
     log.write_text("max_steps = 500\n" + "".join(f"step {k}: loss 1.0\n" for k in range(100)))
     first = followed.track(at_s=0.0).progress
@@ -259,7 +259,7 @@ def test_a_log_that_is_truncated_or_replaced_is_another_log(log: Path):
     assert (third.done, third.total) == (7, 9)
 
 
-def test_truncation_in_the_middle_of_a_look(log: Path):
+def test_truncation_during_a_read_is_handled(log: Path):
     log.write_text("".join(f"step {k}/9999 loss 1.0\n" for k in range(9_000)))
     with log.open("r+b") as file:
         lines: Iterator[str] = newest_lines(file.fileno(), log.stat().st_size)
@@ -268,13 +268,13 @@ def test_truncation_in_the_middle_of_a_look(log: Path):
         assert len(list(lines)) < 2_000
 
 
-def test_a_log_that_did_not_grow_is_not_read_again(log: Path):
+def test_unchanged_log_is_not_read_again(log: Path):
     log.write_text("step 3/9 loss 1.0\n")
     followed = FollowedLog(log)
     assert followed.track(at_s=0.0) is followed.track(at_s=1.0)
 
 
-def test_a_log_that_is_not_there_has_a_reason(log: Path):
+def test_missing_log_has_a_reason(log: Path):
     tracked = FollowedLog(log).track(at_s=0.0)
     assert tracked.progress is None
     assert "No such file" in tracked.why

@@ -23,7 +23,7 @@ from stoker.manager.advice.secrets import masked
         ("password: 1234", "1234"),
     ],
 )
-def test_a_secret_is_masked_and_the_rest_stays(line: str, secret: str):
+def test_secret_is_masked_and_other_text_is_kept(line: str, secret: str):
     shown = masked(line)
     assert secret not in shown
     assert "***" in shown
@@ -40,5 +40,5 @@ def test_a_secret_is_masked_and_the_rest_stays(line: str, secret: str):
         "step 3 loss 0.3 https://host/path?page=2",
     ],
 )
-def test_settings_and_ordinary_words_stay(line: str):
+def test_settings_and_ordinary_words_are_kept(line: str):
     assert masked(line) == line

@@ -62,13 +62,13 @@ def values(found: WorkloadFacts) -> dict[str, Any]:
         ("import os\nAutoModel.from_pretrained(os.environ.get('MODEL', 'fallback'))", "model", "fallback"),
     ],
 )
-def test_each_kind_of_fact(text: str, field: str, value: Any):
+def test_each_kind_of_fact_is_read(text: str, field: str, value: Any):
     found = facts(text)
     assert values(found)[field] == value, found.notes
     assert 0 < found.known_facts()[field].sure <= 1
 
 
-def test_a_fact_has_its_place_and_a_missing_one_its_reason():
+def test_fact_has_its_location_and_missing_fact_its_reason():
     found = facts("import os\n\nAutoModel.from_pretrained(pick())\nDataLoader(d, batch_size=8)\n")
     assert found.batch_size.where == "<source>:4"
     assert found.model.value == UNKNOWN
@@ -77,7 +77,7 @@ def test_a_fact_has_its_place_and_a_missing_one_its_reason():
     assert set(found.absent) | set(found.known_facts()) == set(FIELDS)
 
 
-def test_arguments_go_through_calls_of_own_functions():
+def test_arguments_are_followed_through_calls_of_own_functions():
     text = """
     from torch.utils.data import DataLoader
     SCALE = 2
@@ -92,7 +92,7 @@ def test_arguments_go_through_calls_of_own_functions():
     assert (found.model.value, found.model.where) == ("large", ARGUMENT)
 
 
-def test_instances_keep_what_their_class_sets():
+def test_instances_keep_attributes_that_their_class_sets():
     text = """
     class Base:
         epochs_wanted = 3
@@ -106,7 +106,7 @@ def test_instances_keep_what_their_class_sets():
     assert values(facts(text, function="main")) == {"batch_size": 64, "epochs": 3}
 
 
-def test_what_other_functions_and_the_main_block_say_does_not_count():
+def test_statements_of_other_functions_and_main_are_ignored():
     text = """
     big = AutoModel.from_pretrained("big")
     small = AutoModel.from_pretrained("small")
@@ -118,7 +118,7 @@ def test_what_other_functions_and_the_main_block_say_does_not_count():
     assert values(found) == {"model": "small"}
 
 
-def test_a_decorator_of_the_entry_counts():
+def test_decorator_of_the_entry_function_counts():
     text = """
     from stoker import app, causal_lm
     @app(context=causal_lm("models/a"))
@@ -150,11 +150,11 @@ if __name__ == "__main__":
 """
 
 
-def test_argparse_defaults():
+def test_argparse_defaults_are_read():
     assert values(facts(ARGPARSE)) == {"batch_size": 32, "model": "small", "data": "none"}
 
 
-def test_click_options():
+def test_click_options_are_read():
     text = """
     import click
     @click.command()
@@ -168,7 +168,7 @@ def test_click_options():
     assert values(facts(text, function="main")) == {"epochs": 3, "model": "m"}
 
 
-def test_dataclasses_as_settings_and_as_options():
+def test_dataclasses_are_read_as_settings_and_as_options():
     text = """
     from dataclasses import dataclass, field
     @dataclass
@@ -188,7 +188,7 @@ def test_dataclasses_as_settings_and_as_options():
     assert values(given)["batch_size"] == 8
 
 
-def test_comments_and_names_of_variables_change_nothing():
+def test_comments_and_variable_names_do_not_change_the_facts():
     before = """
     def work(batch, rows):
         '''Old words.'''
@@ -214,7 +214,7 @@ def test_comments_and_names_of_variables_change_nothing():
     assert facts(after.replace("*", "+"), function="work", arguments={"size": 3}).same != one.same
 
 
-def test_a_constant_of_the_module_counts_as_part_of_the_source():
+def test_module_constant_is_part_of_the_source():
     text = "STEPS = {}\ndef work():\n    for i in range(STEPS): pass\n"
     assert facts(text.format(3), function="work").same != facts(text.format(4), function="work").same
 
@@ -230,14 +230,14 @@ def test_a_constant_of_the_module_counts_as_part_of_the_source():
         ("x = 1\n" * 400_000, "not read: its length in characters is over"),
     ],
 )
-def test_a_source_that_cannot_be_read_has_no_facts_and_says_why(text: str, why: str):
+def test_unreadable_source_has_no_facts_and_a_reason(text: str, why: str):
     found = extract_facts(SourceText(text, "work"))
     assert not found.known_facts()
     assert any(part in " ".join(found.notes) for part in why.split("|")), found.notes
     assert all(any(part in reason for part in why.split("|")) for reason in found.absent.values())
 
 
-def test_a_source_beyond_the_bounds_keeps_its_first_facts():
+def test_source_over_the_limits_keeps_its_first_facts():
     text = "DataLoader(d, batch_size=8)\n" + "f(1)\n" * 1000 + "for epoch in range(3): pass\n"
     found = facts(text, limits=ReadingLimits(nodes=500))
     assert values(found) == {"batch_size": 8}
@@ -261,6 +261,6 @@ def test_a_source_beyond_the_bounds_keeps_its_first_facts():
         "\n".join(f"def f{i}(): f{i + 1}(); f{i + 1}()" for i in range(60)) + "\nf0()",
     ],
 )
-def test_odd_sources_end_without_a_word(text: str):
+def test_odd_sources_raise_no_error(text: str):
     found = facts(text)
     assert not any("not read to its end" in note for note in found.notes), found.notes

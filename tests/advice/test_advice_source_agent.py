@@ -1,4 +1,4 @@
-"""Answers of the optional language model must match the source."""
+"""Facts from the optional language model must match the source code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def without_notes(facts: WorkloadFacts) -> WorkloadFacts:
     return msgspec.structs.replace(facts, notes=())
 
 
-def test_it_uses_its_tools_and_fills_what_is_open(endpoint: FakeEndpoint, folder: Path):
+def test_agent_uses_its_tools_and_fills_missing_facts(endpoint: FakeEndpoint, folder: Path):
     turns = [
         "Thought: what is there?\nAction: file_tree\nAction Input:",
         "Action: file_read\nAction Input: registry.py",
@@ -73,7 +73,7 @@ def test_secrets_are_masked_before_anything_is_sent(endpoint: FakeEndpoint, fold
 @pytest.mark.parametrize(
     "path", ["../secret.txt", "/etc/passwd", "{}", '{"path": "../secret.txt"}', "", "x\0", "a:9999"]
 )
-def test_a_file_outside_of_the_folders_is_not_shown(endpoint: FakeEndpoint, folder: Path, path: str):
+def test_file_outside_the_folders_is_not_shown(endpoint: FakeEndpoint, folder: Path, path: str):
     turns = [f"Action: file_read\nAction Input: {each}" for each in (path, folder.parent / "secret.txt")]
     endpoint.answer = lambda request, number: [*turns, "Final Answer: {}"][number - 1]
     asked(endpoint, folder)
@@ -83,7 +83,7 @@ def test_a_file_outside_of_the_folders_is_not_shown(endpoint: FakeEndpoint, fold
     assert "gpt2-secret" not in sent.replace(str(folder.parent), "")
 
 
-def test_values_that_the_source_does_not_contain_are_not_believed(endpoint: FakeEndpoint, folder: Path):
+def test_values_missing_from_the_source_are_ignored(endpoint: FakeEndpoint, folder: Path):
     made_up = {"model": "gpt-17", "data": "imagenet", "items": 77, "precision": "float16"}
     made_up |= {"epochs": -3, "steps": True, "task": ["x"]}
     endpoint.answer = lambda request, number: "Final Answer: " + json.dumps(made_up)
@@ -111,16 +111,16 @@ ENDPOINTS = {
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_whatever_the_endpoint_does_the_facts_stand(endpoint: FakeEndpoint, folder: Path, name: str):
+def test_facts_are_kept_whatever_the_endpoint_does(endpoint: FakeEndpoint, folder: Path, name: str):
     misbehave, why = ENDPOINTS[name]
     misbehave(endpoint)
-    limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping endpoint begins to answer before its limit
+    limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping endpoint starts to answer before the time limit
     before, after = asked(endpoint, folder, time_limit_s=limit_s)
     assert without_notes(after) == without_notes(before)
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
 
 
-def test_an_endpoint_that_is_down(endpoint: FakeEndpoint, folder: Path):
+def test_unreachable_endpoint_keeps_the_facts(endpoint: FakeEndpoint, folder: Path):
     before, after = asked(endpoint, folder, url="http://127.0.0.1:9/v1")
     assert without_notes(after) == without_notes(before)
     assert "ConnectError" in after.notes[-1]
@@ -135,7 +135,7 @@ def test_a_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder:
     assert len(endpoint.asked) < 10
 
 
-def test_the_time_limit_counts_over_all_turns(endpoint: FakeEndpoint):
+def test_time_limit_covers_all_turns(endpoint: FakeEndpoint):
     now = [0.0]
     model = LanguageModel(endpoint.url, "fake", time_limit_s=60.0)
     conversation = Conversation(ModelEndpoint(model, clock=lambda: now[0]))
@@ -145,13 +145,13 @@ def test_the_time_limit_counts_over_all_turns(endpoint: FakeEndpoint):
         conversation.ask([{"role": "user", "content": "?"}])
 
 
-def test_without_a_model_nothing_is_asked(endpoint: FakeEndpoint, folder: Path):
+def test_no_request_is_sent_without_a_model(endpoint: FakeEndpoint, folder: Path):
     facts = extract_facts(SourceText(MAIN))
     assert facts_with_agent(SourceText(MAIN), facts, folders=[folder], model=None) is facts
     assert endpoint.asked == []
 
 
-def test_the_key_comes_from_the_environment(endpoint: FakeEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_api_key_is_read_from_the_environment(endpoint: FakeEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("THE_KEY", "k-123")
     _, after = asked(endpoint, folder, key_variable="THE_KEY")
     assert after.notes == ()

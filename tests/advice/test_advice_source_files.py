@@ -1,4 +1,4 @@
-"""The extractor follows modules and config files in a folder, and reads nothing outside the folder."""
+"""The extractor reads imported modules and config files inside a folder, and no file outside the folder."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_own_modules_are_followed(tmp_path: Path, name: str):
     assert found.notes == ()
 
 
-def test_the_place_of_a_fact_is_in_the_module_that_says_it(tmp_path: Path):
+def test_location_of_a_fact_names_its_own_module(tmp_path: Path):
     model = "\n\ndef load():\n    AutoModel.from_pretrained('gpt2')\n"
     folder = project(tmp_path, {"train.py": "import nets.model\nnets.model.load()\n", "nets/model.py": model})
     assert facts_of(folder).model.where == "nets/model.py:4"
@@ -89,7 +89,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_configs_that_the_source_opens(tmp_path: Path, name: str):
+def test_config_files_opened_by_the_source_are_read(tmp_path: Path, name: str):
     if name.endswith("yaml"):
         pytest.importorskip("yaml", reason="PyYAML is not installed")
     text, reading = CONFIGS[name]
@@ -100,7 +100,7 @@ def test_configs_that_the_source_opens(tmp_path: Path, name: str):
     assert found.batch_size.where.startswith(f"{name}:")
 
 
-def test_a_config_named_by_an_option(tmp_path: Path):
+def test_config_file_named_by_an_option_is_read(tmp_path: Path):
     main = (
         "import argparse, json\np = argparse.ArgumentParser()\np.add_argument('--config', default='a.json')\n"
         "a = p.parse_args()\nc = json.load(open(a.config))\nAutoModel.from_pretrained(c['model'])\n"
@@ -117,14 +117,14 @@ def test_a_config_named_by_an_option(tmp_path: Path):
         (json.dumps(list(range(10_000))), "more than 5000 values"),
     ],
 )
-def test_a_config_that_cannot_be_taken(tmp_path: Path, text: str, why: str):
+def test_unusable_config_file_is_skipped(tmp_path: Path, text: str, why: str):
     main = "import json\nc = json.load(open('c.json'))\nf(batch_size=c['batch_size'])\n"
     found = facts_of(project(tmp_path, {"train.py": main, "c.json": text}))
     assert found.batch_size is None
     assert why in found.absent["batch_size"]
 
 
-def test_yaml_whose_aliases_stand_for_billions(tmp_path: Path):
+def test_yaml_aliases_that_expand_to_billions_are_bounded(tmp_path: Path):
     pytest.importorskip("yaml", reason="PyYAML is not installed")
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
@@ -137,13 +137,13 @@ MAIN = "from other import load\nload()\n"
 OTHER = "def load(): AutoModel.from_pretrained('gpt2')\n"
 
 
-def test_a_module_that_does_not_parse(tmp_path: Path):
+def test_module_with_a_syntax_error_is_skipped(tmp_path: Path):
     found = facts_of(project(tmp_path, {"train.py": MAIN, "other.py": "def load(:\n"}))
     assert found.model.value == UNKNOWN
     assert "other.py: not read: line 1 does not parse" in found.absent["model"]
 
 
-def test_a_module_that_is_too_long(tmp_path: Path):
+def test_too_long_module_is_skipped(tmp_path: Path):
     folder = project(tmp_path, {"train.py": MAIN, "other.py": ""})
     with (folder / "other.py").open("wb") as file:
         file.truncate(10_000_000)
@@ -153,7 +153,7 @@ def test_a_module_that_is_too_long(tmp_path: Path):
 
 
 @pytest.mark.parametrize("link", ["file", "folder", "loop", "pipe", "binary"])
-def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path, link: str):
+def test_files_outside_the_folder_are_not_read(tmp_path: Path, link: str):
     outside = project(tmp_path / "outside", {"other.py": OTHER, "__init__.py": OTHER})
     folder = project(tmp_path / "own", {"train.py": MAIN})
     if link == "file":
@@ -172,7 +172,7 @@ def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path, link: str):
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../outside/c.json", "~/c.json", "c\0.json"])
-def test_a_config_outside_of_the_folders(tmp_path: Path, path: str):
+def test_config_outside_the_folders_is_not_read(tmp_path: Path, path: str):
     project(tmp_path / "outside", {"c.json": '{"model": "gpt2"}'})
     main = f"import json\nc = json.load(open({path!r}))\nAutoModel.from_pretrained(c['model'])\n"
     found = facts_of(project(tmp_path / "own", {"train.py": main}))
@@ -186,7 +186,7 @@ def test_installed_packages_inside_the_folders_are_not_followed(tmp_path: Path):
     assert extract_facts(source, folders=[folder]).model.value == UNKNOWN
 
 
-def test_bounds_on_files_and_on_depth(tmp_path: Path):
+def test_number_of_files_and_import_depth_are_bounded(tmp_path: Path):
     chain = {f"m{n}.py": f"import m{n + 1}\ndef go(): m{n + 1}.go()\n" for n in range(12)}
     last = {"m12.py": "def go(): f(batch_size=4)\n"}
     folder = project(tmp_path, {"train.py": "import m0\nm0.go()\n", **chain, **last})
@@ -198,11 +198,11 @@ def test_bounds_on_files_and_on_depth(tmp_path: Path):
     assert "were read already" in found.absent["batch_size"]
 
 
-def test_without_folders_nothing_is_read(tmp_path: Path):
+def test_nothing_is_read_without_folders(tmp_path: Path):
     project(tmp_path, {"other.py": OTHER})
     found = extract_facts(SourceText(MAIN, file=str(tmp_path / "train.py")))
     assert found.model.value == UNKNOWN
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path):
+def test_missing_folder_is_skipped(tmp_path: Path):
     assert extract_facts(SourceText(MAIN), folders=[tmp_path / "gone"]).model.value == UNKNOWN

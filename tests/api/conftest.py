@@ -1,4 +1,4 @@
-"""A manager's socket that the test controls, and a private home."""
+"""Provide a manager socket that the test controls, and a private home folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _until() -> Callable[..., Any]:
 
 
 class Router:
-    """The manager's side of a link. `frames`: (sequence number, messages) in order of arrival."""
+    """The manager side of a link. `frames`: received (sequence number, messages) in order."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ class Router:
         listen_at(self._address, self.socket)
 
     def hang_up(self) -> None:
-        """Close the connection but keep the port, as a killed manager does."""
+        """Close the connection but keep the port reserved, to imitate a killed manager."""
         self.socket.close(0)
 
     def break_connection(self, link: Link) -> None:
@@ -91,7 +91,7 @@ class Router:
         self.frames.clear()
 
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
-        """Wait for `count` messages of this type, and return all since the last call."""
+        """Wait for `count` messages of this type, and return all messages since the previous `hear`."""
 
         until(lambda: self.read() or len(self.all(wanted)) >= count)
         return self.all(wanted)

@@ -41,7 +41,7 @@ def double(x):
 # ---- specifications
 
 
-def test_a_specification_says_everything_that_it_can():
+def test_resource_specification_sets_every_supported_option():
     wants = read_wants(
         {
             "context": recipe,
@@ -74,7 +74,7 @@ def test_an_app_states_its_objectives():
     assert (objective.ttft_s, objective.tpot_s, objective.latency_s) == (0.3, 0.05, 2.0)
 
 
-def test_other_options_of_calls_share_the_pickled_function():
+def test_differing_call_options_share_the_pickled_function():
     made = stoker.app(context=recipe, priority=2, cache=True)(double)
     again = made.with_options(ttft="1 s", features={"input_length": 7})
     assert again.func is made.func
@@ -119,7 +119,7 @@ def test_a_deadline_counts_from_the_submission():
         ({"features": {"tokens": 3}}, ["features"]),
     ],
 )
-def test_a_wrong_specification_is_refused_by_name(specification, words):
+def test_wrong_specification_is_refused_by_name(specification, words):
     with pytest.raises(SpecificationError) as caught:
         read_wants(specification)
     assert isinstance(caught.value, InvalidResourceSpecification)
@@ -132,7 +132,7 @@ def test_a_wrong_specification_is_refused_by_name(specification, words):
     assert again.key == caught.value.key
 
 
-def test_the_papers_specification():
+def test_specification_of_the_paper_is_accepted():
     for context, arguments in (
         ([load_model, ["a path"], {}], {}),
         ([load_model, ["a path"]], {}),
@@ -157,7 +157,7 @@ def test_equal_paper_specifications_share_a_recipe():
 # ---- packing
 
 
-def test_a_function_is_pickled_once_and_forgotten_with_it():
+def test_pickled_function_is_cached_until_the_function_is_freed():
     cache = FunctionCache()
 
     def made():
@@ -214,11 +214,11 @@ def _key(preparer, function):
         ),
     ],
 )
-def test_a_function_is_sent_again_if_something_that_it_uses_changed(before, after):
+def test_function_is_sent_again_if_a_used_value_changed(before, after):
     names = _in_a_namespace(f"def times(x):\n    return x, scale\n{before}\n")
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
-    if "iter(" not in before:  # except iterators, whose pickle contains the remaining items
+    if "iter(" not in before:  # the pickle of an iterator contains the remaining items
         assert _key(preparer, times) == first
     exec(compile(after, "<cell>", "exec"), names)
     second = _key(preparer, times)
@@ -234,7 +234,7 @@ def test_unchanged_mutable_value_keeps_the_functions_bytes():
     assert cache.blob(use, takes_context=True) is other
 
 
-def test_replaced_bytes_are_reported_for_each_way_of_calling():
+def test_changed_function_bytes_are_reported_for_each_call_style():
     replaced = []
     cache = FunctionCache(on_replaced=lambda old, new: replaced.append((old, new)))
     names = _in_a_namespace("rows = [1]\ndef use():\n    return rows\n")
@@ -244,11 +244,11 @@ def test_replaced_bytes_are_reported_for_each_way_of_calling():
     assert replaced == list(zip(before, after, strict=True))
 
 
-def test_a_large_captured_value_is_told_of_once(caplog):
+def test_large_captured_value_is_reported_once(caplog):
     names = _in_a_namespace("small, table = [1], bytearray(2_000_000)\ndef use():\n    return small, table\n")
     preparer = Preparer()
     _key(preparer, names["use"])
-    assert not caplog.records  # no warning yet: this may be the only call
+    assert not caplog.records  # no warning is logged, because this may be the only call
     for _ in range(3):
         names["table"][5] += 1
         _key(preparer, names["use"])
@@ -257,19 +257,19 @@ def test_a_large_captured_value_is_told_of_once(caplog):
     ]
 
 
-def test_a_name_that_is_bound_to_an_equal_value_changes_nothing(caplog):
+def test_name_rebound_to_an_equal_value_changes_nothing(caplog):
     names = _in_a_namespace("scale = 10.0\ndef times(x):\n    return x * scale * helper()\n")
     cell = compile("def helper():\n    return 1\n", "<cell 2>", "exec")
     exec(cell, names)
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
     names["scale"] = float("10")
-    exec(cell, names)  # the cell was run again unchanged
+    exec(cell, names)  # run the notebook cell again unchanged
     assert _key(preparer, times) == first
     assert not caplog.records
 
 
-def test_closures_are_watched_and_not_kept_alive():
+def test_closures_are_watched_but_not_kept_alive():
     def make():
         count = 1
 
@@ -293,7 +293,7 @@ def test_closures_are_watched_and_not_kept_alive():
     assert gone() is None
 
 
-def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
+def test_context_created_before_its_helper_changed_is_reported(caplog):
     names = _in_a_namespace(
         "import stoker\nsize = 1\n@stoker.context\ndef table():\n    return size\n"
         "@stoker.app(context=table())\ndef look(table):\n    return table\n"
@@ -310,7 +310,7 @@ def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
     assert names["table"]().key != submission.recipe.key
 
 
-def test_parsls_wrapper_is_taken_off_and_others_are_not():
+def test_only_parsls_own_wrapper_is_removed():
     app = python_app(double)
     assert bare(app.func) is double
 
@@ -322,7 +322,7 @@ def test_parsls_wrapper_is_taken_off_and_others_are_not():
     assert bare(len) is len
 
 
-def test_what_cannot_be_pickled_is_named():
+def test_unpicklable_value_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
         pack_arguments((1, lock), {}, name="double", large=None)
@@ -330,7 +330,7 @@ def test_what_cannot_be_pickled_is_named():
         FunctionCache().blob(lambda: lock, takes_context=False)
 
 
-def test_last_user_of_large_arguments_removes_their_file(tmp_path):
+def test_last_call_that_uses_large_arguments_removes_their_file(tmp_path):
     store = LargeArguments(tmp_path)
     data = os.urandom(1_200_000)
     small = pack_arguments(("x",), {}, name="f", large=store)
@@ -356,7 +356,7 @@ def test_last_user_of_large_arguments_removes_their_file(tmp_path):
         pack_arguments((data,), {}, name="f", large=gone)
 
 
-def test_a_large_result_is_read_and_its_file_goes(tmp_path):
+def test_file_of_a_large_result_is_removed_after_reading(tmp_path):
     array = np.arange(1_000_000)
     file = tmp_path / "result-1"
     file.write_bytes(payloads.dumps(array))
@@ -369,7 +369,7 @@ def test_a_large_result_is_read_and_its_file_goes(tmp_path):
         failures.outcome(CallEnd(1, True, ref))
 
 
-def test_a_context_is_part_of_what_is_memoized_and_a_priority_is_not():
+def test_memoization_includes_the_context_and_not_the_priority():
     one = AppWants(read_wants({"context": recipe, "priority": 1}))
     two = AppWants(read_wants({"context": recipe, "priority": 2}))
     assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(read_wants({})))
@@ -391,7 +391,7 @@ def test_calls_of_one_specification_share_a_job():
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_every_kind_of_failure_has_an_error_with_its_evidence(kind):
+def test_every_kind_of_failure_raises_an_error_with_evidence(kind):
     failure = Failure(
         kind, "it went wrong", pilot="n014-0a1b", library=3, signal=9, exit_code=0, tail="last words", log="l"
     )
@@ -406,7 +406,7 @@ def test_every_kind_of_failure_has_an_error_with_its_evidence(kind):
     assert (type(again), str(again), again.facts) == (type(error), str(error), error.facts)
 
 
-def test_infrastructure_error_has_the_last_exception_as_cause():
+def test_infrastructure_error_has_the_last_exception_as_its_cause():
     data = payloads.dump_exception(OSError(5, "Input/output error"))
     failure = Failure(FailureKind.INFRASTRUCTURE, "failed it 3 times", pilot="n014-0a1b", device="cuda:1")
     end = CallEnd(7, False, data, 0.0, failure)
@@ -425,7 +425,7 @@ def test_exit_in_a_call_does_not_end_the_program():
     assert caught.value.kind == "SystemExit"
 
 
-def test_an_error_names_the_log_that_holds_output_of_its_call():
+def test_error_names_the_log_file_with_the_output_of_its_call():
     none_kept = "its output was not kept; its library's log, also of other calls: stoker logs lib-3"
     for printed, line in (
         (Printed("/l", 3, 9), "its output: stoker logs c-7"),
@@ -438,7 +438,7 @@ def test_an_error_names_the_log_that_holds_output_of_its_call():
         assert str(caught.value).splitlines()[-1] == f"  {line}"
 
 
-def test_error_of_a_results_class_is_no_missing_module():
+def test_import_error_in_a_result_class_is_not_a_missing_module():
     class Raises:
         def __reduce__(self):
             return int, ("no number",)
@@ -450,7 +450,7 @@ def test_error_of_a_results_class_is_no_missing_module():
         failures.outcome(CallEnd(1, True, b"\x80\x05cno_such_module_anywhere\nthing\n."))
 
 
-def test_collector_is_calm_while_a_session_is_loaded():
+def test_garbage_collector_is_relaxed_while_a_session_is_loaded():
     before = gc.get_threshold()
     try:
         gc.set_threshold(701, 11, 12)
@@ -465,7 +465,7 @@ def test_collector_is_calm_while_a_session_is_loaded():
         gc.set_threshold(*before)
 
 
-def test_blocks_that_bring_no_pilot_say_why_once():
+def test_blocks_without_a_pilot_report_the_reason_once():
     gone = JobStatus(JobState.FAILED, message="lost by the batch system")
     status = {
         "0": JobStatus(JobState.FAILED, exit_code=1, stderr_path=None),

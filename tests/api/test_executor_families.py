@@ -22,7 +22,7 @@ def lengths(wants):
     return [recipe.longest_input for recipe in (wants.recipe, *wants.variants)]
 
 
-def test_a_family_is_ordered_by_length_and_its_recipes_say_theirs():
+def test_family_is_sorted_by_length_and_recipes_name_their_length():
     assert FAMILY.lengths == (16, 32, 64)
     assert [recipe.longest_input for recipe in FAMILY.recipes] == [16, 32, 64]
     assert "inputs up to 16 tokens" in repr(FAMILY.recipes[0])
@@ -30,12 +30,12 @@ def test_a_family_is_ordered_by_length_and_its_recipes_say_theirs():
 
 
 @pytest.mark.parametrize("runtimes", [{}, {0: runtime(1)}, {-3: runtime(1)}, {8: "llm"}, {8: runtime}])
-def test_what_is_no_family_is_refused(runtimes):
+def test_invalid_family_is_refused(runtimes):
     with pytest.raises(RecipeError, match="famil"):
         stoker.family(runtimes)
 
 
-def test_call_wants_the_shortest_fitting_runtime_first():
+def test_call_prefers_the_shortest_runtime_that_fits():
     wants = read_wants({"context": FAMILY}, takes_context=True)
     assert lengths(wants.chosen(("x" * 16,), {})) == [16, 32, 64]
     assert lengths(wants.chosen(("x" * 17,), {})) == [32, 64]
@@ -46,7 +46,7 @@ def test_call_wants_the_shortest_fitting_runtime_first():
     assert chosen.takes_context
 
 
-def test_the_length_that_features_say_counts():
+def test_length_from_the_features_counts():
     wants = read_wants({"context": FAMILY, "features": {"input_length": 20}})
     assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
     wants = read_wants({"context": stoker.family({8: runtime(8)})})
@@ -54,7 +54,7 @@ def test_the_length_that_features_say_counts():
         wants.chosen(("x",), {})
 
 
-def test_an_input_that_is_too_long_is_refused_with_both_lengths():
+def test_too_long_input_is_refused_with_both_lengths():
     wants = read_wants({"context": FAMILY})
     said = r"65 tokens, and the longest runtime of runtime-\w+ takes 64"
     with pytest.raises(InputTooLongError, match=said) as caught:
@@ -64,19 +64,19 @@ def test_an_input_that_is_too_long_is_refused_with_both_lengths():
         raise pickle.loads(pickle.dumps(caught.value))
 
 
-def test_an_argument_that_is_not_there_yet_is_waited_for():
+def test_call_waits_for_an_unfinished_argument():
     wants = read_wants({"context": FAMILY})
     assert not wants.can_choose((Future(),), {})
     assert wants.can_choose(("x",), {})
     assert not read_wants({"context": FAMILY.recipes[0]}).can_choose(("x",), {})
 
 
-def test_a_family_names_its_variants_itself():
+def test_family_names_its_own_variants():
     with pytest.raises(SpecificationError, match="variants"):
         read_wants({"context": FAMILY, "variants": [runtime(1)]})
 
 
-def test_what_counts_inputs_stays_where_the_calls_are_made():
+def test_input_counter_stays_in_the_submitting_process():
     wants = read_wants({"context": stoker.family({8: runtime(8)}, count=lambda text: len(text))})
     again = pickle.loads(pickle.dumps(wants))
     assert again.family.lengths == (8,)

@@ -47,13 +47,13 @@ def done(call: CallId, value: Any = None) -> CallEnd:
     return CallEnd(call, True, pickle.dumps(value, 5))
 
 
-def test_hello_names_session_and_comes_first(link, router):
+def test_hello_is_the_first_frame_and_names_the_session(link, router):
     sequence, messages = router.frames[0]
     assert sequence == 0
     assert messages == [to_manager.ClientHello(wire.VERSION, "test", 0, False)]
 
 
-def test_definitions_go_once_and_before_the_calls_that_need_them(link, router):
+def test_definitions_are_sent_once_before_calls_that_need_them(link, router):
     recipe = Recipe(key="k", name="llm-k")
     first, second = submission("f", recipe), submission("f", recipe)
     submit(link, first)
@@ -64,7 +64,7 @@ def test_definitions_go_once_and_before_the_calls_that_need_them(link, router):
     assert sent.count(to_manager.DefineFunction) == sent.count(to_manager.DefineRecipe) == 1
 
 
-def test_calls_in_bulk_of_one_job_are_one_submit(link, router):
+def test_bulk_calls_of_one_job_are_sent_as_one_submit(link, router):
     a, b = submission("a"), submission("b")
     sink = CallFuture(link)
     link.submit_many(a, [b"1"] * 100, sink)
@@ -88,7 +88,7 @@ def test_results_settle_futures_and_are_acknowledged(link, router):
     assert router.hear(to_manager.Received)[-1].total == 3
 
 
-def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
+def test_duplicate_results_are_dropped_and_a_gap_is_not_accepted(link, router):
     one, two = submit(link, submission()), submit(link, submission())
     first, second = (spec.call for spec in router.calls(2))
     router.answer([done(first, "right")])
@@ -122,7 +122,7 @@ def test_reconnection_sends_hello_then_unacknowledged_frames(link, router, until
     assert late.result(PATIENCE_S) == "made it"
 
 
-def test_forecasts_are_told_on_the_clock_of_the_program(link, router, until):
+def test_forecasts_use_the_clock_of_the_program(link, router, until):
     future = submit(link, submission())
     [call] = router.calls(1)
     before = time.time()
@@ -147,7 +147,7 @@ def test_cancel_reaches_the_manager_and_late_ends_are_ignored(link, router):
     assert not other.cancel()
 
 
-def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router, unwelcomed):
+def test_call_cancelled_before_sending_is_not_sent(router, unwelcomed):
     gone, kept = submit(unwelcomed, submission("gone")), submit(unwelcomed, submission("kept"))
     gone.cancel()
     router.welcome()
@@ -156,7 +156,7 @@ def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router, unwelcomed)
     assert not kept.done()
 
 
-def test_many_threads_submit_at_once(link, router):
+def test_many_threads_can_submit_at_once(link, router):
     submissions = [submission(str(number)) for number in range(8)]
     futures: list[CallFuture] = []
     threads = [
@@ -183,18 +183,18 @@ def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
         assert future.result(PATIENCE_S) == turn
 
 
-def test_a_callback_may_submit(link, router, until):
+def test_callback_may_submit_a_call(link, router, until):
     second: list[CallFuture] = []
     first = submit(link, submission())
     first.add_done_callback(lambda _: second.append(submit(link, submission())))
     router.answer([done(router.calls(1)[0].call)])
     first.result(PATIENCE_S)
     router.answer([done(router.calls(2)[1].call, "chained")])
-    # the callback has sent its own call before it returns
+    # the callback sends its own call before it returns
     assert until(lambda: second)[0].result(PATIENCE_S) == "chained"
 
 
-def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
+def test_end_of_the_session_fails_pending_and_later_calls(link, router):
     future = submit(link, submission())
     router.calls(1)
     router.say(to_client.SessionOver("stoker down"))
@@ -220,7 +220,7 @@ def test_session_end_is_read_from_the_folder(link, router):
 
 
 @pytest.mark.parametrize("what", ["a call", "many calls", "a question"])
-def test_what_is_added_while_the_session_ends_fails_too(link, monkeypatch, what):
+def test_calls_added_while_the_session_ends_fail(link, monkeypatch, what):
     def late(owner, name):
         add = getattr(owner, name)
 
@@ -296,7 +296,7 @@ def test_welcome_clears_the_journal_trouble(link, router, until):
     assert not link.journal_trouble
 
 
-def test_a_frame_that_is_not_in_the_protocol_changes_nothing(link, router):
+def test_unknown_frame_changes_nothing(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
     router.socket.send_multipart([router._peer, b"\xc1 not a frame"])
@@ -305,7 +305,7 @@ def test_a_frame_that_is_not_in_the_protocol_changes_nothing(link, router):
     assert future.result(PATIENCE_S) == "still here"
 
 
-def test_nothing_is_kept_of_a_future_that_is_done(link, router, until):
+def test_finished_future_leaves_nothing_in_the_link(link, router, until):
     future = submit(link, submission())
     kept = weakref.ref(future)
     router.answer([CallEnd(router.calls(1)[0].call, False, b"", 0.0, Failure(FailureKind.CANCELLED, "why"))])
@@ -314,10 +314,10 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router, until):
     del future
     router.answer([done(submit(link, submission()).call)])
     router.calls(2)
-    until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still hold the first call
+    until(lambda: gc.collect() >= 0 and kept() is None)  # the thread of the link may still reference the first call
 
 
-def test_forked_child_leaves_its_parents_argument_files(link, router):
+def test_forked_child_keeps_the_argument_files_of_its_parent(link, router):
     payload = link.large.put(b"large")
     future = CallFuture(link)
     future.call = link.submit(submission(), payload, future)
@@ -332,7 +332,7 @@ def test_forked_child_leaves_its_parents_argument_files(link, router):
     assert not os.path.exists(payload.source)
 
 
-def test_closing_fails_what_waits_for_a_silent_manager(link):
+def test_closing_fails_pending_calls_of_a_silent_manager(link):
     future = submit(link, submission())
     assert f"the file system of {link.folder.path} hangs" in link.why_silent()
     link.close()
@@ -344,7 +344,7 @@ def test_closing_fails_what_waits_for_a_silent_manager(link):
 # ---- questions
 
 
-def test_open_questions_are_asked_again_after_a_break(link, router):
+def test_open_questions_are_sent_again_after_a_reconnect(link, router):
     gone, kept = link.ask_story("c-1"), link.ask_story("c-2")
     router.hear(to_manager.AskStory, count=2)
     assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
@@ -357,10 +357,10 @@ def test_open_questions_are_asked_again_after_a_break(link, router):
     assert kept.result(PATIENCE_S).headline == "headline"
 
 
-def test_cancelled_questions_take_no_answer_of_others(link, router):
+def test_cancelled_questions_receive_no_answer_of_other_questions(link, router):
     for number in range(5):
         asked = link.ask_story(f"c-{number}")
-        router.hear(to_manager.AskStory, count=number + 1)  # a request that is abandoned before sending is never sent
+        router.hear(to_manager.AskStory, count=number + 1)  # a request cancelled before sending is never sent
         with pytest.raises(TimeoutError):
             wait_for_answer(asked, timeout_s=0)
     story = link.ask_story("c-5")
@@ -371,7 +371,7 @@ def test_cancelled_questions_take_no_answer_of_others(link, router):
     assert len(link._questions) == 0
 
 
-def test_link_closes_while_its_thread_reads_the_wake_up(tmp_path, monkeypatch):
+def test_link_closes_while_its_thread_reads_the_wake_up_pipe(tmp_path, monkeypatch):
     reads = threading.Event()
     turn = Link._turn
 
@@ -393,7 +393,7 @@ def test_link_closes_while_its_thread_reads_the_wake_up(tmp_path, monkeypatch):
     assert not closing.is_alive()
 
 
-def test_pieces_are_asked_for_again_after_the_calls(link, router):
+def test_pieces_are_requested_again_after_the_calls(link, router):
     end = StreamEnd(PieceInbox(keeps_all=False))
     call = link.submit(submission(), b"x", end, inbox=end.inbox)
     router.calls(1)
@@ -408,7 +408,7 @@ def test_pieces_are_asked_for_again_after_the_calls(link, router):
     assert next(PieceReader(end.inbox, link.acknowledge)) == "a"
 
 
-def test_a_run_that_differs_cancels_its_call_and_fails_it(link, router):
+def test_differing_rerun_of_a_stream_cancels_and_fails_its_call(link, router):
     what = dataclasses.replace(submission(), options=CallOptions(stream=True))
     inbox = PieceInbox(keeps_all=True)
     future = CallFuture(link, inbox=inbox)

@@ -23,7 +23,7 @@ def facts(report):
     return report.total, report.done, report.kept, report.unsent, report.over
 
 
-def test_a_map_reports_once_a_second_at_most():
+def test_map_sends_at_most_one_report_per_second():
     reports, told, clock = made(100)
     reports.sent(20)
     reports.sent(20)
@@ -38,7 +38,7 @@ def test_a_map_reports_once_a_second_at_most():
     assert [facts(each) for each in told[2:]] == [(100, 10, 0, 60, True)]
 
 
-def test_batches_and_kept_results_count_as_items():
+def test_items_in_batches_and_kept_results_count_as_items():
     reports, told, clock = made(10, batch_size=4)
     reports.kept()
     clock.now = 2.0
@@ -49,13 +49,13 @@ def test_batches_and_kept_results_count_as_items():
     assert facts(told[-1]) == (10, 10, 4, 0, False)
 
 
-def test_a_map_without_a_length_says_so():
+def test_map_without_a_length_reports_no_length():
     reports, told, _ = made(None)
     reports.sent(3)
     assert facts(told[-1]) == (-1, 0, 0, -1, False)
 
 
-def test_a_map_that_sends_nothing_reports_nothing():
+def test_map_that_sends_no_calls_reports_nothing():
     reports, told, _ = made(0)
     reports.close()
     assert told == []

@@ -20,7 +20,7 @@ SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, Call
 
 
 def outgoing() -> tuple[Outgoing, Callable[..., OpenCall]]:
-    """Return the outgoing queue, and a function that adds a call to it."""
+    """Return the outgoing queue and a function that adds a call to the queue."""
     calls: dict[CallId, OpenCall] = {}
 
     def opened(number: int, submission: Submission = SUBMISSION) -> OpenCall:
@@ -35,26 +35,26 @@ def calls_of(frame: bytes) -> list[int]:
     return [spec.call for message in messages if isinstance(message, to_manager.Submit) for spec in message.calls]
 
 
-def test_what_comes_while_frames_leave_waits_for_the_next_time() -> None:
+def test_frames_added_during_sending_wait_for_the_next_send() -> None:
     out, opened = outgoing()
     out.queue.extend(opened(n) for n in range(3))
     frames = []
     for frame in out.frames(0.0):
         frames.append(calls_of(frame))
-        out.queue.append(opened(100 + len(frames)))  # another thread may add a call whenever a frame is sent
+        out.queue.append(opened(100 + len(frames)))  # another thread may add a call while a frame is sent
         assert len(frames) < 10
     assert frames == [[0, 1, 2]]
     out.queue.append(opened(5))
     assert [calls_of(frame) for frame in out.frames(0.0)] == [[101, 5]]
 
 
-def test_more_than_a_frame_holds_leaves_in_several() -> None:
+def test_oversized_output_is_split_into_several_frames() -> None:
     out, opened = outgoing()
     out.queue.extend(opened(n) for n in range(4500))
     assert [len(calls_of(frame)) for frame in out.frames(0.0)] == [2000, 2000, 500]
 
 
-def test_large_functions_leave_one_by_one() -> None:
+def test_large_functions_are_sent_one_by_one() -> None:
     submissions = [
         Submission(FunctionBlob(FunctionKey(f"f{n}"), "f", bytes(LARGE)), BARE, CallOptions()) for n in range(5)
     ]
@@ -94,7 +94,7 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     gone = Replaced(submissions[0].function.key, by=submissions[1].function.key)
     old, new = (opened(n, submission) for n, submission in enumerate(submissions))
     assert leaves(old, gone, new) == ["define f0", "call f0", "define f1", "call f1", "unused f0"]
-    # a late call was made before, and is sent after, the message that its function is unused
+    # a late call was made before the message that its function is unused, but is sent after that message
     for late in (old, (gone, old)):
         assert leaves(*(late if late is not old else [late])) == ["define f0", "call f0", "unused f0"]
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]
@@ -102,7 +102,7 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     assert leaves(new) == ["call f1"]
     back = Replaced(submissions[1].function.key, by=submissions[0].function.key)
     assert leaves(back, old) == ["define f0", "call f0", "unused f1"]
-    assert leaves(old) == ["call f0"]  # the function is in use again and stays defined
+    assert leaves(old) == ["call f0"]  # the function is used again and stays defined
 
 
 DUE_AT = 160.0
@@ -120,7 +120,7 @@ def timed(*submissions: Submission) -> tuple[Outgoing, Callable[..., OpenCall]]:
     return out, opened
 
 
-def test_a_deadline_leaves_as_the_seconds_that_are_left() -> None:
+def test_deadline_is_sent_as_seconds_left() -> None:
     for now, left in ((100.0, 60.0), (170.0, -10.0)):
         [frame] = timed(TIMED, SUBMISSION)[0].frames(now)
         assert seconds_left(frame) == [left, None]
@@ -140,7 +140,7 @@ def test_resent_frame_differs_only_in_seconds_left() -> None:
     assert (read(again[0]).sequence, calls_of(again[0])) == (read(frame).sequence, calls_of(frame))
 
 
-def test_what_is_acknowledged_is_not_counted_down_any_more() -> None:
+def test_deadline_of_an_acknowledged_call_is_not_counted_down() -> None:
     out, opened = timed(TIMED)
     list(out.frames(100.0))
     out.queue.append(opened(7, TIMED))
@@ -153,7 +153,7 @@ def test_what_is_acknowledged_is_not_counted_down_any_more() -> None:
     assert not out.has_unacknowledged
 
 
-def test_resubmission_counts_deadlines_down() -> None:
+def test_resubmission_reduces_the_seconds_left_of_deadlines() -> None:
     out, _ = timed(TIMED)
     list(out.frames(100.0))
     out.acked(1)
@@ -162,7 +162,7 @@ def test_resubmission_counts_deadlines_down() -> None:
     assert seconds_left(frame) == [10.0]
 
 
-def test_a_manager_hears_of_the_limits_of_a_context_when_they_change() -> None:
+def test_changed_limits_of_a_context_are_sent_to_the_manager() -> None:
     out, opened = outgoing()
     few, more = LibraryLimits(most=1), LibraryLimits(most=2)
 
@@ -178,7 +178,7 @@ def test_a_manager_hears_of_the_limits_of_a_context_when_they_change() -> None:
     assert defines(more, 7) == [NO_LIMITS, few, NO_LIMITS, few, more], "a manager that has lost it is told again"
 
 
-def test_context_sets_the_limits_of_a_variant_with_its_key() -> None:
+def test_context_sets_the_limits_of_a_variant_by_its_key() -> None:
     recipes = [replace(BARE, limits=LibraryLimits(most=most)) for most in (1, 2)]
     out, opened = outgoing()
     submission = Submission(SUBMISSION.function, recipes[0], CallOptions(), (recipes[1],))

@@ -34,7 +34,7 @@ def read(inbox: PieceInbox, first: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("error", [None, ValueError("boom")])
-def test_pieces_are_taken_in_order_and_then_the_end_comes(error: Exception | None) -> None:
+def test_pieces_are_read_in_order_before_the_end_of_the_stream(error: Exception | None) -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     assert read(inbox, 0, 2) == [b"0", b"1"]
@@ -44,7 +44,7 @@ def test_pieces_are_taken_in_order_and_then_the_end_comes(error: Exception | Non
         inbox.take(2)
 
 
-def test_a_piece_that_cannot_be_read_fails_where_it_stands() -> None:
+def test_unreadable_piece_raises_at_its_position() -> None:
     inbox = make()
     good = payloads.dumps("good")
     inbox.add(Pieces(CALL, 1, 0, [good, good, b"no pickle", good]))
@@ -75,7 +75,7 @@ def test_tasks_of_many_streams_are_woken_together() -> None:
     assert found[1:] == ["one", "one"]
 
 
-def test_what_is_repeated_or_comes_behind_a_gap_is_not_taken() -> None:
+def test_repeated_pieces_and_pieces_after_a_gap_are_not_accepted() -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     inbox.add(pieces(5, 6))
@@ -83,7 +83,7 @@ def test_what_is_repeated_or_comes_behind_a_gap_is_not_taken() -> None:
     assert read(inbox, 0, 9) == [b"0", b"1", b"2"]
 
 
-def test_acknowledgements_go_together_unless_the_call_waits() -> None:
+def test_acknowledgements_are_batched_unless_the_call_waits() -> None:
     inbox = make()
     assert inbox.add(pieces(*range(ACK_PIECES - 1))) is None
     assert inbox.add(pieces(ACK_PIECES - 1)) == PiecesTaken(CALL, 1, ACK_PIECES)
@@ -93,7 +93,7 @@ def test_acknowledgements_go_together_unless_the_call_waits() -> None:
     assert inbox.add(again) == PiecesTaken(CALL, 1, ACK_PIECES + 1)
 
 
-def test_a_full_inbox_acknowledges_when_its_reader_has_made_room() -> None:
+def test_full_inbox_acknowledges_after_its_reader_made_room() -> None:
     inbox = make()
     inbox.add(pieces(*range(MOST_PIECES)))
     assert inbox.add(pieces(MOST_PIECES, MOST_PIECES + 1, waits=True)) is None
@@ -109,7 +109,7 @@ def test_a_full_inbox_acknowledges_when_its_reader_has_made_room() -> None:
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])
-def test_a_new_run_gives_what_the_program_has_not_taken(keeps_all: bool) -> None:
+def test_new_run_yields_the_pieces_the_program_has_not_read(keeps_all: bool) -> None:
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2, 3))
     assert read(inbox, 0, 1) == [b"0"]
@@ -121,7 +121,7 @@ def test_a_new_run_gives_what_the_program_has_not_taken(keeps_all: bool) -> None
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])
-def test_run_that_differs_from_taken_pieces_ends_the_stream(keeps_all: bool) -> None:
+def test_run_that_differs_from_read_pieces_ends_the_stream(keeps_all: bool) -> None:
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -132,7 +132,7 @@ def test_run_that_differs_from_taken_pieces_ends_the_stream(keeps_all: bool) -> 
         inbox.take(2)
 
 
-def test_a_new_run_may_differ_where_the_program_says_so() -> None:
+def test_new_run_may_differ_if_the_program_allows_it() -> None:
     inbox = make(may_differ=True)
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -143,7 +143,7 @@ def test_a_new_run_may_differ_where_the_program_says_so() -> None:
         inbox.take(4)
 
 
-def test_a_new_run_that_is_shorter_differs_too() -> None:
+def test_new_run_that_is_shorter_counts_as_different() -> None:
     inbox = make()
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -153,14 +153,14 @@ def test_a_new_run_that_is_shorter_differs_too() -> None:
         inbox.take(2)
 
 
-def test_an_end_that_counts_more_pieces_than_came_is_an_error() -> None:
+def test_end_that_counts_more_pieces_than_received_is_an_error() -> None:
     inbox = make(keeps_all=True)
     inbox.add(pieces(0))
     with pytest.raises(CallError, match="2 of its 3 pieces did not arrive"):
         inbox.values_at_end(CallEnd(CALL, ok=True, pieces=3))
 
 
-def test_a_program_that_was_cut_off_asks_for_what_it_may_lack() -> None:
+def test_reconnected_program_requests_missing_pieces() -> None:
     inbox = make()
     assert inbox.ask_again() == PiecesTaken(CALL, 0, 0, again=True)
     inbox.add(pieces(0, 1))
@@ -170,7 +170,7 @@ def test_a_program_that_was_cut_off_asks_for_what_it_may_lack() -> None:
     assert inbox.add(pieces(2)) is None
 
 
-def test_earlier_run_may_go_on_after_a_later_one_began() -> None:
+def test_earlier_run_may_continue_after_a_later_run_began() -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     inbox.add(pieces(0, run=2))
@@ -179,7 +179,7 @@ def test_earlier_run_may_go_on_after_a_later_one_began() -> None:
 
 
 @given(st.data())
-def test_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
+def test_each_piece_is_delivered_once_in_order(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))
     inbox, got, sent = make(), [], {}
     run = 1

@@ -13,7 +13,7 @@ from parsl.dataflow.rundirs import make_rundir
 from stoker.manager.executor import session
 
 
-def test_a_run_folder_that_another_program_has_just_made_is_no_error(
+def test_run_folder_just_created_by_another_program_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = Barrier(8)
@@ -32,7 +32,7 @@ def test_a_run_folder_that_another_program_has_just_made_is_no_error(
     assert len({os.path.basename(str(path)) for path in made}) == 8
 
 
-def test_the_folder_of_the_runs_may_appear_while_parsl_makes_it(
+def test_parent_of_the_run_folders_may_appear_while_parsl_creates_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, looked = tmp_path / "runinfo", os.path.exists
@@ -48,7 +48,7 @@ def test_the_folder_of_the_runs_may_appear_while_parsl_makes_it(
     assert session._load_parsl(Config(run_dir=str(folder))) == str(folder / "000")
 
 
-def test_another_file_that_exists_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_existing_file_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config: Config) -> None:
         raise FileExistsError(17, "File exists", "submit")
 

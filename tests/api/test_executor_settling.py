@@ -37,7 +37,7 @@ def _rebuild(name: str) -> str:
 
 
 class Gated:
-    """A result that unpickles after its gate opens."""
+    """A result whose unpickling waits for a gate."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,7 +69,7 @@ def ended(future: CallFuture, value: Any) -> CallEnd:
     return CallEnd(future.call, True, pickle.dumps(value, 5))
 
 
-def test_results_that_cannot_be_opened_yet_hold_up_no_other(link, router, gate):
+def test_result_that_cannot_be_unpickled_yet_delays_no_other(link, router, gate):
     name, event = gate
     slow, quick = submitted(link, router, 8), submitted(link, router, 16)[:8]
     values: list[Any] = [1, "two", [3.0], {4: None}, range(5), slice(6), complex, frozenset({8})]
@@ -80,11 +80,11 @@ def test_results_that_cannot_be_opened_yet_hold_up_no_other(link, router, gate):
     assert [future.result(PATIENCE_S) for future in slow] == [f"passed {name}"] * 8
 
 
-def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
+def test_slow_callback_delays_other_callbacks_only_once(link, router, gate, monkeypatch):
     def of_parsl(_):
         gate[1].wait(30)
 
-    of_parsl.__module__ = "parsl.dataflow.dflow"  # Parsl's callbacks run on the thread that receives results
+    of_parsl.__module__ = "parsl.dataflow.dflow"  # callbacks of Parsl run on the thread that receives results
     monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback counts as slow
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, 1)])
@@ -95,7 +95,7 @@ def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
     assert not gate[1].is_set()
 
 
-def test_closing_gives_the_results_that_have_come(link, router, gate, until, monkeypatch):
+def test_closing_delivers_the_received_results(link, router, gate, until, monkeypatch):
     monkeypatch.setattr(client, "SETTLE_LIMIT_S", PATIENCE_S)
     name, event = gate
     (slow,) = submitted(link, router, 1)
@@ -110,7 +110,7 @@ def test_closing_gives_the_results_that_have_come(link, router, gate, until, mon
     assert slow.result(0) == f"passed {name}"
 
 
-def test_future_cancelled_before_opening_leaves_no_file(link, router, gate, tmp_path, until, monkeypatch):
+def test_future_cancelled_before_unpickling_leaves_no_file(link, router, gate, tmp_path, until, monkeypatch):
     # no second thread starts: one thread unpickles all results
     monkeypatch.setattr(link.settling, "start_thread_if_behind", lambda now: None)
     place = tmp_path / "result-1"
@@ -127,7 +127,7 @@ def test_future_cancelled_before_opening_leaves_no_file(link, router, gate, tmp_
 @pytest.mark.parametrize(
     "value", [None, 1, "text", b"bytes", 1.5, [1, [2]], (1, "2"), {"a": {1: 2}}, {1, 2}, "x" * 999]
 )
-def test_only_builtin_types_are_opened_at_once(value):
+def test_only_builtin_types_are_unpickled_at_once(value):
     assert opens_at_once(CallEnd(CallId(1), True, payloads.dumps(value, what="result")))
     for other in (range(3), complex, ValueError("x"), Gated, [value, {2: Gated}], len):
         assert not opens_at_once(CallEnd(CallId(1), True, payloads.dumps(other, what="result")))
@@ -136,7 +136,7 @@ def test_only_builtin_types_are_opened_at_once(value):
     assert opens_at_once(CallEnd(CallId(1), False, b"", 0.0, Failure(FailureKind.CANCELLED, "why")))
 
 
-def test_threads_are_started_only_for_work_that_waits(monkeypatch):
+def test_threads_are_started_only_for_waiting_work(monkeypatch):
     begun: list[WorkerThreads] = []
     monkeypatch.setattr(WorkerThreads, "_begin", lambda self: begun.append(self))
     monkeypatch.setattr(WorkerThreads, "_watch", lambda self: None)
@@ -157,7 +157,7 @@ def test_threads_are_started_only_for_work_that_waits(monkeypatch):
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """Make settling threads fail to start, as at a process limit."""
+    """Make settling threads fail to start, like at a process limit."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -168,7 +168,7 @@ def no_threads(monkeypatch):
     return lambda: monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_results_come_where_no_thread_can_be_started(link, router, no_threads):
+def test_results_are_delivered_if_no_thread_can_be_started(link, router, no_threads):
     no_threads()
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, range(1)), ended(second, range(2))])
@@ -177,7 +177,7 @@ def test_results_come_where_no_thread_can_be_started(link, router, no_threads):
     assert third.result(PATIENCE_S) == range(3)
 
 
-def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
+def test_work_is_left_to_an_existing_thread(no_threads, until):
     here, gate = WorkerThreads("results"), threading.Event()
     done: list[int] = []
     here.add(lambda: gate.wait(30))
@@ -192,7 +192,7 @@ def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
     until(lambda: not here._threads)
 
 
-def test_work_gets_more_threads_again_after_none_could_be_started(no_threads, monkeypatch, gate, until):
+def test_thread_count_grows_again_after_failed_thread_starts(no_threads, monkeypatch, gate, until):
     here, done, start = WorkerThreads("done-callbacks"), [], threading.Thread.start
     here.add(lambda: gate[1].wait(30))
     until(here._work.empty)
@@ -213,7 +213,7 @@ def soon(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [1, range(3)])
-def test_hundreds_of_waiting_callbacks_do_not_stop_a_program(link, router, until, value):
+def test_hundreds_of_waiting_callbacks_do_not_block_a_program(link, router, until, value):
     count = 500
     submission = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
     got: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -255,7 +255,7 @@ def test_callbacks_that_wait_for_each_other_get_threads(link, router, until, soo
     assert "64 done-callbacks of this program run long, and others wait for a thread" in warning
 
 
-def test_callbacks_run_in_order_whatever_they_raise(link, router, until):
+def test_callbacks_run_in_order_even_if_a_callback_raises(link, router, until):
     ran: list[Any] = []
     (future,) = submitted(link, router, 1)
     raised = (None, ZeroDivisionError, SystemExit, KeyboardInterrupt, GeneratorExit, None)
@@ -299,7 +299,7 @@ def test_callback_runs_if_its_future_ends_while_it_is_added(monkeypatch, gate, u
     until(lambda: ran == ["earlier", "late 3"])
 
 
-def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate):
+def test_waiting_callback_of_a_parsl_app_delays_no_other(link, router, gate):
     def update(record: dict[str, Any], future: Any) -> None:
         record["app_fu"].set_result(future.result())
 
@@ -315,7 +315,7 @@ def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate)
 
 
 class OneEndsAtEachLook:
-    """A clock for `wait_done`: each reading lets one callback end and adds 0.2 s."""
+    """A clock for `wait_done`: each reading ends one callback and adds 0.2 s."""
 
     def __init__(self, settling: WorkerThreads) -> None:
         self.may_end = threading.Semaphore(0)
@@ -344,7 +344,7 @@ def test_closing_waits_while_callbacks_end(monkeypatch):
     assert len(done) == 5
 
 
-def test_closing_does_not_wait_for_a_callback_that_does_not_end(gate):
+def test_closing_does_not_wait_for_a_hanging_callback(gate):
     done = []
     there = WorkerThreads("done-callbacks")
     there.add(lambda: (gate[1].wait(100), done.append(2)))
@@ -352,7 +352,7 @@ def test_closing_does_not_wait_for_a_callback_that_does_not_end(gate):
     assert not done
 
 
-def test_a_forked_process_has_threads_of_its_own(gate, until):
+def test_forked_process_has_its_own_threads(gate, until):
     settling_module.callbacks.add(lambda: gate[1].wait(30))
     until(settling_module.callbacks._work.empty)
     child = os.fork()

@@ -28,7 +28,7 @@ ALONE = "Pilots cannot reach each other: p1, p2 read the files from their origin
 
 
 def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> Status:
-    """Return a session status whose calls wait for `why`."""
+    """Return a session status in which calls wait for the reason `why`."""
     context = ContextStatus("k", "llm", hot, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, why)
     device = DeviceStatus("cpu:0", "cpu", 8_000_000_000, 0, ())
     here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (device,), "", 0, 0.0, 0.0) for n in range(pilots))
@@ -37,7 +37,7 @@ def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> S
 
 
 class WaitingProgram:
-    """A program with waiting calls and its own clock."""
+    """A program with waiting calls and a test clock."""
 
     def __init__(self, *, faults_only: bool = False) -> None:
         self.now = 1000.0
@@ -72,7 +72,7 @@ class WaitingProgram:
         return self.said[before:]
 
 
-def test_a_long_wait_is_told_of_each_minute_and_a_new_reason_sooner() -> None:
+def test_long_wait_is_reported_each_minute_and_new_reasons_sooner() -> None:
     desk = WaitingProgram()
     assert desk.look(FIRST_S) == []
     assert desk.look(1) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
@@ -83,7 +83,7 @@ def test_a_long_wait_is_told_of_each_minute_and_a_new_reason_sooner() -> None:
     assert desk.look(FIRST_S - 1) == []
     assert desk.look(1) == [f"{RESOURCES}; more: stoker status k3v9"]
     said = []
-    for n in range(40):  # alternating reasons are each printed once a minute
+    for n in range(40):  # each of two alternating reasons is printed once a minute
         desk.here = status(PRIORITY.format("1 h") if n % 2 else RESOURCES)
         said += desk.look(2)
     assert len(said) <= 3
@@ -98,7 +98,7 @@ def test_notices_stop_with_a_pilot_and_resume_without() -> None:
     assert len(desk.look(progress.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
 
-def test_session_with_pilots_is_seldom_asked() -> None:
+def test_session_with_pilots_is_seldom_queried() -> None:
     desk = WaitingProgram()
     desk.here = status(pilots=1)
     desk.look(FIRST_S)
@@ -114,7 +114,7 @@ def test_session_with_pilots_is_seldom_asked() -> None:
 NO_DISK = "1 of 1 pilots that are here cannot hold llm: n0 has 5.0 GB free on its scratch disk, and llm wants 9.0 TB"
 
 
-def test_calls_that_no_pilot_takes_are_reported() -> None:
+def test_calls_that_no_pilot_accepts_are_reported() -> None:
     desk = WaitingProgram()
     desk.here = status(pilots=1)
     assert desk.look(2) == []
@@ -125,7 +125,7 @@ def test_calls_that_no_pilot_takes_are_reported() -> None:
     assert desk.look(2 * AGAIN_S) == []
 
 
-def test_what_is_no_wait_of_this_program_is_not_told_of() -> None:
+def test_waits_of_other_programs_are_not_reported() -> None:
     desk = WaitingProgram()
     desk.look(FIRST_S - 1)
     desk.waits = False  # time without calls does not count as waiting
@@ -135,13 +135,13 @@ def test_what_is_no_wait_of_this_program_is_not_told_of() -> None:
     desk.ours.clear()
     desk.here = status(NO_DISK, pilots=1)
     assert desk.look(3 * AGAIN_S) == []
-    desk.here = None  # a silent manager causes no notice
+    desk.here = None  # a missing status causes no notice
     assert desk.look(300) == []
     desk.waits, desk.journal = False, FULL
     assert desk.look(2 * AGAIN_S) == []
 
 
-def test_pilots_that_cannot_reach_each_other_are_told_of_once() -> None:
+def test_pilots_that_cannot_reach_each_other_are_reported_once() -> None:
     desk = WaitingProgram()
     desk.here = status(pilots=2, trouble={"peers": ALONE})
     assert desk.look(300) == [ALONE]
@@ -170,7 +170,7 @@ def loading(seconds: float, line: str, *, hot: int = 0) -> Status:
     return status(pilots=1, libraries=(library,), contexts=(context,))
 
 
-def test_a_load_that_takes_long_is_told_of_with_its_last_line() -> None:
+def test_long_load_is_reported_with_its_last_log_line() -> None:
     desk = WaitingProgram()
     desk.here = loading(2.0, "")
     assert desk.look(5) == []
@@ -185,7 +185,7 @@ def test_a_load_that_takes_long_is_told_of_with_its_last_line() -> None:
     assert desk.look(40) == [], "the context is hot elsewhere"
 
 
-def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_wait_notice_is_printed_above_the_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     assert not progress.above_the_bar("nobody")
     console = Console(stderr=True, force_terminal=True, width=200)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
@@ -197,7 +197,7 @@ def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyP
     assert not progress.above_the_bar("nobody")
 
 
-def test_else_it_goes_to_the_log_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_notice_without_a_bar_goes_to_the_named_logger(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         progress._say("no pilot yet")
     assert [(record.name, record.getMessage()) for record in caplog.records] == [("stoker.news", "no pilot yet")]
@@ -218,7 +218,7 @@ with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none"):
 """
 
 
-def test_program_without_pilots_says_why(tmp_path) -> None:
+def test_program_without_pilots_reports_the_reason(tmp_path) -> None:
     command, wanted = [sys.executable, "-c", PROGRAM, str(tmp_path)], "no pilot has joined yet (no block was"
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stderr is not None
@@ -255,7 +255,7 @@ def test_full_disk_is_reported_at_once_and_each_minute() -> None:
     assert desk.look(FIRST_S) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
 
 
-def test_without_progress_faults_alone_are_told() -> None:
+def test_only_faults_are_reported_without_a_progress_display() -> None:
     desk = WaitingProgram(faults_only=True)
     desk.journal = FULL
     assert desk.look(1) == [FULL]

@@ -20,7 +20,7 @@ def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Sized:
-    """A context that records the memory limits that it is given."""
+    """A context that records the memory limits it receives."""
 
     def __init__(self) -> None:
         self.seen = [ambient.device_memory_bytes()]
@@ -35,19 +35,19 @@ def over_two() -> Sized:
     return Sized()
 
 
-def test_a_library_over_two_cpu_devices_has_both(two_devices: Any) -> None:
+def test_library_over_two_cpu_devices_receives_both(two_devices: Any) -> None:
     def describe(sized: Sized) -> tuple[tuple[str, ...], list[int], int]:
         return ambient.devices(), sized.seen, len(os.sched_getaffinity(0))
 
     devices, seen, cores = stoker.app(describe, context=over_two())().result(timeout=120)
     assert devices == ("cpu", "cpu")
-    assert seen == [1_200_000_000, 1_200_000_000]  # PyTorch's `cpu` has the memory of both
+    assert seen == [1_200_000_000, 1_200_000_000]  # the `cpu` of PyTorch has the memory of both devices
     assert cores == len(os.sched_getaffinity(0))
     (library,) = two_devices.status().libraries
     assert library.devices == ("cpu:0", "cpu:1")
 
 
-def test_more_devices_than_a_node_has_is_told(two_devices: Any) -> None:
+def test_context_with_more_devices_than_a_node_is_reported(two_devices: Any) -> None:
     @stoker.context(devices=3)
     def over_three() -> int:
         return 1

@@ -1,4 +1,4 @@
-"""The memory of `stoker.map` is limited in bytes: received and expected results."""
+"""`stoker.map` limits the bytes of received and expected results."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def came(stream):
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(("size", "count"), [(300 * KB, 60), (1_200 * KB, 20)])
-def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, ordered, size, count):
+def test_slow_loop_over_large_results_has_bounded_memory(session, until, ordered, size, count):
     app = stoker.app()(lambda number: large(number, size))
     stream = stoker.map(app, range(count), ordered=ordered)
     window = stream._window
     window.most_bytes = 6 * MB
-    window._clock = lambda: 0.0  # the clock stands still, so that a slow first result does not widen the window
+    window._clock = lambda: 0.0  # the clock does not advance, so a slow first result does not widen the window
     held, on_disk, numbers = [], [], []
     for number, data in stream:
         assert len(data) == size
         numbers.append(number)
-        until(lambda: len(stream._arrived) == len(window.in_flight))  # the loop is slower than any pilot
+        until(lambda: len(stream._arrived) == len(window.in_flight))  # the loop is slower than the pilots
         held.append(came(stream))
         on_disk.append(sum(file.stat().st_size for file in Path(session.folder).rglob("result-*")))
     assert sorted(numbers) == list(range(count))
@@ -47,7 +47,7 @@ def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, orde
     assert window.held_bytes == 0
 
 
-def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_path, until):
+def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_path, until):
     gate = str(tmp_path / "go")
 
     def gated(number):
@@ -62,7 +62,7 @@ def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_
     stream._window.most_bytes = 6 * MB
     wait, sent = stream._wait, []
 
-    def look():  # the loop waits for the first item while other results arrive
+    def look():  # the loop waits for the first item while results of other items arrive
         sent.append(came(stream))
         if stream._room() == 0 and sent[-1] > 4 * MB:
             Path(gate).touch()
@@ -73,7 +73,7 @@ def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_
     assert max(sent) < 8 * MB
 
 
-def test_results_larger_than_the_bound_come_one_at_a_time(session, until):
+def test_results_larger_than_the_bound_arrive_one_at_a_time(session, until):
     stream = stoker.map(lambda number: large(number, 500 * KB), range(8))
     stream._window.most_bytes = 400 * KB
     stream._window._clock = lambda: 0.0
@@ -110,7 +110,7 @@ class Calls:
         self.window.held_bytes -= self.ready.pop(0)
 
 
-def test_before_the_first_result_the_window_opens_slowly():
+def test_window_opens_slowly_before_the_first_result():
     calls = Calls(2_000)
     assert calls.fill() == 64
     assert calls.fill() == 0
@@ -134,7 +134,7 @@ def test_small_results_open_the_whole_window_at_once():
     assert calls.window.grows_in() is None
 
 
-def test_calls_in_flight_count_with_the_mean_of_the_last_results():
+def test_calls_in_flight_count_with_the_mean_size_of_last_results():
     calls = Calls(2_000)
     calls.fill()
     calls.end(56, size_bytes=1 * MB)
@@ -142,11 +142,11 @@ def test_calls_in_flight_count_with_the_mean_of_the_last_results():
     for _ in range(20):
         calls.take()
     assert calls.fill() == 20
-    calls.end(220, size_bytes=1_000)  # small results: the window may hold many
+    calls.end(220, size_bytes=1_000)  # the window allows many small results
     assert calls.fill() > 1_000
 
 
-def test_waiting_loop_may_have_more_in_flight():
+def test_waiting_loop_may_have_more_calls_in_flight():
     calls = Calls(2_000)
     calls.fill()
     calls.end(64, size_bytes=100 * MB)
@@ -170,7 +170,7 @@ def test_waiting_loop_may_have_more_in_flight():
     assert calls.fill() == 2
 
 
-def test_there_is_always_room_for_one_call_with_nothing_in_flight():
+def test_one_call_is_always_allowed_with_nothing_in_flight():
     calls = Calls(5, most_bytes=10)
     for _ in range(4):
         assert calls.fill() == 1
@@ -179,7 +179,7 @@ def test_there_is_always_room_for_one_call_with_nothing_in_flight():
         calls.take()
 
 
-def test_few_calls_are_not_sent_one_by_one_while_others_are_in_flight():
+def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
     calls = Calls(2_000)
     calls.fill()
     calls.end(1, size_bytes=0)

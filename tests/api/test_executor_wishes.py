@@ -1,4 +1,4 @@
-"""Options that need a policy's support are refused without it."""
+"""Options that need the support of a policy are refused if the policy lacks it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str
         check_wants(site, wants, honours=None)  # a joined session has its own policy
 
 
-def test_the_shipped_policies_honour_what_the_page_says() -> None:
+def test_shipped_policies_honour_the_documented_options() -> None:
     both, alone = frozenset({"priority", "deadline"}), frozenset({"deadline"})
     limits = frozenset({"min_libraries", "max_libraries", "keep_alive"})
     special = {
@@ -87,7 +87,7 @@ def test_manager_refuses_only_options_its_policy_ignores() -> None:
     c.check()
 
 
-def test_several_wishes_are_named_together() -> None:
+def test_several_unsupported_options_are_named_together() -> None:
     grows = Objective(ttft_per_token_s=0.01)
     assert "leave out ttft_s" in refusal(CallOptions(objective=grows), frozenset({"tpot_s"}))
     said = refusal(CallOptions(priority=1, objective=Objective(ttft_s=1.0)), frozenset({"deadline"}))

@@ -26,24 +26,24 @@ def odd(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_folder(odd: Path) -> None:
+def test_non_utf_8_run_folder_is_refused(odd: Path) -> None:
     with pytest.raises(SessionError, match=r"caf\\xe9.*not valid UTF-8.*stoker\.load\(run_dir="):
         stoker.load(run_dir=str(odd))
 
 
-def test_the_folder_of_a_session_that_stays(odd: Path) -> None:
+def test_non_utf_8_folder_of_a_kept_session_is_refused(odd: Path) -> None:
     with pytest.raises(SessionError, match=r"not valid UTF-8.*stoker up --folder DIR"):
         make_folder(SessionFolder(odd), elsewhere="stoker up --folder DIR")
     assert list(odd.iterdir()) == []
 
 
-def test_the_folder_of_a_program(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_utf_8_folder_of_a_program_is_refused(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(odd)
     with pytest.raises(SessionError, match=r"not valid UTF-8.*start the program in another"):
         stoker.load(run_dir=str(tmp_path / "runs"))
 
 
-def test_a_folder_of_modules(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_utf_8_folder_of_modules_is_refused(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(odd), *sys.path])
     with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*take it out of PYTHONPATH"):
         stoker.load(run_dir=str(tmp_path / "runs"))
@@ -52,7 +52,7 @@ def test_a_folder_of_modules(odd: Path, tmp_path: Path, monkeypatch: pytest.Monk
         new_sessions.python_path()
 
 
-def test_a_scratch_folder(odd: Path) -> None:
+def test_non_utf_8_scratch_folder_is_refused(odd: Path) -> None:
     with pytest.raises(SessionError, match=r"scratch folder.*not valid UTF-8.*STOKER_SCRATCH"):
         base_folder(environ={"STOKER_SCRATCH": str(odd)})
     assert list(odd.iterdir()) == []

@@ -109,7 +109,7 @@ SPECIFICATION: dict[str, list[Any]] = {
     "latency_s": [-1, "1", math.inf],
     "ttft_s": [-1, "1"],
     "ttft_per_token_s": [-1, "1"],
-    "ttft_most_s": [-1, "1", 8],  # without ttft_per_token_s it limits nothing
+    "ttft_most_s": [-1, "1", 8],  # has no effect without ttft_per_token_s
     "tpot_s": [-1, "1"],
     "features": APP["features"],
     "variants": APP["variants"],
@@ -172,11 +172,11 @@ CALLS: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
         for option, values in table.items()
     ],
 )
-def test_a_wrong_value_is_refused_by_name(call: Callable[..., Any], option: str, values: list[Any]) -> None:
+def test_wrong_option_value_is_refused_by_name(call: Callable[..., Any], option: str, values: list[Any]) -> None:
     refuse_each(call, option, values)
 
 
-def test_the_subject_of_a_story_is_a_name() -> None:
+def test_subject_of_explain_is_a_name() -> None:
     with pytest.raises(ConfigError, match=r"session\.explain"):
         object.__new__(Session).explain(3)  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def parameters(function: Callable[..., Any]) -> set[str]:
     ],
     ids=["app", "context", "map", "executor", "specification"],
 )
-def test_the_tables_have_every_option(table: dict[str, list[Any]], real: set[str]) -> None:
+def test_tables_of_refusals_cover_every_option(table: dict[str, list[Any]], real: set[str]) -> None:
     assert set(table) == real
     assert parameters(stoker.load) <= set(LOAD)
 
@@ -220,7 +220,7 @@ def test_an_unknown_option_is_refused(
         function(**{option: 1})
 
 
-def test_an_empty_session_says_that_a_variable_may_not_be_set() -> None:
+def test_empty_session_variable_raises_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"session: '' names no session .*not set.*stoker sessions.*leave session= out"
     ):
@@ -275,7 +275,7 @@ def test_what_yields_gives_pieces_unless_it_is_told_otherwise(function: Any) -> 
 @pytest.mark.parametrize(
     "function", [*YIELD, *MANAGE], ids=lambda function: str(getattr(function, "__name__", type(function)))
 )
-def test_what_yields_is_no_loader(function: Any) -> None:
+def test_generator_function_is_not_accepted_as_a_loader(function: Any) -> None:
     said = r"is a (generator function|context manager)"
     for make in (stoker.context, stoker.context(memory="1 GB"), recipe_of):
         with pytest.raises(RecipeError, match=said):
@@ -283,7 +283,7 @@ def test_what_yields_is_no_loader(function: Any) -> None:
 
 
 @pytest.mark.parametrize("loader", [later, functools.partial(later, "n"), Many().later])
-def test_an_async_function_is_an_app_and_no_loader(loader: Any) -> None:
+def test_async_function_is_accepted_as_an_app_and_not_as_a_loader(loader: Any) -> None:
     assert "later" in repr(stoker.app(loader))
     for make in (stoker.context, recipe_of):
         with pytest.raises(RecipeError, match=r"later is an async function; a loader .* asyncio\.run"):
@@ -291,17 +291,17 @@ def test_an_async_function_is_an_app_and_no_loader(loader: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [int, max, dict, range])
-def test_what_has_no_signature_is_no_app(function: Any) -> None:
+def test_callable_without_a_signature_is_refused_as_an_app(function: Any) -> None:
     with pytest.raises(ConfigError, match=f"Python finds no signature of {function.__name__}"):
         stoker.app(function)
 
 
-def test_an_app_is_called_what_its_function_is() -> None:
+def test_app_has_the_name_of_its_function() -> None:
     for app, name in ((stoker.app(functools.partial(echo, 1)), "echo"), (stoker.app(len), "len")):
         assert (repr(app), app.__name__) == (f"<app {name}: no context>", name)
 
 
-def test_what_is_ignored_for_the_cache_has_to_be_a_parameter() -> None:
+def test_argument_ignored_for_the_cache_must_be_a_parameter() -> None:
     with pytest.raises(
         ConfigError, match=r"echo: ignore_for_cache: 'nope' is not one of its parameters \(number, mark\)"
     ):
@@ -309,6 +309,6 @@ def test_what_is_ignored_for_the_cache_has_to_be_a_parameter() -> None:
     assert stoker.app(cache=True, ignore_for_cache=["nope"])(lambda **given: given)
 
 
-def test_a_rule_for_blocks_that_parsl_starts_is_refused() -> None:
+def test_block_rule_is_refused_if_parsl_starts_the_blocks() -> None:
     with pytest.raises(ConfigError, match=r"provisioning = \"demand\" has no effect in a program"):
         stoker.StokerExecutor(Site(policy=Policy(provisioning=ProvisioningName.DEMAND)))

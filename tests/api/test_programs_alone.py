@@ -50,7 +50,7 @@ def _nothing_is_left(tmp_path):
 
 
 @pytest.mark.long
-def test_figure_5_with_its_import_lines_changed(run_program, tmp_path):
+def test_parsl_paper_figure_5_runs_with_changed_imports(run_program, tmp_path):
     done = run_program(
         """
         import stoker
@@ -93,8 +93,8 @@ def test_figure_5_with_its_import_lines_changed(run_program, tmp_path):
 
 
 @pytest.mark.long
-def test_program_without_stderr_or_docstrings_may_forget_to_stop(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # Python then keeps no docstrings
+def test_program_without_stderr_or_docstrings_needs_no_shutdown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # Python removes docstrings
     (tmp_path / "program.py").write_text(
         'import stoker\n@stoker.app\ndef documented():\n    "Not kept."\n    return documented.__doc__\n'
         "stoker.load()\nprint(documented().result())\n"
@@ -104,7 +104,7 @@ def test_program_without_stderr_or_docstrings_may_forget_to_stop(tmp_path, monke
     assert (ran.returncode, ran.stdout) == (0, "None\n")
 
 
-def test_a_program_that_fails_in_its_block_ends_with_its_own_error(run_program):
+def test_program_that_fails_in_its_with_block_raises_its_own_error(run_program):
     done = run_program(
         """
         import stoker, time
@@ -118,7 +118,7 @@ def test_a_program_that_fails_in_its_block_ends_with_its_own_error(run_program):
 
 
 @pytest.mark.long
-def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path):
+def test_ctrl_c_stops_cleanly_and_reports_what_is_kept(tmp_path):
     program = start(
         tmp_path,
         """
@@ -135,14 +135,14 @@ def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path):
     )
     assert [program.stdout.readline() for _ in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
     time.sleep(0.2)
-    os.killpg(program.pid, signal.SIGINT)  # like a terminal, signal the whole group
+    os.killpg(program.pid, signal.SIGINT)  # signal the whole process group, like a terminal
     _, said = program.communicate(timeout=PATIENCE_S)
     assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
     assert "KeyboardInterrupt" in said
 
 
 @pytest.mark.long
-def test_a_context_that_loads_for_long_says_what_it_does(tmp_path, monkeypatch, caplog):
+def test_context_with_a_long_load_reports_its_progress(tmp_path, monkeypatch, caplog):
     for limit in ("FIRST_S", "CHECK_S"):
         monkeypatch.setattr(progress, limit, 0.5)
 
@@ -168,7 +168,7 @@ def test_a_context_that_loads_for_long_says_what_it_does(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("mode", ["wait", "skip"])
-def test_exit_mode_says_whether_the_end_of_the_block_waits(tmp_path, mode):
+def test_exit_mode_decides_whether_the_with_block_waits(tmp_path, mode):
     gate = tmp_path / "gate"
 
     @stoker.app
@@ -181,7 +181,7 @@ def test_exit_mode_says_whether_the_end_of_the_block_waits(tmp_path, mode):
         future = gated(str(gate))
         if mode == "wait":
             threading.Timer(0.5, gate.touch).start()
-    if mode == "skip":  # the session continues until the program ends it
+    if mode == "skip":  # the session continues until the program ends the session
         assert not future.done()
         gate.touch()
         assert future.result(60) == "done"
@@ -190,7 +190,7 @@ def test_exit_mode_says_whether_the_end_of_the_block_waits(tmp_path, mode):
 
 
 @pytest.mark.long
-def test_idle_contexts_make_room_in_the_cache(tmp_path, monkeypatch):
+def test_idle_contexts_are_evicted_for_cache_space(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("site.toml").write_text(
         f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'

@@ -30,7 +30,7 @@ def left(session) -> int:
     return int(status.running + status.queued)
 
 
-def test_a_call_that_runs_is_stopped_and_not_tried_again(session, tmp_path):
+def test_cancelled_running_call_is_stopped_and_not_retried(session, tmp_path):
     begun = tmp_path / "begun"
     future = nap(600, str(begun))
     until(begun.exists, why="the call runs")
@@ -45,7 +45,7 @@ def test_a_call_that_runs_is_stopped_and_not_tried_again(session, tmp_path):
     assert nap(0.0).result(60) == 0.0
 
 
-def test_calls_that_are_queued_never_run(session, tmp_path):
+def test_cancelled_queued_calls_never_run(session, tmp_path):
     marks = [tmp_path / f"begun-{number}" for number in range(40)]
     futures = [nap(0.5, str(mark)) for mark in marks]
     assert all(future.cancel() for future in futures[20:])
@@ -53,7 +53,7 @@ def test_calls_that_are_queued_never_run(session, tmp_path):
     assert [mark.exists() for mark in marks] == [True] * 20 + [False] * 20
 
 
-def test_one_that_waits_for_another_ends_at_once_and_never_runs(session, tmp_path):
+def test_cancelled_call_with_a_pending_argument_never_runs(session, tmp_path):
     begun, gate = tmp_path / "begun", tmp_path / "gate"
 
     @stoker.app()
@@ -80,7 +80,7 @@ packing, go_on = threading.Event(), threading.Event()
 
 
 class SlowToPack:
-    """A text whose pickling waits until the test sets `go_on`."""
+    """A string whose pickling waits until the test sets `go_on`."""
 
     def __init__(self, text):
         self.text = text
@@ -91,7 +91,7 @@ class SlowToPack:
         return str, (self.text,)
 
 
-def test_a_call_cancelled_while_packed_never_begins(session, tmp_path):
+def test_call_cancelled_while_packed_never_starts(session, tmp_path):
     begun = tmp_path / "begun"
     # arguments with a future are packed when the future is done
     future = nap(600, SlowToPack(str(begun)), after=nap(0))
@@ -104,7 +104,7 @@ def test_a_call_cancelled_while_packed_never_begins(session, tmp_path):
     assert not begun.exists()
 
 
-def test_a_call_that_has_ended_cannot_be_cancelled(session):
+def test_finished_call_cannot_be_cancelled(session):
     future = nap(0.0)
     assert future.result(60) == 0.0
     assert not future.cancel()
@@ -112,14 +112,14 @@ def test_a_call_that_has_ended_cannot_be_cancelled(session):
     assert future.result(0) == 0.0
 
 
-def test_waiters_see_cancelled_executor_futures(session):
+def test_executor_futures_report_cancellation_to_waiters(session):
     futures = [session.executor.submit(time.sleep, {}, 600) for _ in range(4)]
     assert all(future.cancel() for future in futures)
     assert all(future.cancel() for future in futures)
     assert not wait(futures, timeout=PATIENCE_S).not_done
 
 
-def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
+def test_closed_stream_cancels_the_calls_that_it_sent(session, tmp_path):
     def mark(number):
         (tmp_path / str(number)).touch()
         time.sleep(0.2)
@@ -130,7 +130,7 @@ def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
     assert len(list(tmp_path.iterdir())) < 200
 
 
-def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
+def test_final_failure_is_not_retried(session, tmp_path):
     @stoker.app()
     def dies(path):
         with open(path, "a") as file:
@@ -154,19 +154,19 @@ def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
 
 
 class Words:
-    """A model whose long texts take long."""
+    """A model that needs a long time for long texts."""
 
     def complete(self, _prompt, *, max_new_tokens):
         return "".join(self.stream(_prompt, max_new_tokens=max_new_tokens))
 
     def stream(self, _prompt, *, max_new_tokens):
         for number in range(max_new_tokens):
-            stoker.progress(number)  # raises where the call is to stop
+            stoker.progress(number)  # raises if the call should stop
             time.sleep(0.01)
             yield "a"
 
 
-@stoker.context(max_libraries=1)  # without this limit another device may load it
+@stoker.context(max_libraries=1)  # without this limit another device may load the context
 def words():
     return Words()
 
@@ -234,7 +234,7 @@ def time_out(recipe, begun):
 
 
 @pytest.mark.parametrize("leave", [cancel_future, cancel_map, cancel_stream, cancel_silent_stream, time_out])
-def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_path, leave):
+def test_stopped_call_leaves_its_model_loaded(session, writer, tmp_path, leave):
     recipe, pid = writer
     leave(recipe, str(tmp_path / "begun"))
     until(lambda: left(session) == 0, why="nothing runs")
@@ -242,7 +242,7 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
 
 
 @pytest.mark.long
-def test_calls_see_a_network_as_it_is_trained_in_place(session):
+def test_calls_use_a_network_while_it_is_trained_in_place(session):
     torch = pytest.importorskip("torch")
 
     net = torch.nn.Linear(1, 1, bias=False)

@@ -1,4 +1,4 @@
-"""Calls see changes to captured objects, but do not change the program's objects."""
+"""Calls see changes of captured objects, but do not change the objects of the program."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def done(tmp_path_factory, run_program_in):
 
 
 @pytest.mark.parametrize("part", SAID)
-def test_captured_objects(done, part):
+def test_captured_objects_reach_the_call(done, part):
     said = [line.removeprefix(f"{part} ") for line in done.stdout.splitlines() if line.startswith(part)]
     assert said == [str(line) for line in SAID[part]], done.stderr
     assert done.stderr.count("entry uses table, which may change: its 1.6 MB are pickled with every call") == 1

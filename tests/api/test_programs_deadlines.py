@@ -18,14 +18,14 @@ LOAD = {"retries": 3}
 
 @pytest.fixture(params=[-HOURS_S, HOURS_S], ids=["behind", "ahead"])
 def ahead_s(request, monkeypatch, session):
-    """Shift this program's wall clock by hours, but not the manager's clock."""
+    """Shift the wall clock of this program by hours, but not the clock of the manager."""
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + request.param)
     return request.param
 
 
 @pytest.mark.usefixtures("ahead_s")
-def test_call_in_time_runs_and_late_one_is_dropped():
+def test_call_in_time_runs_and_late_call_is_dropped():
     @stoker.app(deadline="60 s", late="drop")
     def patient():
         return "in time"
@@ -41,7 +41,7 @@ def test_call_in_time_runs_and_late_one_is_dropped():
 
 
 @pytest.mark.usefixtures("ahead_s")
-def test_a_forecast_is_told_on_the_clock_of_the_program(until):
+def test_forecast_uses_the_clock_of_the_program(until):
     @stoker.app(deadline=0.01)
     def late():
         time.sleep(0.2)
@@ -58,7 +58,7 @@ def test_a_forecast_is_told_on_the_clock_of_the_program(until):
 
 
 @pytest.mark.usefixtures("session")
-def test_each_call_of_a_map_has_its_time_from_when_it_is_sent(monkeypatch):
+def test_deadline_of_a_map_item_counts_from_its_submission(monkeypatch):
     @stoker.app(deadline="60 s", late="drop")
     def same(number):
         return number
@@ -104,7 +104,7 @@ def of_parsl(path, parsl_resource_specification):
 
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("of", ["stoker", "parsl"])
-def test_a_call_that_is_tried_again_keeps_its_first_deadline(tmp_path, of):
+def test_retried_call_keeps_its_first_deadline(tmp_path, of):
     tries = tmp_path / "tries"
     for more in polls(PATIENCE_S):
         if of == "stoker":

@@ -123,7 +123,7 @@ def test_file_that_travels_is_found_by_its_relative_name(here: Path, elsewhere: 
 
 
 @pytest.mark.usefixtures("session")
-def test_open_file_is_refused_where_it_is_given() -> None:
+def test_open_file_is_refused_as_an_argument() -> None:
     log = open("log.txt", "w+")  # noqa: SIM115
 
     @stoker.app
@@ -172,7 +172,7 @@ with stoker.load(session=sys.argv[1], progress=False):
 """
 
 
-def test_programs_in_two_folders_share_a_session_and_no_files(session: Any, here: Path) -> None:
+def test_programs_in_two_folders_share_a_session_but_no_files(session: Any, here: Path) -> None:
     (here / "program.py").write_text(_PROGRAM)
     for name in "ab":
         (here / name).mkdir()

@@ -30,7 +30,7 @@ def together(session, tmp_path):
     return make
 
 
-def test_ranks_meet_where_rank_0_listens(together):
+def test_ranks_connect_to_the_address_of_rank_0(together):
     def exchange(context):
         place = stoker.gang()
         assert stoker.gang() is place
@@ -47,13 +47,13 @@ def test_ranks_meet_where_rank_0_listens(together):
     assert together.loads() == 2
 
 
-def test_outside_of_a_gang_a_call_is_rank_0_of_1(session):
+def test_call_outside_a_gang_is_rank_0_of_1(session):
     place = stoker.gang()
     assert (place.rank, place.size, place.rendezvous, place.listener) == (0, 1, "", None)
     assert stoker.app()(lambda: repr(stoker.gang()))().result(LIMIT_S) == "<rank 0 of 1>"
 
 
-def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path, until):
+def test_killed_rank_loses_only_steps_since_the_last_checkpoint(together, tmp_path, until):
     def steps(context, folder):
         from stoker.contexts import saved_state
 
@@ -85,11 +85,11 @@ def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path, u
     done = [int(line) for line in (tmp_path / "steps-0").read_text().split()]
     assert sorted(set(done)) == list(range(30))
     assert len(done) <= 30 + 4, "the gang restarted before its last checkpoint"
-    assert began[-1] >= 8 or len(began) == 1  # a process may begin twice: its file contains the last start
+    assert began[-1] >= 8 or len(began) == 1  # a process may start twice; the file contains the last start
     assert together.loads() == 3, "the rank that was not killed kept its context"
 
 
-def test_a_gang_that_is_cancelled_leaves_its_contexts_hot(together, tmp_path, until):
+def test_cancelled_gang_leaves_its_contexts_loaded(together, tmp_path, until):
     def long(context, folder):
         (Path(folder) / f"runs-{stoker.gang().rank}").touch()
         while True:
@@ -103,7 +103,7 @@ def test_a_gang_that_is_cancelled_leaves_its_contexts_hot(together, tmp_path, un
     assert together.loads() == 2
 
 
-def test_ranks_that_keep_losing_each_other_end_the_call(together):
+def test_ranks_that_repeatedly_lose_each_other_end_the_call(together):
     def peer_loss_end(context):
         raise errors.GangBroken("cannot stand the others")
 

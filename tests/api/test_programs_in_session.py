@@ -43,17 +43,17 @@ def greet(session, tmp_path):
     return greet
 
 
-def test_map_of_an_app_with_arguments_given_ahead(greet):
+def test_map_accepts_an_app_with_bound_arguments(greet):
     assert list(stoker.map(functools.partial(greet, mark="?"), ["a", "b"])) == ["hello a?", "hello b?"]
 
 
-def test_a_context_is_loaded_once_and_serves_call_after_call(greet):
+def test_context_is_loaded_once_and_serves_several_calls(greet):
     assert greet("ana").result(60) == "hello ana!"
     assert [greet(str(n), mark="?").result(60) for n in range(20)] == [f"hello {n}?" for n in range(20)]
     assert greet.log.read_text().count("loaded") <= 2
 
 
-def test_a_context_can_be_loaded_ahead(session, tmp_path):
+def test_context_can_be_loaded_ahead(session, tmp_path):
     log = tmp_path / LOADS
     recipe = greeter("warm", str(log))
     assert session.warm(recipe).result(60) is True
@@ -103,7 +103,7 @@ def test_futures_can_be_awaited(greet, session):
     assert asyncio.run(_wait_for(session.executor.submit(abs, None, -3))) == 3
 
 
-def test_an_async_function_runs_in_an_event_loop_of_its_call(greet, session):
+def test_async_function_runs_in_its_own_event_loop(greet, session):
     @stoker.app(context=greeter("async", str(greet.log)))
     async def both(context, first, second):
         async def one(text):
@@ -158,7 +158,7 @@ def test_map_without_order_gives_all_and_the_quick_ones_first(session, tmp_path,
         return os.getpid()
 
     while len(set(stoker.map(where, range(4)))) < 2:
-        pass  # wait until both libraries run: while a slow call occupies the only one, no call is quick
+        pass  # wait until both libraries run, so that a slow call does not occupy the only library
     naps = [True, False, False, False]
     results = stoker.map(nap, naps, ordered=False)
     assert list(itertools.islice(results, 3)) == [False] * 3
@@ -172,7 +172,7 @@ def test_map_without_order_gives_all_and_the_quick_ones_first(session, tmp_path,
         assert ordered.result(60) == naps
 
 
-def test_a_loop_that_is_left_cancels_the_calls_that_are_left(session):
+def test_leaving_a_map_loop_cancels_unfinished_calls(session):
     @stoker.app(context=greeter("nap", os.devnull))
     def nap(context, seconds):
         time.sleep(seconds)
@@ -185,7 +185,7 @@ def test_a_loop_that_is_left_cancels_the_calls_that_are_left(session):
     assert session.status().queued == 0
 
 
-def test_an_error_says_which_call_and_which_item_it_was(session):
+def test_error_names_its_call_and_its_item(session):
     @stoker.app()
     def half(number):
         print("half of", number)
@@ -215,7 +215,7 @@ def test_map_in_batches_gives_lists_and_one_result_a_list(session):
     assert list(stoker.map(total, [])) == []
 
 
-def test_map_raises_at_the_place_of_the_error_and_cancels_the_rest(session):
+def test_map_raises_at_the_position_of_the_error_and_cancels_others(session):
     def picky(number):
         if number == 7:
             raise ValueError("seven")
@@ -230,7 +230,7 @@ def test_map_raises_at_the_place_of_the_error_and_cancels_the_rest(session):
 
 
 @pytest.mark.parametrize("return_exceptions", [False, True])
-def test_a_broken_input_ends_a_map_after_the_results_before(session, return_exceptions):
+def test_broken_input_ends_a_map_after_the_earlier_results(session, return_exceptions):
     def items():
         yield 1
         raise OSError("the file is gone")
@@ -245,7 +245,7 @@ def test_a_broken_input_ends_a_map_after_the_results_before(session, return_exce
         next(results)
 
 
-def test_an_input_may_wait_for_results_one_at_a_time(session):
+def test_input_iterator_may_wait_for_results_one_at_a_time(session):
     seen = [1]
 
     def doubled():
@@ -295,7 +295,7 @@ def test_an_exception_can_be_the_result_and_the_loop_goes_on(session, ordered):
     assert (numbers if ordered else sorted(numbers)) == [number for number in range(40) if number % 10 != 3]
 
 
-def test_an_item_that_cannot_be_sent_can_be_a_result_too(session):
+def test_item_that_cannot_be_sent_can_be_returned_as_a_result(session):
     items = [1, threading.Lock(), -3]
     first, second, third = stoker.map(abs, items, return_exceptions=True)
     assert (first, third) == (1, 3)
@@ -309,7 +309,7 @@ def test_an_item_that_cannot_be_sent_can_be_a_result_too(session):
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_futures_among_the_items_are_waited_for(greet, batch_size):
+def test_map_waits_for_futures_among_its_items(greet, batch_size):
     assert list(stoker.map(str.upper if batch_size is None else "".join, [greet("a"), "b"], batch_size=batch_size)) == (
         ["HELLO A!", "B"] if batch_size is None else ["hello a!b"]
     )
@@ -324,7 +324,7 @@ def test_futures_among_the_items_are_waited_for(greet, batch_size):
         list(stoker.map(str, items, batch_size=batch_size))
 
 
-def test_stop_iteration_of_a_call_ends_no_loop(session):
+def test_stop_iteration_raised_by_a_call_does_not_end_the_map_loop(session):
     def takes_one_too_many(number):
         return next(iter([number] * number))
 
@@ -342,7 +342,7 @@ def test_stop_iteration_of_a_call_ends_no_loop(session):
         asyncio.run(asyncio.wait_for(awaits(), 30))
 
 
-def test_a_call_gets_its_arguments_as_they_were_when_it_was_made(session):
+def test_call_receives_its_arguments_as_of_the_submission(session):
     double = stoker.app()(lambda point, **more: (point["v"], more))
     point, array, found = {}, np.zeros(1), []
     for number in range(20):
@@ -386,7 +386,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_map_over_a_table_gives_its_rows(session, tmp_path, monkeypatch, kind):
+def test_map_over_a_table_yields_its_rows(session, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     make = functools.partial(TABLES[kind], {"claim": list(map(str, range(3000))), "label": list(range(3000))})
     said = []
@@ -396,7 +396,7 @@ def test_map_over_a_table_gives_its_rows(session, tmp_path, monkeypatch, kind):
     assert list(stoker.map(len, make(), batch_size=1700)) == [1700, 1300]
 
 
-def test_map_over_a_file_names_the_row_it_cannot_read(session, tmp_path):
+def test_map_over_a_file_names_an_unreadable_row(session, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": \n')
     taken = []
     with pytest.raises(errors.ConfigError, match=r"rows\.jsonl: line 3: is not JSON"):
@@ -422,7 +422,7 @@ def test_table_without_rows_as_dicts_is_refused(session, kind):
         stoker.map(len, table)
 
 
-def test_parsls_walltime_ends_a_call(session):
+def test_walltime_option_of_parsl_ends_a_call(session):
     @stoker.app
     def spin(seconds, walltime=None):
         end = time.monotonic() + seconds
@@ -476,7 +476,7 @@ class Later:
     ],
     ids=["lambda", "closure", "method", "partial", "builtin-method", "ufunc", "class", "object", "len", "int"],
 )
-def test_all_kinds_of_functions_travel(session, function, value, result):
+def test_all_kinds_of_functions_can_be_sent(session, function, value, result):
     [got] = stoker.map(function, [value])
     assert got.limit == 5 if result is None else got == result
     if function is not int:  # int has no signature, so it cannot be an app
@@ -502,7 +502,7 @@ class Judge:
         return f"{context['word']} {claim}"
 
 
-def test_methods_as_apps(session):
+def test_methods_can_be_apps(session):
     assert Judge(3).weigh("it").result(60) == "said it 3"
     assert Judge(3).plainly("ab").result(60) == "ababab"
     assert Judge(3).repeat("it").result(60) == Judge.repeat("it").result(60) == "said it"
@@ -514,7 +514,7 @@ def countdown(n):
     return [n, *countdown.function(n - 1)] if n else [0]
 
 
-def test_app_called_inside_a_call_says_what_to_do(session):
+def test_app_called_inside_a_call_raises_an_error_with_advice(session):
     assert countdown(3).result(60) == [3, 2, 1, 0]
 
     @stoker.app()
@@ -525,7 +525,7 @@ def test_app_called_inside_a_call_says_what_to_do(session):
         outer().result(60)
 
 
-def test_plain_parsl_apps(session, tmp_path):
+def test_plain_parsl_apps_run(session, tmp_path):
     @python_app
     def add(a, b=1):
         return a + b
@@ -562,7 +562,7 @@ def test_memoization_knows_the_context(session, tmp_path):
     assert other().result(60).startswith("b ")
 
 
-def test_a_large_argument_and_result(session, until):
+def test_large_argument_and_result_are_transferred(session, until):
     @stoker.app()
     def double(array):
         return array * 2
@@ -583,7 +583,7 @@ def test_a_call_that_runs_too_long(session):
     assert caught.value.call.startswith("c-")
 
 
-def test_a_specification_may_name_the_context(session, tmp_path):
+def test_specification_may_name_the_context(session, tmp_path):
     @python_app
     def word(parsl_resource_specification=None):
         from stoker import load_variable_from_serverless
@@ -596,7 +596,7 @@ def test_a_specification_may_name_the_context(session, tmp_path):
         word(parsl_resource_specification={"cpus": 1}).result(60)
 
 
-def test_a_session_says_how_it_is(session, greet):
+def test_session_returns_its_status(session, greet):
     greet("x").result(60)
     status = session.status()
     assert status.session == session.id
@@ -607,18 +607,18 @@ def test_a_session_says_how_it_is(session, greet):
     assert session.explain(status.pilots[0].pilot).found
     call = session.executor.submit(abs, {}, -1)
     call.result(60)
-    ended = session.explain(call.parsl_executor_task_id)  # a manager forgets successful calls; the journal keeps them
+    ended = session.explain(call.parsl_executor_task_id)  # the journal contains successful calls
     assert "ended with a result" in ended.lines[-1].text
     assert not session.explain("c-99999999").found
     assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"
 
 
-def test_a_second_load_is_refused_by_name(session):
+def test_second_load_is_refused_with_the_session_name(session):
     with pytest.raises(errors.SessionError, match=session.id):
         stoker.load()
 
 
-def test_the_session_can_be_found_and_is_closed_to_others(session):
+def test_session_folder_can_be_found_and_is_private(session):
     from stoker.protocol.session import find_session
 
     assert find_session(session.id).path.resolve() == session.folder.resolve()
@@ -627,7 +627,7 @@ def test_the_session_can_be_found_and_is_closed_to_others(session):
         assert key.stat().st_mode & 0o077 == 0
 
 
-def test_results_are_not_kept(session, until):
+def test_results_are_not_kept_after_they_are_delivered(session, until):
     class Big:
         pass
 
@@ -647,7 +647,7 @@ def test_results_are_not_kept(session, until):
     assert session.executor.outstanding() == 0
 
 
-def test_call_does_not_see_the_pilots_arguments(session):
+def test_call_does_not_see_the_command_line_of_the_pilot(session):
     @stoker.app()
     def second_argument():
         import sys

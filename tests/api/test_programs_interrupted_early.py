@@ -26,7 +26,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "presses_ctrl_c"
 
 
-def test_an_import_ends_before_ctrl_c_is_heard(module: str) -> None:
+def test_import_finishes_before_ctrl_c_is_handled(module: str) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt) as caught:
         import_whole(module)
@@ -36,7 +36,7 @@ def test_an_import_ends_before_ctrl_c_is_heard(module: str) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_ctrl_c_is_heard_at_once(module: str, tmp_path: Path) -> None:
+def test_second_ctrl_c_is_handled_at_once(module: str, tmp_path: Path) -> None:
     text = PRESSES.replace("DONE", "os.kill(os.getpid(), signal.SIGINT)\nDONE")
     (tmp_path / "presses_ctrl_c.py").write_text(text)
     with pytest.raises(KeyboardInterrupt):
@@ -44,7 +44,7 @@ def test_a_second_ctrl_c_is_heard_at_once(module: str, tmp_path: Path) -> None:
     assert module not in sys.modules
 
 
-def test_a_program_that_hears_ctrl_c_itself_hears_it_during_an_import(module: str) -> None:
+def test_own_ctrl_c_handler_of_a_program_runs_during_an_import(module: str) -> None:
     heard = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:

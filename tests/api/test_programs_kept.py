@@ -97,7 +97,7 @@ def test_no_kept_item_runs_again_after_a_kill(tmp_path):
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_a_second_run_computes_what_is_missing(session, tmp_path, kept, ordered, batch_size):
+def test_second_run_computes_only_missing_items(session, tmp_path, kept, ordered, batch_size):
     log = tmp_path / "log"
 
     def double(given):
@@ -119,7 +119,7 @@ def test_a_second_run_computes_what_is_missing(session, tmp_path, kept, ordered,
     assert ran(log) == []
 
 
-def test_a_loop_that_is_left_keeps_what_came(session, tmp_path, kept):
+def test_leaving_a_map_loop_keeps_the_received_results(session, tmp_path, kept):
     work = noted(tmp_path / "log")
     for number, _ in enumerate(stoker.map(work, range(50), keep=kept, window=4)):
         if number == 9:
@@ -128,7 +128,7 @@ def test_a_loop_that_is_left_keeps_what_came(session, tmp_path, kept):
     count = len(stoker.kept(kept))
     assert count >= 10
     assert list(stoker.map(work, range(50), keep=kept)) == [[each, each * each] for each in range(50)]
-    # a set, because a call cancelled while it ran is in the log twice
+    # compare sets, because a call cancelled while it ran is in the log twice
     assert len(set(ran(tmp_path / "log"))) == 50 - count
 
 
@@ -172,7 +172,7 @@ def test_amap_keeps_and_continues(session, tmp_path, kept):
     assert asyncio.run(collect(changed, 8, reuse=True)) == [[each, each * each] for each in range(8)]
 
 
-def test_an_app_that_yields_keeps_its_list(session, kept):
+def test_app_that_yields_keeps_its_results_as_a_list(session, kept):
     @stoker.app
     def count(upto):
         yield from range(upto)
@@ -182,13 +182,13 @@ def test_an_app_that_yields_keeps_its_list(session, kept):
         assert list(stoker.kept(kept)) == [[0, 1], [0, 1, 2]]
 
 
-def test_a_result_over_a_megabyte_is_kept(session, kept):
+def test_result_over_one_megabyte_is_kept(session, kept):
     for _ in range(2):
         assert list(stoker.map(bytes, [3_000_000, 2], keep=kept)) == [bytes(3_000_000), bytes(2)]
     assert not list(Path(session.folder, "objects").glob("result-*"))
 
 
-def test_a_context_and_arguments_ahead_are_part_of_it(session, kept):
+def test_context_and_bound_arguments_are_part_of_the_kept_key(session, kept):
     @stoker.context
     def table(factor):
         return factor
@@ -202,7 +202,7 @@ def test_a_context_and_arguments_ahead_are_part_of_it(session, kept):
         stoker.map(app.with_options(context=table(4)), [1, 2], keep=kept)
 
 
-def test_the_bar_begins_with_what_is_kept(session, tmp_path, kept, capsys):
+def test_progress_bar_starts_with_the_kept_results(session, tmp_path, kept, capsys):
     work = noted(tmp_path / "log")
     list(stoker.map(work, range(6), keep=kept))
     capsys.readouterr()
@@ -236,7 +236,7 @@ def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
         stoker.map(made(2), [1], keep=kept, batch_size=2, reuse=True)
 
 
-def test_a_place_that_can_hold_no_file_is_refused(session):
+def test_path_that_can_hold_no_file_is_refused(session):
     for keep, words in (
         ("no/such/run.jsonl", "folder no/such does not exist"),
         (".", "is a folder; name a file in it"),
@@ -247,7 +247,7 @@ def test_a_place_that_can_hold_no_file_is_refused(session):
         stoker.map(abs, [1], reuse=True)
 
 
-def test_a_file_of_something_else_stays_as_it_is(session, kept):
+def test_file_with_other_content_is_left_unchanged(session, kept):
     kept.write_text('{"claim": "the sky is blue"}\n')
     with pytest.raises(ConfigError, match="is not a file of kept results"):
         stoker.map(abs, [1], keep=kept)
@@ -256,7 +256,7 @@ def test_a_file_of_something_else_stays_as_it_is(session, kept):
     assert kept.read_text() == '{"claim": "the sky is blue"}\n'
 
 
-def test_two_maps_cannot_write_one_file(session, kept):
+def test_two_maps_cannot_write_to_one_file(session, kept):
     stream = stoker.map(abs, [1, 2], keep=kept)
     with pytest.raises(
         ConfigError, match=rf"pid {os.getpid()} .*is writing its results to this file; wait for its end"
@@ -287,7 +287,7 @@ def written(path, results, *, start=0):
 VALUES = [1, 0.5, "a – b", None, [1, {"a": True}], (1, 2), {1: 2}, {1, 2}, b"bytes", float("inf"), "\udc80", 10**5000]
 
 
-def test_values_come_back_as_they_were(kept):
+def test_kept_values_equal_the_original_values(kept):
     written(kept, VALUES)
     found = list(stoker.kept(kept))
     assert found == VALUES
@@ -304,7 +304,7 @@ def test_values_come_back_as_they_were(kept):
 
 
 @pytest.mark.parametrize("torn", [1, 7, 30, 200])
-def test_a_torn_line_is_cut_off(kept, torn):
+def test_incomplete_last_line_is_removed(kept, torn):
     written(kept, ["x" * 200, "y" * 200])
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-torn])
@@ -317,7 +317,7 @@ def test_a_torn_line_is_cut_off(kept, torn):
     assert kept.read_bytes() == whole
 
 
-def test_a_damaged_record_runs_again(kept):
+def test_item_of_a_damaged_record_runs_again(kept):
     written(kept, ["x" * 200, "y" * 200, "z"])
     whole = lines(kept)
     damaged = [whole[0], whole[1].replace(b"xxx", b"xax", 1), b"\0" * 100 + whole[2], whole[3]]
@@ -332,7 +332,7 @@ def test_a_damaged_record_runs_again(kept):
     assert list(stoker.kept(kept)) == ["again", "z"]
 
 
-def test_a_torn_header_is_written_again_and_a_damaged_one_refused(kept):
+def test_incomplete_header_is_rewritten_and_damaged_one_is_refused(kept):
     kept.write_bytes(HEADER.line()[:12])
     written(kept, ["x"])
     assert list(stoker.kept(kept)) == ["x"]
@@ -343,7 +343,7 @@ def test_a_torn_header_is_written_again_and_a_damaged_one_refused(kept):
     assert kept.read_bytes() == damaged
 
 
-def test_a_disk_that_refuses_what_it_took_ends_the_map(session, kept, monkeypatch):
+def test_write_error_of_the_disk_ends_the_map(session, kept, monkeypatch):
     sync = os.fsync
 
     def refuse(descriptor):
@@ -358,7 +358,7 @@ def test_a_disk_that_refuses_what_it_took_ends_the_map(session, kept, monkeypatc
         list(stoker.map(abs, [1, 2], keep=kept))
 
 
-def test_a_full_disk_leaves_whole_results(kept):
+def test_full_disk_leaves_only_complete_results(kept):
     written(kept, ["x" * 1000])
     before = kept.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -373,9 +373,9 @@ def test_a_full_disk_leaves_whole_results(kept):
     assert kept.read_bytes() == before
 
 
-def test_a_map_on_a_full_disk_says_so(session, kept):
+def test_map_on_a_full_disk_raises_a_clear_error(session, kept):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 40_000_000  # the session's own files are smaller than this
+    limit = 40_000_000  # the files of the session are smaller than this limit
     list(stoker.map(abs, [1], keep=kept))
     with kept.open("ab") as file:
         file.truncate(limit - 10)
@@ -390,7 +390,7 @@ def test_a_map_on_a_full_disk_says_so(session, kept):
     assert list(stoker.map(abs, [1, 2], keep=kept)) == [1, 2]
 
 
-def test_a_result_of_a_class_that_is_gone_says_so(kept, tmp_path, monkeypatch):
+def test_result_of_a_removed_class_raises_a_clear_error(kept, tmp_path, monkeypatch):
     (tmp_path / "shapes_that_go.py").write_text("class Shape:\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     shapes_that_go = importlib.import_module("shapes_that_go")
@@ -404,7 +404,7 @@ def test_a_result_of_a_class_that_is_gone_says_so(kept, tmp_path, monkeypatch):
         list(stoker.kept(kept))
 
 
-def test_the_index_of_many_results_is_small(kept):
+def test_index_of_many_results_uses_little_memory(kept):
     written(kept, list(range(20_000)))
     tracemalloc.start()
     file = open_kept(kept)

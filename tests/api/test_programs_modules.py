@@ -1,4 +1,4 @@
-"""The program, a loader and a function share the classes and globals of modules next to the program."""
+"""A program, its loaders and its functions share the classes and globals of modules next to the program."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ if __name__ == "__main__":
         began = time.monotonic()
         classes()
         print(init_and_use().result(60), set_and_use().result(60), of_state().result(60))
-        time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # a library that is younger imports the module again
+        time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # a younger library would import the module again
         helper.write_text("WIDTH = 22")
         exec(CELL)
         edited = width().result(60)
@@ -177,7 +177,7 @@ def done(tmp_path_factory, run_program_in):
     return run_program_in(folder, PROGRAM)
 
 
-def test_class_of_a_neighbouring_module_is_one_class(done):
+def test_class_of_a_neighbouring_module_is_imported_once(done):
     assert done.stdout.startswith(ONE_CLASS), done.stderr
 
 
@@ -185,5 +185,5 @@ def test_functions_of_a_captured_module_share_its_globals(done):
     assert ONE_SET_OF_GLOBALS in done.stdout, done.stderr
 
 
-def test_an_edited_module_ends_a_library_that_has_imported_it(done):
+def test_edited_module_ends_a_library_that_imported_it(done):
     assert (done.returncode, done.stdout.removeprefix(ONE_CLASS + ONE_SET_OF_GLOBALS)) == (0, EDITED), done.stderr

@@ -1,4 +1,4 @@
-"""A notebook in a real kernel: progress bars, source lines, `await`, changed helpers."""
+"""Run a notebook in a real kernel: progress bars, source lines, `await`, changed helpers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytest.importorskip("ipykernel")
 
 
 class Cell:
-    """A cell's output text, displays by id, and error."""
+    """The output text, displays by id, and error of a notebook cell."""
 
     def __init__(self) -> None:
         self.text = ""
         self.shown: list[tuple[str, str, str]] = []
-        """(`display_data` or `update_display_data`, display id, text)"""
+        """Tuples (`display_data` or `update_display_data`, display id, text) in order."""
         self.error = ""
 
 
@@ -71,7 +71,7 @@ def notebook(tmp_path_factory, own_home):
         notebook.close()
 
 
-def test_a_traceback_shows_the_lines_of_the_cells(notebook):
+def test_traceback_shows_the_lines_of_notebook_cells(notebook):
     notebook.run("def label_of(text):\n    labels = {'yes': 1}\n    return labels[text]  # this line is wanted\n")
     failed = notebook.run(
         "@stoker.app()\ndef judge(text):\n    return label_of(text)  # and this\n\njudge('MAYBE').result()"
@@ -85,14 +85,14 @@ def test_a_traceback_shows_the_lines_of_the_cells(notebook):
     assert "stoker/manager" not in local
 
 
-def test_an_error_of_an_option_shows_the_cell_alone(notebook):
+def test_option_error_shows_only_the_notebook_cell(notebook):
     failed = notebook.run("stoker.map(3, [1])")
     assert "ConfigError" in failed.error or "SpecificationError" in failed.error, failed.error
     assert "stoker.map(3, [1])" in failed.error
     assert "manager/executor" not in failed.error
 
 
-def test_a_loader_of_a_cell_that_fails_shows_its_line(notebook):
+def test_loader_error_shows_its_line_in_the_notebook_cell(notebook):
     failed = notebook.run(
         "@stoker.context\ndef broken(path):\n    return open(path).read()  # the line of the loader\n\n"
         "@stoker.app(context=broken('/no/such/file'))\ndef use(text):\n    return text\n\nuse().result()"
@@ -101,11 +101,11 @@ def test_a_loader_of_a_cell_that_fails_shows_its_line(notebook):
     assert "return open(path).read()  # the line of the loader" in failed.error
 
 
-def test_a_call_is_awaited(notebook):
+def test_call_is_awaited_in_a_notebook(notebook):
     assert notebook.run("@stoker.app()\ndef double(x):\n    return 2 * x\n\nawait double(21)").text == "42"
 
 
-def test_a_changed_helper_is_used(notebook):
+def test_changed_helper_of_a_notebook_is_used(notebook):
     notebook.run("def weight():\n    return 1\n\n@stoker.app()\ndef weigh(x):\n    return x * weight()\n")
     assert notebook.run("weigh(10).result()").text == "10"
     notebook.run("def weight():\n    return 3\n")
@@ -114,7 +114,7 @@ def test_a_changed_helper_is_used(notebook):
     assert notebook.run("weigh(10).result()").text == "-30", "the app of a cell that ran again"
 
 
-def test_the_bar_stands_still(notebook):
+def test_progress_bar_of_a_notebook_stays_in_one_place(notebook):
     cell = notebook.run(
         "import time\n"
         "results = list(stoker.map(lambda x: time.sleep(0.2) or x, range(12), progress=True))\n"

@@ -55,11 +55,11 @@ def planned(folder: Path, inputs: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_plan_holds_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_forecast_contains_the_real_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "here.toml").write_text(SITE)
     said = []
-    for home in ("first", "second", "third"):  # up to three tries: other users of the cores change the times
+    for home in ("first", "second", "third"):  # three tries, because other users of the cores change the times
         monkeypatch.setenv("STOKER_HOME", str(tmp_path / home))
         for _ in range(2):
             took_s(tmp_path, 30)

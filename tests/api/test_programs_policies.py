@@ -53,7 +53,7 @@ def test_own_policy_decides_and_its_file_may_go(site, tmp_path):
     assert "this site takes no calls of low priority" in str(story)
 
 
-def test_one_that_cannot_be_made_is_refused_before_anything_starts(site, tmp_path):
+def test_invalid_policy_is_refused_before_the_session_starts(site, tmp_path):
     (site.parent / "fussy.py").write_text("class Fussy: pass")
     with pytest.raises(ConfigError, match=r"policy .*fussy\.py:Fussy: it has no method of a seam"):
         stoker.load(site, run_dir=str(tmp_path / "runs"))

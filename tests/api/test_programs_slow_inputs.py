@@ -1,4 +1,4 @@
-"""Results of a map do not wait for the next slow input."""
+"""A map delivers results without waiting for the next item of a slow input."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def assert_no_reader():
 
 @pytest.fixture(autouse=True)
 def _no_reader_before():
-    """Wait until the thread that read an earlier test's input has ended."""
+    """Wait until the reader thread of an earlier test has ended."""
     assert_no_reader()
 
 
 class Source:
-    """An input whose items from number `QUICK` on each wait until the program has taken a result."""
+    """An input that waits before each item from number `QUICK` on until the program has read a result."""
 
     def __init__(self):
         self.taken = threading.Semaphore(0)
@@ -70,7 +70,7 @@ class Source:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_result_does_not_wait_for_the_next_item(session, ordered):
+def test_result_does_not_wait_for_the_next_input_item(session, ordered):
     source = Source()
     results = stoker.map(abs, iter(source), ordered=ordered)
     got = [source.take(result, position) for position, result in enumerate(results)]
@@ -82,7 +82,7 @@ def test_a_result_does_not_wait_for_the_next_item(session, ordered):
 
 
 class Bell:
-    """The signal for which a stream waits, and an event that is set when the stream waits."""
+    """A replacement for the signal of a stream that sets an event when the stream waits."""
 
     def __init__(self, bell):
         self.waited_for = threading.Event()
@@ -95,7 +95,7 @@ class Bell:
 
 
 def two_items():
-    """Return an input of two items, an event set when the second is requested, and one that releases it."""
+    """Return an input of two items, an event set when item two is requested, and an event that releases item two."""
     at_item, go = threading.Event(), threading.Event()
 
     def items():
@@ -114,7 +114,7 @@ def for_ever(number):
 
 @contextlib.contextmanager
 def consumed(session, results):
-    """Consume a map's results on a thread, which must end without a result."""
+    """Iterate over a map on a thread that must end without a result."""
     got = []
     thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
     thread.start()
@@ -125,7 +125,7 @@ def consumed(session, results):
     assert not session.executor.link.waiting
 
 
-def test_closing_a_map_ends_the_loop_that_waits(session, until):
+def test_closing_a_map_ends_its_waiting_loop(session, until):
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     with consumed(session, results):
@@ -144,7 +144,7 @@ def test_calls_sent_while_a_map_closes_are_cancelled(session):
         go.set()
 
 
-def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
+def test_map_closed_while_its_loop_starts_to_wait_ends(session):
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     stops = iter([results.stop])
@@ -159,7 +159,7 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
         pass
 
 
-def test_map_dropped_at_exit_uses_no_modules(session, monkeypatch):
+def test_map_dropped_at_interpreter_exit_uses_no_modules(session, monkeypatch):
     results = stoker.map(abs, range(3))
     with monkeypatch.context() as gone:
         gone.setattr(mapping, "os", None)
@@ -168,7 +168,7 @@ def test_map_dropped_at_exit_uses_no_modules(session, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["dropped", "closed"])
-def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
+def test_forked_child_does_not_close_the_map_of_its_parent(session, tmp_path, how):
     gate = tmp_path / "go"
 
     def size(data):
@@ -222,7 +222,7 @@ def test_task_cancelled_while_taking_an_item_cancels_calls(session, is_awaited):
     asyncio.run(run())
 
 
-def test_batches_of_a_slow_input_come_too(session):
+def test_batches_of_a_slow_input_are_delivered(session):
     def items():
         for number in range(10):
             time.sleep(SLOW_S)
@@ -233,17 +233,17 @@ def test_batches_of_a_slow_input_come_too(session):
 
 
 class Indexed:
-    """A sequence with only `__getitem__`, like torch's data sets."""
+    """A sequence with only `__getitem__`, like data sets of PyTorch."""
 
     def __getitem__(self, place: int) -> int:
         return [0, -1, -2][place]
 
 
-def test_items_that_can_only_be_indexed(session):
+def test_items_with_only_index_access_are_accepted(session):
     assert list(stoker.map(abs, Indexed())) == [0, 1, 2]
 
 
-def test_what_a_slow_input_raises_comes_after_the_results_before(session):
+def test_error_of_a_slow_input_is_raised_after_earlier_results(session):
     source = Source()
     source.fails_at = 8
     results = stoker.map(abs, iter(source))
@@ -255,13 +255,13 @@ def test_what_a_slow_input_raises_comes_after_the_results_before(session):
 
 
 @pytest.mark.parametrize("how", ["close", "leave"])
-def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
+def test_leaving_a_loop_ends_the_reader_thread_and_closes_the_input(session, how):
     source = Source()
     results = stoker.map(abs, iter(source))
     for position in range(6):
         source.take(next(results), position)
     [reader] = readers()
-    source.taken.release()  # the reader thread is making an item, and finishes it before it ends
+    source.taken.release()  # the reader thread finishes its current item before it ends
     if how == "close":
         results.close()
     del results
@@ -272,7 +272,7 @@ def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
 
 
 class Clock:
-    """A clock that the machine's load does not change."""
+    """A clock that does not depend on the load of the machine."""
 
     now = 0.0
 
@@ -280,11 +280,11 @@ class Clock:
         return self.now
 
 
-def test_a_fast_iterator_is_read_in_the_callers_thread(session, monkeypatch):
+def test_fast_iterator_is_read_in_the_thread_of_the_caller(session, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
-        table = sqlite3.connect(":memory:")  # sqlite allows the cursors only in the thread that made them
+        table = sqlite3.connect(":memory:")  # sqlite restricts cursors to the thread that made them
         clock.now += 3 * SLOW_S
         yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
                                                     " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
@@ -298,7 +298,7 @@ def hold_the_first(number, gate):
     return number
 
 
-def test_quick_input_with_rare_slow_items_stays_in_its_thread(session, tmp_path, monkeypatch):
+def test_fast_input_with_rare_slow_items_stays_in_the_caller_thread(session, tmp_path, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
@@ -309,14 +309,14 @@ def test_quick_input_with_rare_slow_items_stays_in_its_thread(session, tmp_path,
         (tmp_path / "gate").touch()
 
     got = []
-    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # a call is always in flight
+    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # one call is always in flight
     for result in stoker.map(function, rows(), window=4, ordered=False):
         got.append(result)
         clock.now += FORGOTTEN_S / 10
     assert sorted(got) == list(range(60))
 
 
-def test_a_slow_input_that_is_bound_to_its_thread_says_what_to_do(session):
+def test_slow_input_bound_to_its_thread_raises_an_error_with_advice(session):
     def rows():
         table = sqlite3.connect(":memory:")
         for number in range(10):
@@ -329,7 +329,7 @@ def test_a_slow_input_that_is_bound_to_its_thread_says_what_to_do(session):
     assert list(stoker.map(abs, rows(), window=1)) == list(range(10))
 
 
-def test_no_more_than_a_window_is_read_ahead(session):
+def test_read_ahead_is_limited_to_one_window(session):
     read = []
 
     def items():
@@ -365,7 +365,7 @@ with stoker.load():
 """
 
 
-def test_ctrl_c_stops_a_program_whose_input_is_slow(tmp_path):
+def test_ctrl_c_stops_a_program_with_a_slow_input(tmp_path):
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     program = subprocess.Popen(

@@ -60,7 +60,7 @@ def until_it_is_told(place):
         Path(place).touch()
 
 
-def test_pieces_come_while_the_call_runs(tmp_path, until):
+def test_pieces_arrive_while_the_call_runs(tmp_path, until):
     gate = tmp_path / "gate"
 
     def gated(path):
@@ -98,7 +98,7 @@ def test_arrived_pieces_are_taken_together():
         assert "count" in str(caught.value.__cause__)
 
 
-def test_a_future_of_a_function_that_yields_has_a_list_and_its_pieces():
+def test_future_of_a_generator_has_a_list_and_its_pieces():
     future = count(5)
     assert list(future.pieces()) == [0, 1, 2, 3, 4]
     assert future.result(30) == [0, 1, 2, 3, 4]
@@ -113,7 +113,7 @@ def test_a_future_of_a_function_that_yields_has_a_list_and_its_pieces():
         failing.result(30)
 
 
-def test_pieces_of_cached_cancelled_and_unsent_futures():
+def test_cached_cancelled_and_unsent_futures_have_pieces():
     remembered = stoker.app(cache=True)(count.function)
     assert list(remembered(4).pieces()) == [0, 1, 2, 3]
     assert list(remembered(4).pieces()) == [0, 1, 2, 3]
@@ -127,13 +127,13 @@ def test_pieces_of_cached_cancelled_and_unsent_futures():
         list(count(stoker.app(abs)("no number")).pieces())
 
 
-def test_a_map_over_a_function_that_yields_gives_lists():
+def test_map_over_a_generator_function_yields_lists():
     assert list(stoker.map(count, [0, 1, 3])) == [[], [0], [0, 1, 2]]
     assert list(stoker.map(count_later, [2])) == [[0, 1]]
     assert stoker.app(stream=False)(count.function)(3).result(30) == [0, 1, 2]
 
 
-def test_function_that_returns_an_iterator_may_give_pieces():
+def test_function_that_returns_an_iterator_may_send_pieces():
     def squares(number):
         return (each * each for each in range(number))
 
@@ -143,7 +143,7 @@ def test_function_that_returns_an_iterator_may_give_pieces():
         list(stoker.stream(abs, -1))
 
 
-def test_in_an_event_loop():
+def test_pieces_can_be_read_in_an_event_loop():
     async def read():
         got = [each async for each in stoker.stream(count, 50, pause_s=0.001)]
         future = count(3)
@@ -165,7 +165,7 @@ def test_in_an_event_loop():
     assert both == [list(range(5)), list(range(300))]
 
 
-def test_a_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
+def test_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
     place = tmp_path / "closed"
 
     async def give_up():
@@ -187,7 +187,7 @@ def test_a_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
     until(place.exists)
 
 
-def test_leaving_the_loop_ends_the_call_not_its_library(tmp_path, until):
+def test_leaving_the_loop_ends_the_call_but_not_its_library(tmp_path, until):
     loads = tmp_path / "loads"
 
     @stoker.context(max_libraries=1)  # without this limit another device may load the context while the call ends
@@ -221,7 +221,7 @@ def test_leaving_the_loop_ends_the_call_not_its_library(tmp_path, until):
     assert loads.read_text() == "x"
 
 
-def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
+def test_slow_reader_loses_no_piece_and_delays_no_other_reader(session, until):
     count_all = 3 * MOST_PIECES
     slow = stoker.stream(count_beside, count_all)
     first = next(slow)
@@ -253,12 +253,12 @@ def test_one_call_library_ends_after_the_last_piece_is_read():
     assert len({context for run in runs for context, _ in run}) == 2
 
 
-def test_two_streams_of_one_library_with_one_slot_take_turns():
+def test_two_streams_of_a_library_with_one_slot_run_in_turn():
     first, second = stoker.stream(count, 3000), stoker.stream(count, 3000)
     assert list(second) == list(first) == list(range(3000))
 
 
-def test_the_time_that_a_call_waits_for_its_reader_is_not_its_own():
+def test_wait_for_the_reader_does_not_count_as_run_time():
     def limited(number, size, pause_s):
         for _ in range(number):
             yield b"x" * size
@@ -273,7 +273,7 @@ def test_the_time_that_a_call_waits_for_its_reader_is_not_its_own():
         list(stoker.stream(stoker.app(timeout=1.0)(limited), 100, 1, 0.1))
 
 
-def test_pieces_that_cannot_travel_end_the_call_and_say_which():
+def test_unpicklable_piece_ends_the_call_and_is_named():
     def large(size):
         yield "small"
         yield b"x" * size
@@ -293,7 +293,7 @@ def test_pieces_that_cannot_travel_end_the_call_and_say_which():
         list(stoker.stream(lambda: (lock for lock in [__import__("threading").Lock()])))
 
 
-def test_a_checkpoint_in_a_function_that_yields_is_refused():
+def test_checkpoint_in_a_generator_function_is_refused():
     def saving():
         yield 1
         stoker.progress(1, 2)
@@ -306,7 +306,7 @@ def test_a_checkpoint_in_a_function_that_yields_is_refused():
         next(stream)
 
 
-def test_what_cannot_be_meant_is_refused_at_once():
+def test_invalid_stream_options_are_refused_at_once():
     with pytest.raises(ConfigError, match=r"stoker\.stream: 3 is not a function"):
         stoker.stream(3)
     with pytest.raises(ConfigError, match="rerun_may_differ"):
@@ -349,7 +349,7 @@ def test_a_map_in_an_event_loop_gives_what_a_map_gives():
     assert [errors[0], str(errors[1]), errors[2]] == [2, "no -1", 4]
 
 
-def test_the_event_loop_goes_on_while_a_map_has_no_result(tmp_path):
+def test_event_loop_runs_while_a_map_has_no_result(tmp_path):
     gate = tmp_path / "gate"
 
     def gated(path):
@@ -407,6 +407,6 @@ def test_an_async_map_that_fails_or_is_left_cancels_the_rest(session, until):
     until(lambda: session.status().running == session.status().queued == 0)
 
 
-def test_items_that_are_awaited_need_an_event_loop():
+def test_async_items_require_an_event_loop():
     with pytest.raises(ConfigError, match="need a running event loop"):
         stoker.amap(double, numbers(3))

@@ -1,4 +1,4 @@
-"""Under `slinfer`, a model on the hub and a context with a cache of its own share a device by tokens, like a folder."""
+"""Under `slinfer`, a hub model and a context with its own token cache share a device, like a model folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENS = 30
 
 
 class OwnCache:
-    """A context of a user whose cache has room for 30 tokens."""
+    """A user-defined context with a cache of 30 tokens."""
 
     def token_cache(self) -> TokenCache:
         return TokenCache(weights_bytes=50_000_000, token_bytes=1000, tokens=TOKENS)
@@ -77,18 +77,18 @@ def promised(status: Status) -> int:
     return sum(device.promised_bytes for pilot in status.pilots for device in pilot.devices)
 
 
-def test_a_model_of_the_hub_gets_a_cache_after_its_first_load(session: Any) -> None:
+def test_hub_model_reports_its_token_cache_after_its_first_load(session: Any) -> None:
     model = stoker.causal_lm(HUB_NAME, threads=1, min_libraries=1)
     assert model.needs.token_bytes == 0
     asked = write.with_options(context=model)
     assert asked(20).result(PATIENCE_S) > 0
-    # The load was promised all of the device.
+    # The load reserved all memory of the device.
     assert any(0 < promised(session.status()) < 2_000_000_000 for _ in polls(PATIENCE_S))
     assert asked(1900).result(PATIENCE_S) > 0
     assert promised(session.status()) < 2_000_000_000
 
 
-def test_calls_stay_within_a_cache_of_the_users_own(session: Any, tmp_path: Path) -> None:
+def test_calls_stay_within_a_token_cache_of_the_users_own(session: Any, tmp_path: Path) -> None:
     lengths = {"input_length": 10, "expected_output": 1}
     asked = stoker.app(context=own_cache(), ttft="60 s", tpot="20 s", features=lengths)(reply)
     first = asked(str(tmp_path / "ready"))
@@ -99,6 +99,6 @@ def test_calls_stay_within_a_cache_of_the_users_own(session: Any, tmp_path: Path
         running = max(running, context.running)
         if context.running == 2:
             break
-    assert (running, context.queued) == (2, 2)  # 22 tokens fit into 30, and 33 do not
+    assert (running, context.queued) == (2, 2)  # the cache of 30 tokens fits 22 tokens but not 33
     (tmp_path / "ready").touch()
     assert [call.result(PATIENCE_S) for call in calls] == ["OwnCache"] * 4

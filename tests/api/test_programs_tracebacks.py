@@ -69,7 +69,7 @@ def told(run):
     try:
         run()
     except Exception:
-        sys.excepthook(*sys.exc_info())  # as the end of the program
+        sys.excepthook(*sys.exc_info())  # print the exception like the end of a program
     print("----", file=sys.stderr)
 
 if __name__ == "__main__":
@@ -90,7 +90,7 @@ def several(tmp_path_factory, stderr_of):
 
 
 @pytest.mark.parametrize("way", ["python", pytest.param("stoker run", marks=pytest.mark.long)])
-def test_an_exception_of_a_call_shows_the_users_frames_alone(tmp_path, several, stderr_of, way):
+def test_exception_of_a_call_shows_only_frames_of_the_user(tmp_path, several, stderr_of, way):
     said = several["call"] if way == "python" else stderr_of(tmp_path, CALL, *STOKER_RUN)
     assert "return {" in said, "the line in the library, which is the cause"
     assert "direct cause of the following exception" in said
@@ -99,7 +99,7 @@ def test_an_exception_of_a_call_shows_the_users_frames_alone(tmp_path, several, 
     assert not any(place in said for place in OWN)
 
 
-def test_an_error_of_the_users_inputs_keeps_both_of_their_frames(several):
+def test_input_error_of_a_map_keeps_both_frames_of_the_user(several):
     said = several["inputs"]
     assert "list(stoker.map(abs, items()))" in said
     assert "in items" in said
@@ -107,7 +107,7 @@ def test_an_error_of_the_users_inputs_keeps_both_of_their_frames(several):
     assert not any(place in said for place in OWN)
 
 
-def test_pool_in_a_call_says_how_its_function_is_found(several):
+def test_process_pool_in_a_call_error_says_how_to_define_functions(several):
     said = several["pool"]
     assert "pickle, which multiprocessing uses, finds square by its module and name" in said
     assert "Import it inside the call from a file next to the program (from helpers import square)" in said
@@ -122,7 +122,7 @@ OPTIONS = {
 }
 
 
-def test_an_error_before_a_session_shows_the_users_line_alone(tmp_path, stderr_of):
+def test_error_before_a_session_shows_only_the_line_of_the_user(tmp_path, stderr_of):
     tried = "\n".join(f"try:\n    {line}\nexcept Exception:\n    told()" for line in OPTIONS)
     told = "def told():\n    sys.excepthook(*sys.exc_info())\n    print('----', file=sys.stderr)"
     shown = stderr_of(tmp_path, f"import sys\nimport stoker\n{told}\n{tried}\nstoker.load('hree.toml')\n")
@@ -135,7 +135,7 @@ def test_an_error_before_a_session_shows_the_users_line_alone(tmp_path, stderr_o
         assert said.count("  File ") == 1
 
 
-def test_an_error_of_stoker_itself_stays_whole() -> None:
+def test_error_inside_stoker_keeps_its_whole_traceback() -> None:
     from stoker.units import show_bytes
 
     with pytest.raises(TypeError) as caught:
@@ -145,7 +145,7 @@ def test_an_error_of_stoker_itself_stays_whole() -> None:
     assert caught.value.__traceback__.tb_next is not None
 
 
-def test_a_cause_is_trimmed_and_kept() -> None:
+def test_cause_of_an_exception_is_kept_with_trimmed_frames() -> None:
     from stoker.config import load_site
 
     def load() -> None:
@@ -163,7 +163,7 @@ def test_a_cause_is_trimmed_and_kept() -> None:
     assert (cause.__traceback__.tb_frame.f_code.co_name, cause.__traceback__.tb_next) == ("load", None)
 
 
-def test_a_session_that_is_not_there_is_one_line(tmp_path, stderr_of):
+def test_missing_session_error_has_one_line(tmp_path, stderr_of):
     said = stderr_of(tmp_path, "raise SystemExit('it ran')\n", *STOKER_RUN, "--session", "nosuch")
     assert said.startswith("no session 'nosuch' on this machine")
     assert len(said.splitlines()) == 1

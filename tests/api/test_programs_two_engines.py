@@ -1,4 +1,4 @@
-"""Two language models alternate on one device, and each generates its usual text. Under `slinfer` the pilot accepts or
+"""Two language models alternate on one device and generate their usual text. Under `slinfer` the pilot accepts or
 refuses requests by the engines' load.
 """
 
@@ -42,7 +42,7 @@ def reply(model, tokens):
 
 
 def write_on(model, tokens, begun):
-    """Generate `tokens` tokens. Create the file `begun` when the first has arrived."""
+    """Generate `tokens` tokens. Create the file `begun` after the first token."""
     for _ in model.stream("x" * 100, max_new_tokens=tokens):
         Path(begun).touch()
 
@@ -67,7 +67,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("session")
-def test_two_engines_on_one_device_share_a_board(models: dict[str, Any]) -> None:
+def test_two_engines_on_one_device_share_a_turn_board(models: dict[str, Any]) -> None:
     models = {name: models[name] for name in ("one", "two")}
     prompts = [f"Number {number} is" for number in range(6)]
     alone = [write.with_options(context=model)("Number 0 is").result()[0] for model in models.values()]
@@ -92,14 +92,14 @@ def test_pilot_refuses_a_request_that_would_be_late(
         others: dict[str, Any] = dict.fromkeys(("batch_size", "ignore_for_cache", "executors"))
         return StokerApp(function, specification=wants, cache=False, **others)(*words)
 
-    # No prompt here has another length, and each is read alone. A tiny model reads 200 tokens about as fast as 10, so
-    # from two lengths the forecast for 200,000 tokens could be below a second.
+    # All prompts have one length and are read alone. A tiny model reads 200 tokens about as fast as 10 tokens, so
+    # measurements of two lengths could give a forecast below a second for 200,000 tokens.
     beside = [ask(name, 60) for name in ("three", "four")]  # these calls measure the step times
     assert [len(future.result()) for future in beside] == [60, 60]
     begun = {name: tmp_path / f"begun-{name}" for name in ("three", "four")}
     long = [ask(name, tokens, begun[name], function=write_on) for name, tokens in (("three", 1500), ("four", 700))]
     until(lambda: all(path.exists() for path in begun.values()))
-    for more in polls(PATIENCE_S):  # until the libraries have reported their steps
+    for more in polls(PATIENCE_S):  # wait until the libraries have reported their step times
         dropped = ask("three", 3, ttft_s=1.0, features={"input_length": 200_000}).exception()
         story = str(session.explain(str(dropped.facts["call"]))) if isinstance(dropped, CallDroppedError) else ""
         if "refused by lib-" in story or not more:

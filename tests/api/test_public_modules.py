@@ -1,4 +1,4 @@
-"""Names of the public modules. Removing a name breaks programs."""
+"""Check the names of the public modules, because removing a name breaks programs."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ NAMES = {
         "read_samples", "refuse_unreachable", "run_job", "split", "unpack", "write_tuned",
     },
 }  # fmt: skip
-"""The names of each public module that exports more than its definitions (`errors` and `units` export all definitions).
+"""Exported names of each public module, except `errors` and `units`, which export all their definitions.
 """
 NEED_TORCH = {"CausalLM", "fill_bank", "run_job"}
 
 
-def test_the_public_modules():
+def test_public_modules_are_listed():
     assert {*NAMES, "errors", "units"} == set(stoker._MODULES)
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_the_names_of_a_public_module_are_there_and_documented(module):
+def test_names_of_a_public_module_exist_and_are_documented(module):
     found = importlib.import_module(f"stoker.{module}")
     assert set(found.__all__) == NAMES[module]
     assert len(found.__doc__.splitlines()) > 1
@@ -74,7 +74,7 @@ def test_the_names_of_a_public_module_are_there_and_documented(module):
 
 
 @pytest.mark.parametrize("path", APPS, ids=lambda path: str(path.relative_to(HERE)))
-def test_an_application_takes_exported_names_alone(path):
+def test_application_uses_only_exported_names(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert {one.name for one in node.names if one.name.startswith("stoker")} <= {"stoker"}, path
@@ -90,7 +90,7 @@ def test_an_application_takes_exported_names_alone(path):
             assert taken <= set(known), f"{path}:{node.lineno}"
 
 
-def test_nothing_heavy_is_imported_before_its_use():
+def test_heavy_modules_are_imported_only_on_use():
     code = """
 import sys, stoker
 def loaded(*names): print(sorted(set(names) & sys.modules.keys()))

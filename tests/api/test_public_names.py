@@ -11,7 +11,7 @@ from stoker import errors
 from stoker.manager.executor.futures import AppCallFuture
 
 
-def test_exported_names():
+def test_exported_names_are_listed():
     assert sorted(stoker.__all__) == [
         "StokerError",
         "StokerExecutor",
@@ -39,14 +39,14 @@ def test_exported_names():
         stoker.no_such_name  # noqa: B018
 
 
-def test_a_future_cannot_be_looped_over():
+def test_future_cannot_be_iterated():
     future = AppCallFuture.of(AppFuture({}))
     for loop in (list, iter, lambda one: [*one]):
         with pytest.raises(TypeError, match="a future is not iterable; loop over its result"):
             loop(future)
 
 
-def test_an_app_may_be_bare_as_a_context_may():
+def test_app_decorator_works_without_parentheses_like_context():
     made = stoker.app(len)
     assert repr(made) == "<app len: no context>"
     assert made.function is len
@@ -97,12 +97,12 @@ def test_every_error_survives_pickling_with_its_facts(kind):
         (lambda: stoker.app(context=stoker.context(dict)())(lambda *, x: x), "first parameter"),
     ],
 )
-def test_a_decorator_that_cannot_be_meant_is_refused_where_it_stands(make, words):
+def test_invalid_decorator_use_is_refused_at_its_line(make, words):
     with pytest.raises(errors.StokerError, match=words):
         make()
 
 
-def test_calls_before_a_site_is_loaded_say_how_to_load_one():
+def test_calls_before_a_site_is_loaded_raise_an_error_with_advice():
     app = stoker.app()(len)
     for call in (lambda: app("x"), lambda: stoker.map(len, ["x"])):
         with pytest.raises(errors.SessionError, match=r"with stoker\.load\(\)"):

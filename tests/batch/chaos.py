@@ -1,4 +1,4 @@
-"""Disturbs a session on a cluster: processes, sockets, disks, clocks, batch system."""
+"""Inject faults into a session on a cluster: processes, sockets, disks, clocks, batch system."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from faults.world import World
 T = TypeVar("T")
 
 TRY_S = 0.5
-"""Seconds in which a step must find a victim; then it is skipped."""
+"""Seconds to find a victim before a step is skipped."""
 
 
 class Step(NamedTuple):
-    """A fault after a pause. `rank` chooses the victim, `length` the duration; both are from 0 to 1."""
+    """A fault after a pause. `rank` (0 to 1) selects the victim, `length` (0 to 1) the duration."""
 
     pause_s: float
     way: str
@@ -35,14 +35,14 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A kind of fault. `share`: its number in ten thousand faults. `do` causes it, and returns the victim or ""."""
+    """A kind of fault. `share`: count per ten thousand faults. `do` injects the fault; returns the victim or ""."""
 
     share: int
     do: Callable[[Step], str]
 
 
 def plan(seed: int, shares: Mapping[str, int], *, every_s: float) -> Iterator[Step]:
-    """Yield steps without end, on average every `every_s`: first each kind of fault once, then each by its share."""
+    """Yield endless steps, on average every `every_s`: first each kind of fault once, then kinds by share."""
     chance = random.Random(seed)
     names = sorted(shares)
     weights = [shares[name] for name in names]
@@ -53,7 +53,7 @@ def plan(seed: int, shares: Mapping[str, int], *, every_s: float) -> Iterator[St
 
 
 class Stage:
-    """The world that steps act on. `restart` restarts a killed client; `session` is the session's folder."""
+    """The targets of steps. `restart` restarts a killed client; `session`: the session folder."""
 
     def __init__(
         self, cluster: Cluster, world: World, *, ran: Path, session: Path, restart: Callable[[str], object]
@@ -69,7 +69,7 @@ class Stage:
         return not any(key in self._held for key in keys)
 
     def hold(self, key: str, seconds: float, undo: Callable[[], object]) -> None:
-        """Register a step under `key` that `undo` reverts after `seconds`."""
+        """Register `undo` under `key` to revert a step after `seconds`."""
         self._held[key] = time.monotonic() + seconds, undo
 
     def restore(self, now: float) -> None:
@@ -102,13 +102,13 @@ class Chaos:
         self._began = time.monotonic()
 
     def skip(self, steps: int) -> None:
-        """Omit the first steps, which another run has done."""
+        """Skip the first steps, which an earlier run completed."""
         for _ in range(steps):
             next(self._plan)
         self.steps += steps
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> None:
-        """Disturb for this time or number of faults; then restore everything."""
+        """Inject faults for this time or number; then restore everything."""
         end = time.monotonic() + seconds
         due = time.monotonic()
         try:
@@ -123,7 +123,7 @@ class Chaos:
         finally:
             self._stage.restore(float("inf"))
             time.sleep(0.5)
-            self._stage.restore(float("inf"))  # an undone step may have left a further step to undo
+            self._stage.restore(float("inf"))  # undoing a step may register another undo
 
     def _sleep_until(self, due: float, end: float) -> bool:
         while (now := time.monotonic()) < due:

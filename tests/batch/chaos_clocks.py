@@ -1,4 +1,4 @@
-"""Clock faults: a machine's clock jumps, and is corrected."""
+"""Clock faults: the clock of a machine jumps and is corrected later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batch.chaos import Stage, Step, Way
 from batch.chaos_victims import HEAD
 
 WRONG_S = (0.5, 6.0)
-"""Seconds that a clock is wrong: shortest and longest."""
+"""Minimum and maximum seconds that a clock is wrong."""
 PATCH = """
 import mmap, os, struct, time
 try:
@@ -60,6 +60,6 @@ def install(packages: Path, folder: Path, machines: tuple[str, ...]) -> None:
 
 
 def set_ahead(file: Path, seconds: float) -> None:
-    """Set a clock. Keep the inode: processes have mapped the file."""
+    """Set a clock without changing the inode, because processes have mapped the file."""
     with file.open("r+b" if file.exists() else "wb") as opened:
         opened.write(struct.pack("d", seconds))

@@ -23,7 +23,7 @@ SIZE = "4g"
 
 @contextlib.contextmanager
 def disks(folders: Sequence[Path]) -> Iterator[None]:
-    """Mount in-memory file systems at these folders, before the cluster starts, so that all its machines see them."""
+    """Mount in-memory file systems at these folders before the cluster starts, so that all machines see them."""
     mounted = []
     try:
         for folder in folders:
@@ -80,11 +80,11 @@ class Disks:
         return node
 
     def _remove_scratch(self, step: Step) -> str:
-        """Remove scratch folders, as a faulty cleaner of old files does."""
+        """Remove scratch folders like a faulty cleanup job."""
         return self._processes.end_pilot(step, lambda pid: self._empty(node_of(pid)))
 
     def _empty(self, node: str) -> None:
-        """Remove the pilots' files on a machine with one rename, because the next pilot may start at once."""
+        """Remove pilot files on a machine with one rename, because the next pilot may start at once."""
         self._wiped += 1
         gone = self.scratch(node) / f"gone-{self._wiped}"
         gone.mkdir()
@@ -108,7 +108,7 @@ class Disks:
         return f"{node} for {seconds:.1f} s"
 
     def _cut_object(self, step: Step) -> str:
-        """Cut a cached file in half while no library uses it."""
+        """Truncate a cached file to half its size while no library uses the file."""
         found = []
         for entry in sorted(self._stage.world.scratch.glob("*/stoker-*/cache/entries/[!.]*")):
             place = entry.parents[1] / "objects" / entry.name
@@ -122,7 +122,7 @@ class Disks:
         return str(place.relative_to(self._stage.world.scratch))
 
     def _spoil_journal(self, step: Step, spoil: Callable[[Path, Step], str]) -> str:
-        """Crash the manager's host; the journal loses its last bytes or gets a wrong byte."""
+        """Crash the manager host; the journal loses its last bytes or gets a wrong byte."""
         managers, keepers = self._stage.victims.managers(), [pid for _, pid in self._stage.victims.keepers()]
         if not managers or not self._processes.may_kill_manager() or not self._stage.is_free("all frozen"):
             return ""

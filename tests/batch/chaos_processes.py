@@ -1,4 +1,4 @@
-"""Process faults: one process or a machine's processes are killed, terminated or frozen."""
+"""Process faults: processes of a machine are killed, terminated or frozen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faults.world import is_alive, kill
 BLINK_S = (0.05, 1.5)
 """Seconds that a process is usually frozen."""
 FROZEN_S = (1.0, 6.0)
-"""Seconds longer than the tolerated silence."""
+"""Seconds that exceed the tolerated silence."""
 ALL_FROZEN_S = (0.5, 3.0)
 MANAGERS_A_MINUTE = 3
 
@@ -68,7 +68,7 @@ class Processes:
         return f"{name} for {seconds:.1f} s"
 
     def _freeze_all(self, step: Step) -> str:
-        """Freeze everything, as a sleeping laptop or a moved virtual machine does."""
+        """Freeze all processes, like a sleeping laptop or a migrated virtual machine."""
         pids = [pid for _, pid in self._stage.victims.everything()]
         if any(not self._stage.is_free("all frozen", f"frozen {pid}") for pid in pids):
             return ""
@@ -76,7 +76,7 @@ class Processes:
         kill(pids, signal.SIGSTOP)
 
         def thaw() -> None:
-            # continue it twice: `nsenter` stops itself again when it sees its program stopped
+            # send SIGCONT twice, because `nsenter` stops itself again when its program is stopped
             kill(pids, signal.SIGCONT)
             self._stage.hold("nsenter", 0.5, lambda: kill(pids, signal.SIGCONT))
 
@@ -89,7 +89,7 @@ class Processes:
         return self._hit(self._stage.victims.libraries(), step, lambda pid: [pid], lambda pid: kill([pid]))
 
     def _tell_library(self, step: Step) -> str:
-        """Terminate a library as a batch system does that signals every process of a job, without the agent."""
+        """Terminate a library but not the agent, like a batch system that signals every process of a job."""
         candidates = self._stage.victims.libraries()
         if not candidates:
             return ""
@@ -98,7 +98,7 @@ class Processes:
         return name
 
     def _kill_zygote(self, step: Step) -> str:
-        """Kill a zygote none of whose libraries is loading: Stoker gives up a context that dies twice while loading."""
+        """Kill a zygote without loading libraries, because a context fails after two deaths while loading."""
         of = self._stage.victims.libraries_of
         candidates = [(name, pid) for name, pid in self._stage.victims.zygotes() if of(pid)]
         return self._hit(candidates, step, of, lambda pid: kill([pid]))
@@ -121,7 +121,7 @@ class Processes:
         libraries_of: Callable[[int], Sequence[int]],
         hit: Callable[[int], object],
     ) -> str:
-        """Hit one of the candidates if each call of its libraries runs for the first time; return its name, else ""."""
+        """Hit a candidate if all calls of its libraries run for the first time; return its name, else ""."""
         if not candidates or not self._stage.is_free("all frozen"):
             return ""
         name, victim = step.of(candidates)
@@ -146,7 +146,7 @@ class Processes:
         return found
 
     def may_kill_manager(self) -> bool:
-        """False if managers have died often within the last minute."""
+        """True unless managers died often in the last minute."""
         full = len(self._managers) == MANAGERS_A_MINUTE
         return not full or time.monotonic() - self._managers[0] > 60
 

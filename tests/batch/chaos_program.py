@@ -1,4 +1,4 @@
-"""A program on the head node that uses a joined session until a file appears."""
+"""A program on the head node that uses a joined session until the stop file exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ session, name, folder = sys.argv[1:]
 log, stop = os.path.join(folder, "ran"), os.path.join(folder, "stop")
 
 ROUND_S = 10.0
-"""Seconds that a context is in use."""
+"""Seconds that a program uses one context."""
 FILE_BYTES = 8 << 20
 LARGE_BYTES = 3 << 19
 """Bytes of a result larger than a message."""
@@ -30,11 +30,11 @@ LARGE_EVERY = 40
 STEPS = 10
 STEP_S = 0.1
 OPEN = {"plain": 12, "steps": 2, "gang": 1}
-"""Calls of each kind in flight in `mixed`."""
+"""Number of calls of each kind in flight in `mixed`."""
 LAST_S = 300.0
 """Seconds after `stop` after which a call counts as lost."""
 KEPT = 20
-"""Number of wrong results and of failures that are reported in full."""
+"""Maximum wrong results and failures that are reported in full."""
 
 
 class Found:
@@ -86,7 +86,7 @@ def write(file: str, content: object) -> None:
 
 
 def note(call: str, what: str) -> None:
-    """Record that a call begins or ends (`what`) on this node in this process."""
+    """Log that a call begins or ends (`what`) on this node in this process."""
     with open(log, "a") as file:
         file.write(f"{call} {os.environ.get('SLURMD_NODENAME', 'head')} {os.getpid()} {what}\n")
 
@@ -109,7 +109,7 @@ def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
 
 
 def file_of(turn: int) -> tuple[str, str]:
-    """Write the round's file, equal for every program; return its path and digest. Remove an old file."""
+    """Write the input file of a round, equal in all programs; return path and digest. Remove an old file."""
     content = random.Random(turn).randbytes(FILE_BYTES)
     Path(folder, f"model-{turn - 60}-{name}.bin").unlink(missing_ok=True)
     path = Path(folder, f"model-{turn}-{name}.bin")
@@ -118,7 +118,7 @@ def file_of(turn: int) -> tuple[str, str]:
 
 
 def blob_of(number: int) -> bytes:
-    """Return the text that a call gets with its number and returns reversed."""
+    """Return the input text of a call, which the call returns reversed."""
     return bytes([number % 256, 1]) * (LARGE_BYTES // 2 if number % LARGE_EVERY == 0 else 1)
 
 
@@ -142,7 +142,7 @@ def mapped(found: Found) -> None:
                 number += 1
         except Exception as error:
             found.failure("map", number, error)
-            found.asked["map"] = number + 1  # the map has cancelled the calls queued after this item
+            found.asked["map"] = number + 1  # the map cancelled the calls queued after this item
 
 
 # ---- concurrent calls of several kinds
@@ -187,8 +187,8 @@ def take(peer: socket.socket, count: int) -> bytes:
 
 
 def greet(place: Any) -> socket.socket:
-    """Return a socket to the other rank after it has proved that it knows the gang's key: the test also connects
-    processes outside the gang to this port. Raises OSError.
+    """Return a socket to the other rank after a check of the gang key, because the test also connects strangers to this
+    port. Raises OSError.
     """
     if place.rank:
         host, _, port = place.rendezvous.rpartition(":")

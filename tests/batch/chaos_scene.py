@@ -1,4 +1,4 @@
-"""The session under chaos, its programs and results, and leftovers."""
+"""Run the session under faults with its programs; collect results and leftovers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from stoker.pilot.agent.scratch import sweep
 
 SHAPE = Shape(gpus=("a10:1", "a10:1", "titanx:1"), namespaces=True)
 PROGRAMS = ("main", "mixed")
-"""Programs that are never killed: each result must arrive exactly once."""
+"""Programs that are never killed, whose results must arrive exactly once."""
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
 class Scene:
-    """A session over a cluster and this machine: `start` it, then its clients. `packed`: pilots get their environment
-    as an archive, else they share the one of the programs.
+    """A session over a cluster and this machine: `start` the session, then clients. `packed`: pilots unpack their
+    environment, else share the environment of the programs.
     """
 
     def __init__(self, cluster: Cluster, world: World, *, disk: Path, packed: bool) -> None:
@@ -47,12 +47,12 @@ class Scene:
         chaos_clocks.install(environment.packages, self.clocks, (HEAD, *cluster.shape.nodes))
         self._python = environment.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
-        # a shared memory that only the session uses, so that leftovers in it are visible
+        # only this session uses this /dev/shm, so leftovers are visible
         for machine in cluster.machines.values():
             subprocess.run(machine.inside("mount", "-t", "tmpfs", "shm", "/dev/shm"), check=True)
         self.session = self._start_session()
         self.folder = disk / "session"
-        # Clients' objects are on a separate disk that is never full.
+        # Objects of clients are on a separate disk that is never full.
         objects = world.path / "objects"
         shutil.copytree(self.folder / "objects", objects)
         shutil.rmtree(self.folder / "objects")
@@ -127,7 +127,7 @@ class Scene:
     # ---- the end
 
     def wait_for_programs(self, *, limit_s: float) -> list[str]:
-        """Wait for the programs after `stop`; return those still running."""
+        """Wait for the programs after `stop`; return the programs that still run."""
         until_s = time.monotonic() + limit_s
         slow = []
         for name in (*PROGRAMS, "guest"):
@@ -151,7 +151,7 @@ class Scene:
         return found
 
     def replayed(self) -> str:
-        """Return the difference between a replay of the journal and the managers' decisions, or ""."""
+        """Return the first difference between a replay of the journal and the decisions of managers, or ""."""
         said = self.stoker("replay", self.session, "--json")
         if said.returncode and not said.stdout.startswith("{"):
             return f"stoker replay: {said.stdout}{said.stderr}"[:2000]
@@ -159,7 +159,7 @@ class Scene:
         return json.dumps(found)[:2000] if found else ""
 
     def _clear_completing_jobs(self) -> None:
-        """Take nodes whose jobs stay COMPLETING after a crash down and up again, as the operator of a cluster does."""
+        """Set nodes with jobs stuck in COMPLETING down and up again, like a cluster operator."""
 
         def nodes() -> set[str]:
             return {node for _, _, state, _, node, *_ in self.cluster.queue() if state == "COMPLETING"}
@@ -188,6 +188,6 @@ class Scene:
             ).stdout
             left += [f"{name}: /dev/shm/{each}" for each in listed.split()]
         for place in self.world.scratch.glob("*/stoker-*"):
-            sweep(place)  # as the next pilot on the node does: a killed pilot could not sweep
+            sweep(place)  # the next pilot on the node would do this for a killed pilot
             left += map(str, place.glob("pilot-*"))
         return left

@@ -31,7 +31,7 @@ MOODS = ("fail", "hang", "late", "mute", "lies")
 
 
 class Scheduler:
-    """Batch system faults. `mood`: the file that wrappers obey."""
+    """Batch system faults. `mood`: the file that controls the wrappers."""
 
     def __init__(self, stage: Stage, processes: Processes, *, mood: Path) -> None:
         self._stage = stage
@@ -62,7 +62,7 @@ class Scheduler:
             done = list[bool]()
 
             def end(pid: int) -> None:
-                node = node_of(pid)  # the process may have ended; then the node is the head
+                node = node_of(pid)  # the node of an ended process is the head
                 done.append(node in self._cluster.shape.nodes and hit(step, node))
 
             found = self._processes.end_pilot(step, end, head=False)
@@ -94,7 +94,7 @@ class Scheduler:
         return True
 
     def _of_job(self, *command: str) -> Callable[[Step], str]:
-        """Run `command` on a pilot's job, or on a pending job if no pilot may be hit."""
+        """Run `command` on the job of a pilot, or on a pending job if no pilot may be hit."""
 
         def do(step: Step) -> str:
             if not self._is_there():
@@ -158,7 +158,7 @@ class Scheduler:
 
 
 def wrap(folder: Path, mood: Path) -> str:
-    """Write wrappers of Slurm's commands; return a PATH that begins with them."""
+    """Write wrappers of the Slurm commands; return a PATH that starts with the wrappers."""
     folder.mkdir()
     mood.write_text("")
     for name in COMMANDS:

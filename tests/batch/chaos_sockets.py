@@ -1,4 +1,4 @@
-"""Network faults: strangers at every port, reset connections, cut cables."""
+"""Network faults: unauthorized clients on every port, reset connections, broken links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from batch.chaos import Stage, Step, Way
 from faults.world import command_of, kill
 
 CUT_S = (0.5, 4.0)
-"""Seconds without network: shorter and longer than the second after which a pilot is given up."""
+"""Seconds without network: shorter and longer than the time after which a pilot is lost."""
 SILENT_S = (0.5, 8.0)
 _PIDFD_GETFD = 438
 _LISTENS, _CONNECTED = "0A", "01"
@@ -102,7 +102,7 @@ class Sockets:
     # ---- connections
 
     def _reset(self, step: Step) -> str:
-        """Reset a connection for both sides, as a firewall does."""
+        """Reset a connection for both sides, like a firewall."""
         found = list(self._sockets(_CONNECTED))
         if not found:
             return ""
@@ -115,7 +115,7 @@ class Sockets:
         return f"{node}, {_module(end.pid)}"
 
     def _garble(self, step: Step) -> str:
-        """Write to a library's descriptors as a faulty call does: the library sends nonsense to the agent and dies."""
+        """Write to the descriptors of a library like a faulty call: the library sends garbage to the agent and dies."""
         candidates = self._stage.victims.libraries()
         if not candidates:
             return ""
@@ -150,7 +150,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def _taken(end: End) -> Iterator[int | None]:
-    """Yield a copy of another process's descriptor; None if the process is gone."""
+    """Yield a duplicate of a descriptor of another process; None if the process has exited."""
     try:
         process = os.pidfd_open(end.pid)
     except OSError:
@@ -178,7 +178,7 @@ def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def _table(pid: int) -> dict[str, tuple[int, str]]:
-    """Return the TCP sockets of a process's network by inode: local port and state."""
+    """Return local port and state of the TCP sockets in the network namespace of a process, by inode."""
     found: dict[str, tuple[int, str]] = {}
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ def _table(pid: int) -> dict[str, tuple[int, str]]:
 
 
 def _unix_streams(pid: int) -> set[str]:
-    """Return inodes of connected Unix stream sockets in a process's network."""
+    """Return inodes of connected Unix stream sockets in the network namespace of a process."""
     try:
         lines = Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]
     except OSError:

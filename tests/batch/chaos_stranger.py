@@ -1,4 +1,4 @@
-"""A hostile client on the head's network: `python -I -S chaos_stranger.py`."""
+"""A hostile client on the network of the head node: `python -I -S chaos_stranger.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 MOST = 400
-"""Connections held at a time."""
+"""Maximum concurrent connections."""
 
 
 def knock(order: dict, held: list) -> str:

@@ -1,4 +1,4 @@
-"""A session's processes by kind, ordered by node and age."""
+"""Find session processes by kind, sorted by node and age."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Ran:
         return self._begun.total()
 
     def is_innocent(self, node: str, process: str) -> bool:
-        """Return True if this process is idle, or if its call has never begun before."""
+        """Return True if this process is idle or its call runs for the first time."""
         self.look()
         name, ended = self._last.get((node, process), ("", False))
         return bool(name) and (ended or self._begun[name] == 1)
 
 
 class Victims:
-    """Processes that could be hit now. `ran`: the file that calls write (see `Ran`)."""
+    """Possible victims now. `ran`: the log file of calls (see `Ran`)."""
 
     def __init__(self, world: World, ran: Path) -> None:
         self.ran = Ran(ran)
@@ -62,7 +62,7 @@ class Victims:
         return _in_order(self._world.pilots())
 
     def managers(self) -> list[tuple[str, int]]:
-        """Return the serving manager; its keeper has the same command."""
+        """Return the manager process, but not its keeper, which has the same command."""
         return _in_order(pid for pid in self._world.of("stoker.manager.main") if "--kept" not in command_of(pid))
 
     def keepers(self) -> list[tuple[str, int]]:
@@ -75,7 +75,7 @@ class Victims:
         return _in_order(self._world.processes())
 
     def clients(self, name: str) -> list[int]:
-        """Return a client's processes on the head node, and the processes that started it."""
+        """Return processes of a client on the head node, and their parents."""
         return [pid for pid in self._world.processes() if name in command_of(pid)]
 
     def zygotes(self) -> list[tuple[str, int]]:
@@ -91,7 +91,7 @@ class Victims:
         return [pid for pid in self._world.of(_ZYGOTE) if parent(pid) == zygote]
 
     def is_innocent(self, library: int) -> bool:
-        """Return True if the library is idle or its call has never begun elsewhere."""
+        """Return True if the library is idle or its call never started elsewhere."""
         return self.ran.is_innocent(node_of(library), "".join(_status(library, "NSpid").split()[-1:]))
 
 

@@ -14,7 +14,7 @@ from faults.world import command_of
 
 SAMPLE_S = 10.0
 YOUNG_S = 300.0
-"""Seconds after its start during which a process may grow."""
+"""Seconds after the start during which a process may grow."""
 MORE_FDS = 64
 MORE_BYTES = 200 << 20
 LIBRARY_FDS = 4
@@ -139,7 +139,7 @@ class Watch(threading.Thread):
                 facts.sample(fds=own_fds(process, kind), rss=process.memory_info().rss, age_s=time.time() - born)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return the maximum over processes of each kind, and the oldest process's growth."""
+        """Return the maximum over processes of each kind, and the growth of the oldest process."""
         found: dict[str, dict[str, float]] = {}
         for kind in sorted({each.kind for each in self.growth.values()}):
             mine = [each for each in self.growth.values() if each.kind == kind]
@@ -160,13 +160,13 @@ class Watch(threading.Thread):
 
 
 def own_fds(process: psutil.Process, kind: str) -> int:
-    """Return a process's descriptors without those that a pilot needs for its libraries."""
+    """Return the descriptors of a process, except those that a pilot needs for libraries."""
     children = len(process.children(recursive=True)) if kind == "pilot" else 0
     return max(0, int(process.num_fds()) - LIBRARY_FDS * children)
 
 
 class StalledError(Exception):
-    """No result has come for too long."""
+    """No result arrived for too long."""
 
 
 def _lines(pids: Iterable[int]) -> list[str]:

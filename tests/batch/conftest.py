@@ -1,5 +1,3 @@
-"""Real clusters for tests: one shared, others of special shapes."""
-
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +13,7 @@ from faults.world import World
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    """Four nodes on this machine's network with a GPU each, of two types. Tests take it as `slurm`."""
+    """A cluster of four nodes with one GPU each, of two types. Tests use the fixture `slurm`."""
     if why := commands.missing_for_slurm():
         pytest.skip(why)
     with Cluster(Shape()) as cluster:
@@ -24,7 +22,7 @@ def shared_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Give this process's environment to the idle shared cluster's Slurm commands."""
+    """Return the idle shared cluster, with its Slurm commands in the environment of this process."""
     for name, value in shared_cluster.environ.items():
         monkeypatch.setenv(name, value)
     yield shared_cluster
@@ -52,6 +50,6 @@ def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A place on this machine for a test's session, which no process may outlive."""
+    """A folder for the session of a test, which no process may outlive."""
     with World(tmp_path / "world").entered(limit_s=20, folders=False) as world:
         yield world

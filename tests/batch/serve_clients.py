@@ -1,4 +1,4 @@
-"""Clients of a gateway under chaos: requests, right answers, excused errors."""
+"""Run clients of a gateway under faults: requests, correct answers, excused errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Question:
-    """A greedy request: only one answer is right."""
+    """A greedy request with one correct answer."""
 
     prompt: str
     tokens: int

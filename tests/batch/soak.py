@@ -32,10 +32,10 @@ from batch.lab.shape import LabError
 from faults.world import World
 
 EVERY_S = 0.36
-"""Average seconds between faults: ten thousand in an hour."""
+"""Average seconds between faults, for ten thousand faults an hour."""
 STALL_S = 120.0
 FIRST_S = 180.0
-"""Seconds until the first results: pilots and their environment must start."""
+"""Seconds until the first results, after pilots and their environment have started."""
 
 
 class Soak:
@@ -64,7 +64,7 @@ class Soak:
             (folder / "faults.log").unlink(missing_ok=True)
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> dict[str, Any]:
-        """Disturb a session and check its results; return the record. Failures of the session raise nothing."""
+        """Inject faults into a session and check its results; return the record. Session failures do not raise."""
         environ = dict(os.environ)
         place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets must be short
         world = World(place / "world")
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = before["seed"] if before else given.seed
     faults = max(0, given.faults - (before["faults_total"] if before else 0))
     print(f"soak: {faults} faults; to do the same again: STOKER_SOAK_SEED={seed}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also lets the soak end properly
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the soak like Ctrl-C
     soak = Soak(given.folder.absolute(), seed=seed, every_s=given.every, stall_s=given.stall, before=before)
     record = soak.run(seconds=given.seconds, faults=faults)
     print("\n".join(told(record)), flush=True)

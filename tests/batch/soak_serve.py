@@ -1,4 +1,4 @@
-"""`make soak-serve`: unattended clients of `stoker serve` over a real Slurm whose jobs start and end."""
+"""`make soak-serve`: unattended clients of `stoker serve` on a real Slurm while jobs start and end."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gateway.running import RunningGateway
 
 MINUTES, EVERY_S, WALLTIME, CLIENTS = 30.0, 30.0, "3 min", 12
 PAUSE_S = 0.5
-"""Longest pause of a client between requests, in seconds."""
+"""Maximum pause of a client between requests, in seconds."""
 MANAGER_AT, GATEWAY_AT = 0.4, 0.7
 """Times of the kills as shares of the run."""
 STREAMS_BAR = 0.999
 HOT_S = 400.0
-"""Longest seconds until two jobs and their models are up on a busy machine."""
+"""Maximum seconds until two jobs have loaded their models on a busy machine."""
 SHAPE = Shape(gpus=("a10:1", "a10:1"), settings={"DefMemPerCPU": "1500"})
 MODELS = '[models.small]\npath = "models/tiny"\nmin = 2\n'
 
@@ -53,7 +53,7 @@ class ServeSoak:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, *, seconds: float) -> dict[str, Any]:
-        """Serve, send requests and disturb for this time; return the record. Ignore the gateway's errors."""
+        """Serve, send requests and inject faults for this time; return the record. Ignore gateway errors."""
         environ = dict(os.environ)
         place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets must be short
         self.record["load_before"] = os.getloadavg()
@@ -149,7 +149,7 @@ class Disturbance:
         begun = time.monotonic()
         for at_s, act in sorted(plan, key=lambda step: step[0]):
             self._wait(begun + at_s)
-            if at_s < seconds - every_s / 3:  # no disturbance near the end, so that open requests can finish
+            if at_s < seconds - every_s / 3:  # no fault near the end, so that open requests can finish
                 act()
         self._wait(begun + seconds)
         self._soak.record["done"] = dict(self.done)
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
     print(f"soak of the gateway: {given.minutes:g} minutes; the same again: STOKER_SOAK_SEED={given.seed}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also lets the soak end properly
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the soak like Ctrl-C
     soak = ServeSoak(
         given.folder.absolute(), seed=given.seed, every_s=given.every, walltime=given.walltime, clients=given.clients
     )

@@ -19,7 +19,7 @@ SECONDS = float(os.environ.get("STOKER_SOAK_S") or 20)
 SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
 
 
-def test_a_seed_decides_what_is_done_and_when_and_to_whom():
+def test_chaos_seed_determines_each_fault_its_time_and_its_target():
     shares = {"pilot": 3, "cable": 1, "seed": 1, "manager": 5}
     steps = list(itertools.islice(plan(5, shares, every_s=0.1), 4000))
     assert steps == list(itertools.islice(plan(5, dict(reversed(shares.items())), every_s=0.1), 4000))
@@ -38,7 +38,7 @@ class Idle:
         pass
 
 
-def test_a_plan_that_is_resumed_goes_on_where_it_was():
+def test_resumed_chaos_plan_continues_at_its_last_step():
     seen: list[str] = []
     ways = {name: Way(1, lambda step, name=name: seen.append(name) or name) for name in "abcdefgh"}
 
@@ -54,7 +54,7 @@ def test_a_plan_that_is_resumed_goes_on_where_it_was():
     assert seen == whole
 
 
-def test_who_is_innocent_is_read_from_what_calls_write(tmp_path: Path):
+def test_innocent_calls_are_identified_by_their_output_files(tmp_path: Path):
     file = tmp_path / "ran"
     ran = Ran(file)
     assert not ran.is_innocent("n1", "7"), "the library may be loading"
@@ -73,7 +73,7 @@ def test_who_is_innocent_is_read_from_what_calls_write(tmp_path: Path):
 @pytest.mark.parametrize(
     ("more_fds", "more_rss", "said"), [(0, 0, ""), (MORE_FDS + 1, 0, "descriptors"), (0, MORE_BYTES, "MB later")]
 )
-def test_a_process_that_takes_ever_more_is_told(more_fds: int, more_rss: int, said: str):
+def test_process_with_growing_memory_is_reported(more_fds: int, more_rss: int, said: str):
     growth = Growth("manager")
     growth.sample(fds=30, rss=50 << 20, age_s=YOUNG_S / 2)
     growth.sample(fds=30 + more_fds, rss=(80 << 20) + more_rss, age_s=YOUNG_S + 1)
@@ -85,7 +85,7 @@ def test_a_process_that_takes_ever_more_is_told(more_fds: int, more_rss: int, sa
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
-def test_every_call_ends_once_whatever_happens(tmp_path: Path, capfd, monkeypatch):
+def test_every_call_ends_once_under_any_fault(tmp_path: Path, capfd, monkeypatch):
     if why := commands.missing_for_namespaces():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)  # commands on the head begin in this process's folder

@@ -11,7 +11,7 @@ from batch.lab.commands import OVER, until
 from batch.lab.shape import Preempt, Shape
 
 
-def test_cancelled_preempted_job_is_over(make_cluster, tmp_path):
+def test_cancelled_preempted_job_has_ended(make_cluster, tmp_path):
     cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True))
     out = tmp_path / "out"
     job = cluster.submit(
@@ -38,7 +38,7 @@ def _reaches_the_head(cluster, node: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(shared_cluster, tmp_path):
+def test_cluster_of_a_killed_test_leaves_no_process(shared_cluster, tmp_path):
     program = (
         "import sys, time\n"
         "from batch.lab.cluster import Cluster\n"

@@ -28,7 +28,7 @@ QUESTION = Question("Why?", 3)
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
-def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monkeypatch):
+def test_answers_are_complete_and_correct_under_any_fault(tmp_path: Path, monkeypatch):
     if why := commands.missing_for_slurm():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)
@@ -42,7 +42,7 @@ def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monk
 
 
 def answers(*replies):
-    """Return clients whose gateway gives these replies in order; it raises exceptions among them."""
+    """Return clients with a fake gateway that returns or raises these replies in order."""
     clients = Clients("http://gateway", clients=1, seed=1)
     clients.right[QUESTION] = "abc"
     queue = list(replies)
@@ -69,7 +69,7 @@ def stream(*texts, end=True):
     return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + ("data: [DONE]\n\n" if end else "")
 
 
-def test_a_whole_and_right_stream_is_counted():
+def test_complete_and_correct_stream_is_counted():
     clients, ask = answers(stream("a", "b", "c"))
     ask()
     assert clients.tally.ended == {"stream": 1}
@@ -86,14 +86,14 @@ def test_a_whole_and_right_stream_is_counted():
         (httpx.ReadError("reset"), "ReadError"),
     ],
 )
-def test_anything_else_has_failed(reply, why):
+def test_any_other_answer_counts_as_failed(reply, why):
     clients, ask = answers(reply)
     ask()
     assert clients.tally.ended == {"stream failed": 1}
     assert why in clients.tally.failed[0]["why"]
 
 
-def test_requests_are_sent_again_after_the_gateway_was_down():
+def test_requests_are_sent_again_after_a_gateway_outage():
     clients, ask = answers(httpx.ReadError("reset"), httpx.ConnectError("refused"), stream("a", "b", "c"))
     clients.outages.append(Outage(killed_at=0.0))
     ask()
@@ -104,14 +104,14 @@ def test_requests_are_sent_again_after_the_gateway_was_down():
     assert clients.tally.ended == {"stream failed": 1}, "the gateway had been restarted long before"
 
 
-def test_a_wrong_answer_is_not_excused_by_an_outage():
+def test_wrong_answer_during_an_outage_counts_as_failed():
     clients, ask = answers(stream("a", "x"))
     clients.outages.append(Outage(killed_at=0.0))
     ask()
     assert clients.tally.ended == {"stream failed": 1}
 
 
-def test_what_was_cut_has_to_be_the_beginning_of_the_right_text():
+def test_cut_answer_must_be_a_prefix_of_the_correct_text():
     for text, found in (("a", {"stream": 1}), ("x", {"stream failed": 1})):
         outages: list[Outage] = []
 

@@ -21,8 +21,8 @@ SESSIONS = itertools.count(1)
 
 @pytest.fixture
 def batch_of(tmp_path):
-    """Return a function that makes a session's view of Slurm. Blocks run a command instead of a pilot; Slurm remembers
-    earlier sessions.
+    """Return a function that makes the `SlurmBatch` of a session. Blocks run a command instead of a pilot; Slurm
+    remembers earlier sessions.
     """
     own = f"k{next(SESSIONS)}"
 
@@ -45,7 +45,7 @@ def when(batch: SlurmBatch, job: str, phase: BlockPhase, *, reason: bool = False
     return look
 
 
-def test_a_job_is_submitted_found_by_its_name_and_cancelled(slurm, batch_of):
+def test_job_is_submitted_found_by_its_name_and_cancelled(slurm, batch_of):
     batch = batch_of(gpus="titanx:1", options=["--nodelist=n4"])
     job = batch.submit(B1)
     assert when(batch, job, BlockPhase.RUNNING).reason == "on n4"
@@ -57,7 +57,7 @@ def test_a_job_is_submitted_found_by_its_name_and_cancelled(slurm, batch_of):
     batch.cancel([job, "999999"])
 
 
-def test_why_a_job_waits_and_when_slurm_expects_it_to_start(slurm, batch_of):
+def test_pending_job_reports_its_reason_and_expected_start(slurm, batch_of):
     slurm.wait(slurm.submit("sleep 100", "--partition=main", "--exclusive", "--nodelist=n1", "--time=3"), "RUNNING")
     batch = batch_of(options=["--nodelist=n1", "--exclusive"])
     job = batch.submit(B1)
@@ -71,7 +71,7 @@ def _expected(batch: SlurmBatch, job: str) -> BatchJobStatus | None:
     return look if look.expected_in_s else None
 
 
-def test_why_a_job_will_never_start(slurm, batch_of):
+def test_job_that_can_never_start_reports_its_reason(slurm, batch_of):
     batch = batch_of(partition="phys", account="chem")
     job = batch.submit(B1)
     assert "phys allows phys" in until(lambda: batch.query([job])[job].reason, what="a reason")
@@ -87,12 +87,12 @@ def test_why_a_job_will_never_start(slurm, batch_of):
     ],
     ids=["partition", "type", "count", "option"],
 )
-def test_what_slurm_refuses_it_says_why(slurm, batch_of, provider, words):
+def test_refusal_of_slurm_contains_its_reason(slurm, batch_of, provider, words):
     with pytest.raises(SubmissionRefused, match=words):
         batch_of(**provider).submit(B1)
 
 
-def test_a_requeued_job_waits_again(slurm, batch_of):
+def test_requeued_job_is_pending_again(slurm, batch_of):
     batch = batch_of(options=["--nodelist=n2", "--exclusive"])
     job = batch.submit(B1)
     when(batch, job, BlockPhase.RUNNING)
@@ -101,7 +101,7 @@ def test_a_requeued_job_waits_again(slurm, batch_of):
     assert batch.find() == {job: B1}
 
 
-def test_an_array_is_one_job_as_lively_as_its_liveliest_task(slurm, batch_of):
+def test_array_is_one_job_with_the_state_of_its_most_active_task(slurm, batch_of):
     slurm.update_node(["n3", "n4"], "DRAIN")
     batch = batch_of(gpus="1", options=["--array=0-2"])
     job = batch.submit(B1)
@@ -114,7 +114,7 @@ def test_an_array_is_one_job_as_lively_as_its_liveliest_task(slurm, batch_of):
     until(lambda: not slurm.queue(), what="no task left")
 
 
-def test_a_job_that_fails_ends_with_its_last_words(slurm, batch_of):
+def test_failed_job_ends_with_its_last_output(slurm, batch_of):
     batch = batch_of("sh -c 'echo it was like this >&2; exit 3'")
     job = batch.submit(B1)
     look = when(batch, job, BlockPhase.ENDED)
@@ -133,7 +133,7 @@ def test_a_slurmctld_that_hangs_is_trouble_and_the_limit_holds(slurm, batch_of):
     until(lambda: set(batch.find().values()) == {B2}, what="the job that was submitted despite the timeout")
 
 
-def test_a_slurmctld_that_is_away_is_trouble(slurm, batch_of):
+def test_unreachable_slurmctld_is_trouble(slurm, batch_of):
     batch = batch_of(command_limit="10 s")
     slurm.kill("slurmctld")
     with pytest.raises(BatchTrouble, match="Unable to contact slurm controller"):
@@ -143,7 +143,7 @@ def test_a_slurmctld_that_is_away_is_trouble(slurm, batch_of):
 
 
 @pytest.mark.parametrize("accounting", [False, True], ids=["squeue", "sacct"])
-def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_of, accounting):
+def test_preempted_lost_and_forgotten_jobs_are_distinguished(make_cluster, batch_of, accounting):
     cluster = make_cluster(
         Shape(
             gpus=("a10:1", "a10:1", "a10:1"),
@@ -166,7 +166,7 @@ def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_
     assert batches["n3"].query(["4711"])["4711"].phase is BlockPhase.ENDED
 
 
-def test_accounts_are_checked_where_slurm_keeps_them(make_cluster, batch_of):
+def test_accounts_are_checked_if_slurm_stores_them(make_cluster, batch_of):
     cluster = make_cluster(
         Shape(gpus=("a10:1",), accounting=True, settings={"AccountingStorageEnforce": "associations"})
     )

@@ -11,8 +11,8 @@ from faults.world import World
 pytestmark = pytest.mark.long
 
 
-def test_the_commands_for_a_cluster_work_as_they_stand(slurm, world: World) -> None:
-    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # the cluster's nodes have GPUs and a driver
+def test_documented_cluster_commands_run_unchanged(slurm, world: World) -> None:
+    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # stand-in driver for the GPUs of the nodes
     program = programs("docs/contexts.md")[0].text
     (world.path / "my_program.py").write_text(program)
     session = "rwcz"

@@ -1,5 +1,5 @@
-"""Preemption with GraceTime loses no call. A pilot as the batch shell uses the grace time; a pilot in an srun step
-leaves at its start.
+"""Preemption with GraceTime loses no call. A pilot in the batch shell uses the grace time; a pilot in an srun step
+leaves when the grace time starts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def preempted_at(cluster, job: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world, stream):
+def test_pilot_uses_the_grace_time_and_exits_cleanly(make_cluster, world, stream):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL, grace_s=GRACE_S))
     with stoker.load(write_site(world.path, provider={"gpus": "a10:1"}), run_dir=str(world.runs)) as session:
         results = stream()

@@ -37,7 +37,7 @@ def whereabouts(_, meeting=None, number=0):
 
 @stoker.app(context=nothing())
 def met_by(_, meeting, number, *, count):
-    """Return the variables of this call's array task, when `count` calls run at the same time."""
+    """Return the array variables of the task of this call, while `count` calls run."""
     meeting.mkdir(exist_ok=True)
     (meeting / str(number)).touch()
     until(lambda: len(list(meeting.iterdir())) == count, what="the other calls")
@@ -50,7 +50,7 @@ def two_at_once(world):
     return [call.result(60) for call in [whereabouts(meeting, number) for number in (0, 1)]]
 
 
-def test_what_a_site_asks_for_is_what_its_pilots_get(slurm, world):
+def test_pilots_receive_the_resources_that_the_site_requests(slurm, world):
     folder = world.path / 'it\'s a "path"'
     folder.mkdir()
     provider = {
@@ -93,7 +93,7 @@ def test_a_block_of_two_nodes_brings_two_pilots(slurm, world):
     slurm.wait(block.job, *OVER)
 
 
-def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
+def test_array_block_starts_one_pilot_per_task(slurm, world):
     site = write_site(world.path, provider={"gpus": "1", "options": ["--array=0-1"]})
     with stoker.load(site, run_dir=str(world.runs)) as session:
         calls = [met_by(world.path / "met", number, count=2) for number in range(2)]
@@ -111,7 +111,7 @@ def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
     until(lambda: not slurm.queue(), what="no task left")
 
 
-def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, world, monkeypatch):
+def test_pilot_offers_only_the_gpus_that_slurm_granted(make_cluster, world, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "driver")
     cluster = make_cluster(Shape(gpus=("a10:4",)))
     cluster.wait(cluster.submit("sleep 1000", "--gres=gpu:1"), "RUNNING")
@@ -137,7 +137,7 @@ def probe(world: World, command: list[str], *, wait_s: int) -> subprocess.Comple
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def test_a_pilot_that_waits_in_the_queue_proves_nothing(slurm, world):
+def test_probe_with_a_pending_pilot_proves_nothing(slurm, world):
     write_site(world.path)
     for node in slurm.shape.nodes:
         slurm.submit("sleep 600", "--partition=main", f"--nodelist={node}", "--exclusive")
@@ -155,7 +155,7 @@ def test_a_pilot_that_waits_in_the_queue_proves_nothing(slurm, world):
 def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
-    # pilots get the head's loopback address, which on a node leads to the node itself
+    # pilots get the loopback address of the head, which on a node is the node itself
     write_site(world.path, session={"interface": "127.0.0.1"})
     said = probe(world, cluster.on_head(), wait_s=12)
     assert said.returncode == 1, said.stdout
@@ -166,7 +166,7 @@ def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, world):
+def test_probe_reports_a_pilot_that_lacks_a_requested_gpu(make_cluster, world):
     make_cluster(Shape(gpus=("a10:1",)))
     write_site(world.path, provider={"gpus": "1"}, pilot={"devices": "auto"})
     said = probe(world, [], wait_s=60)

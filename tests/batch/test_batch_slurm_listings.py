@@ -1,4 +1,4 @@
-"""Listings with lag or gaps, and commands with extra output: one job per block, and no job left."""
+"""Late or incomplete listings and extra output: each block has one job, and no job is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import stoker
 from stoker.manager.factory.batch import job_prefix
 
 SQUEUE = """#!/bin/sh
-# Prints nothing while `hide` is there; what it printed first for such arguments while `cache` is there.
+# Prints nothing while `hide` exists, and its first output for equal arguments while `cache` exists.
 cd {folder}
 echo asked >>asked
 [ -e hide ] && exit 0
@@ -65,7 +65,7 @@ def double(number):
 
 
 def load(world, **provider):
-    site = write_site(world.path, provider={"poll": "0.2 s", **provider})  # the tests wait for looks at the list
+    site = write_site(world.path, provider={"poll": "0.2 s", **provider})  # the tests wait for queries of the list
     return stoker.load(site, run_dir=str(world.runs))
 
 
@@ -77,7 +77,7 @@ def fill(slurm) -> list[str]:
 
 
 def jobs_of(session, slurm) -> list[str]:
-    """Return every job of a session that Slurm remembers, except cancelled ones."""
+    """Return every remembered job of a session, except cancelled jobs."""
     shown = slurm.run("scontrol", "show", "job", "-o").splitlines()
     name = f"JobName={job_prefix(session.id)}"
     return [line.split()[0] for line in shown if name in line and "JobState=CANCELLED" not in line]
@@ -92,7 +92,7 @@ def jobs_of(session, slurm) -> list[str]:
         pytest.param("cache", True, marks=pytest.mark.long),
     ],
 )
-def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
+def test_delayed_job_listing_loses_no_job(slurm, world, monkeypatch, how, full):
     others = fill(slurm) if full else []
     site = Site(world, monkeypatch)
     site.put(how)
@@ -111,7 +111,7 @@ def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
     assert len(jobs_of(session, slurm)) <= 1
 
 
-def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world, monkeypatch):
+def test_pending_job_missing_from_the_list_is_cancelled_at_the_end(slurm, world, monkeypatch):
     others = fill(slurm)
     site = Site(world, monkeypatch)
     with load(world) as session:
@@ -130,7 +130,7 @@ def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world,
         pytest.param(MANAGER, "thank you", id="manager-no id", marks=pytest.mark.long),
     ],
 )
-def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, monkeypatch, victim, said):
+def test_factory_killed_during_sbatch_submits_nothing_twice(slurm, world, monkeypatch, victim, said):
     site = Site(world, monkeypatch, said=said)
     site.put("hang")
     site.put("hide")

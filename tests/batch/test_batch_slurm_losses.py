@@ -15,7 +15,7 @@ import stoker
 
 
 CALLS, FREE = 60, 10
-"""`CALLS` calls. All but the first `FREE` wait until the test has seen the loss."""
+"""Run `CALLS` calls. Calls after the first `FREE` wait until the test has seen the loss."""
 
 
 @stoker.context
@@ -56,7 +56,7 @@ def running(status) -> bool:
 
 
 @pytest.mark.slow
-def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, stream, go):
+def test_preempted_and_requeued_job_starts_a_pilot_again(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1", "options": ["--nodelist=n1"]}) as session:
         results = stream()
         got = [next(results) for _ in range(10)]
@@ -75,7 +75,7 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
         assert (status.done, status.failed) == (CALLS, 0)
 
 
-def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream, go):
+def test_job_cancelled_by_another_user_is_replaced(slurm, world, stream, go):
     with load(world) as session:
         results = stream()
         got = [next(results) for _ in range(5)]
@@ -91,7 +91,7 @@ def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream, go):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream, go):
+def test_node_power_loss_affects_only_the_calls_it_ran(make_cluster, world, stream, go):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=10))
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "a10:1"}) as session:
         status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
@@ -111,7 +111,7 @@ def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world
 
 
 @pytest.mark.long
-def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world, stream, go):
+def test_requeued_and_held_job_is_replaced(slurm, world, stream, go):
     with load(world) as session:
         results = stream()
         got = [next(results) for _ in range(5)]
@@ -128,7 +128,7 @@ def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world
 
 
 @pytest.mark.long
-def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world, stream, go):
+def test_node_with_a_failing_prolog_does_not_stop_other_nodes(make_cluster, world, stream, go):
     prolog = world.path / "prolog.sh"
     prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
     prolog.chmod(0o755)
@@ -142,7 +142,7 @@ def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world,
 
 
 @pytest.mark.long
-def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream, go):
+def test_draining_node_keeps_its_pilot_and_gets_no_new_pilot(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1"}) as session:
         [block] = status_when(session, running, what="the pilot").jobs
         node = slurm.job(block.job)["NodeList"]
@@ -158,7 +158,7 @@ def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream,
 
 
 @pytest.mark.long
-def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, world, stream):
+def test_end_of_the_session_leaves_no_job(slurm, world, stream):
     slurm.update_node(["n2", "n3", "n4"], "DRAIN")
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"options": ["--exclusive"]}) as session:
         results = stream()
@@ -172,12 +172,12 @@ def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, worl
 
 
 WALLTIME_CALLS = 120
-"""Calls of half a second each: longer than the first pilot may live."""
+"""Run calls of half a second, together longer than the life of the first pilot."""
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pilot_is_done_before_its_walltime_and_another_goes_on(make_cluster, world):
+def test_pilot_drains_before_its_walltime_and_another_continues(make_cluster, world):
     cluster = make_cluster(Shape(gpus=("a10:1",)))
     site = write_site(world.path, provider={"walltime": "1 min", "gpus": "1"})
 

@@ -1,4 +1,4 @@
-"""Slurm refuses, hangs, is full, or is down: the user sees Slurm's message, and work continues when possible."""
+"""If Slurm refuses, hangs, is full or is down, the user sees its message, and work continues when possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def double(number):
     return 2 * number
 
 
-def test_what_slurm_refuses_fails_the_calls_in_its_own_words(slurm, world):
+def test_refusal_of_slurm_fails_the_calls_in_its_own_words(slurm, world):
     with load(world, provider={"partition": "gpu"}):
         with pytest.raises(StokerError, match="Invalid partition name specified") as caught:
             stoker.app()(double)(1).result(60)
@@ -53,7 +53,7 @@ def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
         assert call.result(60) == 8
 
 
-def test_a_partition_that_is_down_says_so(slurm, world):
+def test_unavailable_partition_is_reported(slurm, world):
     slurm.run("scontrol", "update", "PartitionName=backfill", "State=DOWN")
     try:
         with load(world) as session:
@@ -71,7 +71,7 @@ AWAY_S = 60.0
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_slurmctld_is_away_for_a_minute(make_cluster, world):
+def test_slurmctld_outage_of_a_minute_loses_no_call(make_cluster, world):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1")))
     site = write_site(world.path, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "1"})
     with stoker.load(site, run_dir=str(world.runs)) as session:
@@ -126,7 +126,7 @@ def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, wo
 
 
 TRIES = 4
-"""More refusals than would fail every waiting call, which is three."""
+"""Number of refusals, above the three that would fail every waiting call."""
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def our_jobs(cluster) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_too_many_jobs_of_this_user(make_cluster, world):
+def test_job_limit_of_this_user_is_shown_as_trouble(make_cluster, world):
     limits = {"AccountingStorageEnforce": "associations,limits"}
     cluster = make_cluster(Shape(gpus=("a10:1",), accounting=True, settings=limits))
     cluster.run("sacctmgr", "-i", "add", "account", "phys")
@@ -167,7 +167,7 @@ def refusals(cluster) -> int:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_too_many_jobs_of_all_users(make_cluster, world):
+def test_job_limit_of_all_users_is_shown_as_trouble(make_cluster, world):
     cluster = make_cluster(Shape(gpus=("a10:1",), settings={"MaxJobCount": "2", "MinJobAge": "2"}))
     filler = cluster.submit("sleep 1000", "--partition=main")
     with waiting_call(world, command_limit="3 s") as (session, call):

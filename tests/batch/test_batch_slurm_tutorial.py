@@ -12,8 +12,8 @@ from faults.world import World
 pytestmark = pytest.mark.long
 
 
-def test_the_steps_of_the_tutorial_work_on_slurm(slurm, world: World, monkeypatch) -> None:
-    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # the cluster's nodes have GPUs and a driver
+def test_tutorial_steps_work_on_slurm(slurm, world: World, monkeypatch) -> None:
+    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # stand-in driver for the GPUs of the nodes
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 
     def run(command: str) -> subprocess.CompletedProcess[str]:

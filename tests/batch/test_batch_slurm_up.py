@@ -36,7 +36,7 @@ def run(world: World, session: str) -> str:
     return out.strip()
 
 
-def test_init_finds_the_cluster_and_writes_a_site_that_fits_it(slurm, world):
+def test_init_finds_the_cluster_and_writes_a_fitting_site_file(slurm, world):
     made = stoker(world, "init")
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith("wrote site.toml: Slurm, partition backfill\n")
@@ -47,7 +47,7 @@ def test_init_finds_the_cluster_and_writes_a_site_that_fits_it(slurm, world):
     assert "partitions backfill (preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2), main (" in checked.stdout
 
 
-def test_a_dry_run_prints_what_would_be_submitted_and_submits_nothing(slurm, world):
+def test_dry_run_prints_the_job_and_submits_nothing(slurm, world):
     write_site(world.path, provider={"gpus": "a10:1"})
     shown = stoker(world, "up", "lab.toml", "--dry-run")
     assert shown.returncode == 0, shown.stderr
@@ -84,7 +84,7 @@ def test_session_of_two_sites_keeps_contexts_hot(slurm, world):
     assert world.left() == []
 
 
-def test_a_dry_run_of_what_slurm_would_refuse_fails_with_its_words(slurm, world):
+def test_dry_run_of_a_job_that_slurm_refuses_fails_with_its_words(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     shown = stoker(world, "up", "lab.toml", "--dry-run")
     assert shown.returncode == 1
@@ -93,7 +93,7 @@ def test_a_dry_run_of_what_slurm_would_refuse_fails_with_its_words(slurm, world)
     assert slurm_jobs() == []
 
 
-def test_doctor_asks_slurm_whether_it_would_take_a_block(slurm, world):
+def test_doctor_tests_whether_slurm_accepts_a_block(slurm, world):
     write_site(world.path, provider={"memory": "4000 GB"})
     said = stoker(world, "doctor", "lab.toml")
     assert said.returncode == 1, said.stdout
@@ -102,7 +102,7 @@ def test_doctor_asks_slurm_whether_it_would_take_a_block(slurm, world):
     assert slurm_jobs() == []
 
 
-def test_a_dry_run_where_slurm_cannot_be_asked_says_so(world, monkeypatch):
+def test_dry_run_reports_that_slurm_does_not_answer(world, monkeypatch):
     write_site(world.path, provider={"command_limit": "1 s"})
     commands = world.path / "commands"
     commands.mkdir()
@@ -118,7 +118,7 @@ def test_a_dry_run_where_slurm_cannot_be_asked_says_so(world, monkeypatch):
     assert "Slurm could not be asked whether it takes this: sbatch has not answered for 1 s" in said.stdout
 
 
-def test_refused_site_says_why_and_stays_only_on_request(slurm, world):
+def test_refused_site_reports_its_reason_and_stays_only_on_request(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
     assert (said.returncode, said.stdout) == (1, "")
@@ -133,7 +133,7 @@ def test_refused_site_says_why_and_stays_only_on_request(slurm, world):
     assert stoker(world, "down").returncode == 0
 
 
-def test_a_probe_proves_that_nodes_reach_this_host_and_leaves_nothing(slurm, world):
+def test_probe_verifies_that_nodes_reach_this_host_and_leaves_nothing(slurm, world):
     write_site(world.path)
     said = stoker(world, "doctor", "lab.toml", "--probe", "--wait", "60")
     assert re.search(r"ok +compute nodes reach this host on 127\.0\.0\.1:\d+ \(asked a", said.stdout), said.stdout

@@ -1,5 +1,3 @@
-"""`cluster` and `toy` of `tests/core`, and a private home."""
-
 from api.conftest import own_home
 from core.conftest import cluster, toy
 

@@ -20,7 +20,7 @@ from benchmarks.papers.arlo.dispatch import (
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
-"""Levels: length, capacity, outstanding requests of each instance."""
+"""Levels of Figure 5: length, capacity, outstanding requests of each instance."""
 
 Levels = Sequence[tuple[int, int, list[int]]]
 STRATEGIES = {"ig": inter_groups_greedy, "any": pack_any_runtime, "shortest": pack_shortest_runtime}
@@ -42,9 +42,9 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
     return queues
 
 
-def test_figure_4_what_each_strategy_does() -> None:
-    """As in the paper, ILB has five late requests and IG eight. Algorithm 1 gives GPU2 three, because 0.85 x 0.9 x 40
-    is 30.6.
+def test_figure_4_strategies_give_the_published_results() -> None:
+    """As in the paper, ILB makes five requests late and IG eight requests. Algorithm 1 sends three requests to GPU2,
+    because 0.85 x 0.9 x 40 is 30.6.
     """
     found = {name: outcome(each) for name, each in strategies()}
     assert found == {
@@ -58,18 +58,18 @@ def test_figure_4_what_each_strategy_does() -> None:
 @pytest.mark.parametrize(
     ("strategy", "instance"),
     [
-        ("rs", 4),  # Q3's head, as the paper says: 28/48 is below 0.765, and 54/60 not below 0.85
+        ("rs", 4),  # the head of Q3, as in the paper: 28/48 is below 0.765, but 54/60 is not below 0.85
         ("ilb", 2),  # the least busy instance of Q2
         ("ig", 5),  # the instance with the fewest requests: five
         ("any", 1),  # 56/60 is the fullest instance with free capacity
-        ("shortest", 5),  # no instance can take a second request, and 5/40 is the least full
+        ("shortest", 5),  # no instance can take a second request, and 5/40 is the lowest load
     ],
 )
-def test_figure_5_each_strategy_with_a_request_of_length_200(strategy: str, instance: int) -> None:
+def test_figure_5_strategies_place_a_request_of_length_200(strategy: str, instance: int) -> None:
     assert loaded(strategy, FIGURE_5).take(200) == instance
 
 
-def test_packing_fills_an_instance_to_its_capacity_and_no_further() -> None:
+def test_packing_fills_an_instance_exactly_to_its_capacity() -> None:
     full = ((128, 4, [3, 0]), (512, 3, [0]))
     queues = loaded("any", full)
     assert [queues.take(100) for _ in range(8)] == [0, 1, 1, 1, 1, 2, 2, 2]
@@ -77,7 +77,7 @@ def test_packing_fills_an_instance_to_its_capacity_and_no_further() -> None:
     assert [short.take(100) for _ in range(6)] == [0, 1, 1, 2, 2, 1]
 
 
-def test_buckets_find_what_a_plain_search_finds() -> None:
+def test_bucket_search_finds_the_same_as_a_plain_search() -> None:
     rng = random.Random(3)
     buckets, loads = LoadBuckets(), dict[int, int]()
     for step in range(3000):
@@ -95,7 +95,7 @@ def test_buckets_find_what_a_plain_search_finds() -> None:
             assert loads[buckets.one_of(buckets.least())] == buckets.least()
 
 
-def test_random_dispatch_ignores_loads_and_repeats_with_its_seed() -> None:
+def test_random_dispatch_ignores_loads_and_is_reproducible_by_seed() -> None:
     def taken(seed: int) -> list[int]:
         dispatcher = RandomDispatcher(seed)
         for instance in range(4):

@@ -53,7 +53,7 @@ MEANS = {
 
 
 @here
-def test_a_bar_is_met_if_the_papers_number_is_inside(tmp_path: Path) -> None:
+def test_bar_is_met_if_it_contains_the_number_of_the_paper(tmp_path: Path) -> None:
     found = findings(kept(tmp_path, [result_of(c, MEANS[c.system]) for c in TABLES["6a"]() if c.system in MEANS]))
     assert found["Figure 6a: the mean is below ST's by"][0].cells == ["70.0 %", "**no**"]
     dt = found["Figure 6a: the mean is below DT's by"]
@@ -66,7 +66,7 @@ def test_a_bar_is_met_if_the_papers_number_is_inside(tmp_path: Path) -> None:
 
 
 @here
-def test_orders_and_limits_are_broken_by_one_run(tmp_path: Path) -> None:
+def test_single_run_can_violate_orders_and_limits(tmp_path: Path) -> None:
     means = {ARLO_EVEN: 30.0, ARLO_GLOBAL: 20.0, ARLO: 10.0}
     results = [result_of(case, means[case.system]) for case in TABLES["3"]() if case.system in means]
     name = "Table 3: the mean in the order Arlo, Global, Even"
@@ -89,7 +89,7 @@ def test_random_dispatch_is_judged_within_five_points(tmp_path: Path) -> None:
     assert found[bar.format(ST_RANDOM)][1].cells == ["–", "not run"]
 
 
-def test_a_tail_is_judged_in_the_figure_where_it_is_lower(tmp_path: Path) -> None:
+def test_tail_is_judged_in_the_figure_with_the_lower_value(tmp_path: Path) -> None:
     p98_ms = {"6a": 20.0, "6b": 90.0}
     runs = [
         result_of(c, 1.0, p98_ms=p98_ms[figure] if c.system == ST_RANDOM else 9.0)
@@ -100,7 +100,7 @@ def test_a_tail_is_judged_in_the_figure_where_it_is_lower(tmp_path: Path) -> Non
     assert found[bar][0].cells == ["90.0 %", "yes"]
 
 
-def test_a_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
+def test_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
     def deployed(seed: int, p98_ms: float) -> Deployed:
         model = result_of(random_dispatch("6a")[0], 1.0, p98_ms=10.0).measures
         return Deployed(seed, 4000.0, "", 1, mean_ms=1.0, p98_ms=p98_ms, late=0.0, model=model)
@@ -112,7 +112,7 @@ def test_a_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
 
 
 @here
-def test_table_2_is_judged_by_the_mean_and_tells_the_longest(tmp_path: Path) -> None:
+def test_table_2_is_judged_by_the_mean_and_shows_the_longest(tmp_path: Path) -> None:
     bar = "Table 2, 1,000 GPUs, 16 runtimes: under 0.3 s in the mean of 20"
     for seconds, said in (
         ((0.1, 0.3), "yes: the longest took 0.30 s"),
@@ -123,12 +123,12 @@ def test_table_2_is_judged_by_the_mean_and_tells_the_longest(tmp_path: Path) -> 
 
 
 @here
-def test_the_page_is_what_the_records_say() -> None:
+def test_page_matches_its_records() -> None:
     assert (FOLDER / "arlo.md").read_text() == report.write(Records(FOLDER / "arlo.json"))
 
 
 @here
-def test_the_records_have_every_case_and_no_other() -> None:
+def test_records_contain_exactly_all_cases() -> None:
     of = Records(FOLDER / "arlo.json")
     cases = {case.name for several in TABLES.values() for case in several()}
     assert {result.case.name for result in of.store.in_order()} == cases

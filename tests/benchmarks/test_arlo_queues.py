@@ -32,18 +32,18 @@ def milliseconds(
 
 
 def test_requests_queue_at_the_least_busy_instance() -> None:
-    """Two instances serve short requests, so the third waits for the first; the long request has its own instance."""
+    """Two instances serve short requests, so request 3 waits for request 1; the long request has its own instance."""
     assert milliseconds([0.0, 0.001, 0.002, 0.003, 0.050], [50, 50, 50, 150, 50], [2, 1]) == [
         10.8, 10.8, 18.8, 40.8, 10.8
     ]  # fmt: skip
 
 
-def test_a_busy_overhead_delays_the_next_request() -> None:
+def test_overhead_delays_the_next_request() -> None:
     assert milliseconds([0.0, 0.0], [50, 50], [1, 1]) == [10.8, 20.8]
     assert milliseconds([0.0, 0.0], [50, 50], [1, 1], occupies=True) == [10.8, 21.6]
 
 
-def test_replacements_are_as_few_as_it_takes_and_one_at_a_time() -> None:
+def test_replacements_are_minimal_and_happen_one_at_a_time() -> None:
     agenda = Agenda()
     fleet = fleet_of([5, 1], agenda)
     replacements = Replacements(fleet)
@@ -56,7 +56,7 @@ def test_replacements_are_as_few_as_it_takes_and_one_at_a_time() -> None:
     assert (len(fleet.serving(0)), len(fleet.serving(1)), fleet.counts) == (3, 3, [3, 3])
 
 
-def test_a_replaced_instance_drains_and_returns_a_second_later() -> None:
+def test_replaced_instance_drains_and_returns_a_second_later() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of([1, 1], agenda)
     agenda.at(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
@@ -67,7 +67,7 @@ def test_a_replaced_instance_drains_and_returns_a_second_later() -> None:
     assert (served.lost, fleet.serving(0), len(fleet.serving(1))) == (0, [], 2)
 
 
-def test_the_longest_runtimes_last_instance_stays_until_replaced() -> None:
+def test_last_instance_of_the_longest_runtime_stays_until_replaced() -> None:
     agenda = Agenda()
     fleet = fleet_of([1, 1], agenda)
     Replacements(fleet).decide([2, 0], 0.0)
@@ -84,14 +84,14 @@ def test_devices_count_from_their_addition_to_their_last_answer() -> None:
 
 
 def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> Measures:
-    """Run six devices under a load that keeps Arlo's devices mostly busy."""
+    """Run six devices under a load that keeps the devices of Arlo mostly busy."""
     workload = Workload(1200.0, for_s, seed, "bursty")
     trace = make_trace(workload, [30, 60, 90, 100, 120, 500], [100, 200, 300, 400])
     return simulate(Case(system, LatencyProfile("base"), 6, workload, least=least), trace)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_no_system_loses_requests_and_few_instances_are_out(system: str) -> None:
+def test_no_system_loses_requests_and_few_instances_are_replacing(system: str) -> None:
     for least in (0, 3):
         found = small(system, least=least)
         assert found.requests > 1500
@@ -101,12 +101,12 @@ def test_no_system_loses_requests_and_few_instances_are_out(system: str) -> None
         assert found.devices == pytest.approx(6.0) if not least else found.devices >= 3
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
+def test_equal_seeds_give_equal_numbers_and_other_seeds_other_ones() -> None:
     assert small("arlo") == small("arlo")
     assert small("arlo").mean_ms != small("arlo", seed=8).mean_ms
 
 
-def test_padding_to_the_longest_costs_what_its_latency_says() -> None:
+def test_padding_to_the_longest_has_the_published_latency() -> None:
     workload = Workload(100.0, 20.0, 1)
     trace = make_trace(workload, [10], [10])
     found = simulate(Case("st", LatencyProfile("base"), 6, workload), trace)
@@ -117,7 +117,7 @@ def test_padding_to_the_longest_costs_what_its_latency_says() -> None:
     assert small("st").late > 0.1 > 0 == small("arlo").late
 
 
-def test_arlo_goes_where_the_lengths_go() -> None:
+def test_arlo_shifts_devices_to_the_requested_lengths() -> None:
     """The lengths change before the reallocation."""
     workload = Workload(1200.0, 20.0, 1)
     trace = make_trace(workload, [60], [60])

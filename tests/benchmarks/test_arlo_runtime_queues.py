@@ -18,31 +18,31 @@ def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
     return queues
 
 
-def test_the_threshold_falls_from_level_to_level() -> None:
-    """A load of 0.8 is below the first threshold, 0.85, but not below the second, 0.765. Levels without instances do
-    not count.
+def test_congestion_threshold_decreases_from_level_to_level() -> None:
+    """A load of 0.8 is below the first threshold of 0.85, but not below the second threshold of 0.765. Levels without
+    instances do not count.
     """
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
 
-    # If all levels are congested, the level of the shortest inputs takes the request.
+    # If all levels are congested, the level of the shortest inputs receives the request.
     assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
 
 
-def test_no_more_than_six_levels_are_looked_at() -> None:
+def test_at_most_six_levels_are_examined() -> None:
     levels = [(64 * (number + 1), 10, [10]) for number in range(6)]
     assert loaded(*levels, (448, 10, [0])).take(10) == "q1a"
     assert loaded(*levels[1:], (448, 10, [0])).take(10) == "q6a"
 
 
-def test_a_request_longer_than_every_runtime_gets_both_lengths() -> None:
+def test_request_longer_than_every_runtime_gets_an_error() -> None:
     with pytest.raises(RuntimeTooShortError, match="513 tokens, and the longest runtime takes 512"):
         loaded((128, 10, [0]), (512, 10, [0]), (1024, 10, [])).take(513)
     with pytest.raises(ValueError, match="rising lengths"):
         RuntimeQueues([(128, 10), (128, 10)])
 
 
-def test_loads_are_those_of_a_plain_count_whatever_happens() -> None:
+def test_loads_equal_those_of_a_plain_count() -> None:
     chance = random.Random(5)
     queues: RuntimeQueues[int] = RuntimeQueues([(128, 20), (256, 10), (512, 5)])
     runtime_of: dict[int, int] = {}
@@ -74,7 +74,7 @@ def test_loads_are_those_of_a_plain_count_whatever_happens() -> None:
         assert all(queues.load(each) == count for each, count in counts.items())
 
 
-def test_a_session_and_the_evaluation_choose_alike() -> None:
+def test_session_and_evaluation_choose_the_same_runtime() -> None:
     t, demoted = warmed(Family(), devices=7), 0
     for seed in range(10):
         chance = random.Random(seed)

@@ -39,7 +39,7 @@ def test_headroom_adds_for_recent_work_and_releases_late() -> None:
 
 @pytest.mark.parametrize(("period_s", "grows"), [(0.018, True), (0.025, False)])
 def test_target_tracking_adds_to_the_longest_runtime_near_the_goal(period_s: float, grows: bool) -> None:
-    """A long instance answers 50 requests/s: its queue grows at 55/s but not at 40/s."""
+    """An instance of the longest runtime answers 50 requests/s, so its queue grows at 55/s but not at 40/s."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(1, 1, agenda)
     trace = every(period_s, until=30.0, tokens=150)
@@ -50,7 +50,7 @@ def test_target_tracking_adds_to_the_longest_runtime_near_the_goal(period_s: flo
     assert fleet.counts[1] <= 1 + 30 / settings.RECENT_S, "one in each window at most"
 
 
-def test_target_tracking_releases_one_a_minute_at_a_low_tail() -> None:
+def test_target_tracking_releases_one_per_minute_at_a_low_tail() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of(3, 2, agenda)
     trace = every(0.1, until=400.0)
@@ -60,7 +60,7 @@ def test_target_tracking_releases_one_a_minute_at_a_low_tail() -> None:
     assert fleet.device_s(400.0) == pytest.approx(5 * 60 + 4 * 60 + 3 * 60 + 2 * 220, abs=1.0)
 
 
-def test_the_only_instance_of_the_longest_runtime_is_never_released() -> None:
+def test_only_instance_of_the_longest_runtime_is_never_released() -> None:
     agenda = Agenda()
     fleet = fleet_of(1, 1, agenda)
     release_one(fleet, 0.0, least=0)

@@ -24,7 +24,7 @@ BASE, LARGE = LatencyProfile("base"), LatencyProfile("large", 10.5)
 SHORT, LONG = [80], [400]
 
 
-def test_latencies_are_those_of_the_paper() -> None:
+def test_latencies_equal_those_of_the_paper() -> None:
     assert 1000 * BASE.static_s(512) == pytest.approx(4.86)
     assert 1000 * BASE.static_s(64) == pytest.approx(4.86 / 4.22)
     assert 1000 * BASE.static_s(20) == pytest.approx(4.86 / 4.28)
@@ -32,13 +32,13 @@ def test_latencies_are_those_of_the_paper() -> None:
     assert (BASE.capacity(512), BASE.capacity(64), LARGE.capacity(512)) == (30, 130, 42)
 
 
-def test_latency_rises_in_steps_of_64_tokens_and_hardly_within_them() -> None:
+def test_latency_rises_in_steps_of_64_tokens() -> None:
     for tokens in range(1, LONGEST):
         rise = BASE.static_s(tokens + 1) / BASE.static_s(tokens) - 1
         assert rise > 0.05 if tokens % 64 == 0 else 0 < rise < 0.001, tokens
 
 
-def test_dynamic_compilation_inflates_between_the_least_and_the_most() -> None:
+def test_dynamic_compilation_inflates_latency_within_its_bounds() -> None:
     for shape, first, last in (
         ("flat", 1.22, 1.22),
         ("rising", 1.22, 3.56),
@@ -56,7 +56,7 @@ def test_runtimes_are_evenly_spaced() -> None:
     assert BASE.mean_s([64, 65, 512], 2) == pytest.approx(sum(map(BASE.static_s, (256, 256, 512))) / 3)
 
 
-def test_lengths_are_stretched_to_512_and_cut_there() -> None:
+def test_lengths_are_stretched_and_truncated_to_512() -> None:
     assert [recalibrated(tokens) for tokens in (0, 1, 21, 72, 125, 126, 294)] == [1, 4, 86, 295, 512, 512, 512]
 
 
@@ -75,7 +75,7 @@ def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
     assert 1.5 < spread["mildly bursty"] < spread["bursty"] / 1.5
 
 
-def test_the_share_of_long_requests_swings_slowly_unless_disabled() -> None:
+def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
     def shares(drift: float) -> list[float]:
         lengths = make_trace(Workload(50.0, settings.DRIFT_PERIOD_S, 2, drift=drift), SHORT, LONG).lengths
         parts = [lengths[part * len(lengths) // 8 : (part + 1) * len(lengths) // 8] for part in range(8)]
@@ -87,7 +87,7 @@ def test_the_share_of_long_requests_swings_slowly_unless_disabled() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "wave_s"), settings.RATED_SECONDS_S.items())
-def test_rated_seconds_vary_in_rate_and_lengths_in_their_wave(pattern: str, wave_s: float) -> None:
+def test_rated_patterns_vary_in_rate_and_in_their_length_wave(pattern: str, wave_s: float) -> None:
     rated, bursty = (make_trace(Workload(2000.0, 60.0, 3, each), SHORT, LONG) for each in (pattern, "bursty"))
     assert len(rated.times) == pytest.approx(120_000, rel=0.1)
     spread = []
@@ -99,7 +99,7 @@ def test_rated_seconds_vary_in_rate_and_lengths_in_their_wave(pattern: str, wave
     assert spread[0] > 1.1 * spread[1]
 
     def swing(trace: Trace) -> float:
-        """Return the amplitude of the share of long requests in the wave's period."""
+        """Return the amplitude of the share of long requests at the period of the wave."""
         long = [at for at, tokens in zip(trace.times, trace.lengths, strict=True) if tokens == 400]
         return 2 * abs(sum(cmath.exp(2j * cmath.pi * at / wave_s) for at in long)) / len(trace.times)
 
@@ -107,34 +107,34 @@ def test_rated_seconds_vary_in_rate_and_lengths_in_their_wave(pattern: str, wave
     assert swing(bursty) < settings.LONG_SWING / 2
 
 
-def test_the_load_of_figure_8_swings() -> None:
+def test_load_of_figure_8_varies() -> None:
     times = make_trace(Workload(100.0, settings.LOAD_PERIOD_S, 1, swings=True), SHORT, LONG).times
     half = sum(arrived < settings.LOAD_PERIOD_S / 2 for arrived in times)
     assert (len(times) - half) / half == pytest.approx((1 + 1.2 / 3.1416) / (1 - 1.2 / 3.1416), rel=0.08)
 
 
-def test_a_seed_gives_the_same_requests_to_every_system() -> None:
+def test_equal_seed_gives_every_system_the_same_requests() -> None:
     one, again, other = (make_trace(Workload(50.0, 10.0, seed, "bursty"), SHORT, LONG) for seed in (1, 1, 2))
     assert one == again
     assert one.times != other.times
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_the_file_has_a_short_part_and_a_long_one() -> None:
+def test_workload_file_has_a_short_and_a_long_part() -> None:
     short, long = read_lengths()
     assert (len(short), len(long)) == (100_000, 55_170)
     assert statistics.mean(long) > 1.3 * statistics.mean(short)
     assert max(long) == 512
 
 
-def test_demands_are_the_requests_of_one_objective_in_each_bin() -> None:
+def test_demands_count_requests_of_one_objective_per_bin() -> None:
     found = demands([10, 64, 65, 512], 1000.0, lengths_of(8), BASE)
     assert [each.requests for each in found] == pytest.approx([75.0, 37.5, 0, 0, 0, 0, 0, 37.5])
     assert [each.capacity for each in found][::7] == [130, 30]
 
 
-def test_requests_that_devices_cannot_serve_count_by_price_and_mix() -> None:
-    """Otherwise equation 5 gives one instance of the longest runtime 1.5 times its capacity."""
+def test_unserved_requests_are_counted_by_price_and_mix() -> None:
+    """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
     lengths = [64] * 80 + [512] * 20
     plain = demands(lengths, 1600.0, lengths_of(8), BASE)
     assert plain[-1].requests / plain[-1].capacity == pytest.approx(1.6)

@@ -1,4 +1,4 @@
-"""Invariants of INFless and ElasticFlow: every job ends once, and no job waits forever."""
+"""Under INFless and ElasticFlow every job ends once, and no job waits forever."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def policies(name: str) -> Callable[[], Policies]:
 
 @pytest.mark.parametrize("name", BASELINES)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(  # the pair of ranks ends sooner than their meeting is assumed to take: its learned pace must not be zero
+@example(  # two ranks end sooner than the assumed time to connect: their learned pace must be positive
     specs=[*SINGLE, (0.0, "a", (1, 1), 0.0, 3, False), PAIR, (6.0, "a", (1, 4), 5.0, 1, False)],
     lost_at=None,
     known=False,
@@ -85,7 +85,7 @@ def test_gangs_run_in_the_simulator_faster_on_more_devices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_a_context_that_cannot_be_loaded_ends_its_jobs(toy: Make, name: str) -> None:
+def test_context_that_cannot_be_loaded_ends_its_jobs(toy: Make, name: str) -> None:
     t = toy(policies=policies(name))
     t.pilot("p1", devices=4)
     t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
@@ -94,7 +94,7 @@ def test_a_context_that_cannot_be_loaded_ends_its_jobs(toy: Make, name: str) -> 
 
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("lost_at", [5.0, 15.0])
-def test_a_lost_pilot_costs_a_job_its_devices_and_not_its_end(toy: Make, name: str, lost_at: float) -> None:
+def test_lost_pilot_removes_devices_of_a_job_that_still_ends(toy: Make, name: str, lost_at: float) -> None:
     t = toy(policies=policies(name))
     for pilot in ("p1", "p2"):
         t.pilot(pilot, devices=4)

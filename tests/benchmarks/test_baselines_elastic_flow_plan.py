@@ -29,33 +29,33 @@ def share_of(*pieces: tuple[float, float, int]) -> Share:
 
 
 @pytest.mark.parametrize(("due", "size"), [(100.0, 1), (99.0, 2), (50.0, 2), (26.0, 4), (25.0, 4), (13.0, 8)])
-def test_a_job_gets_the_fewest_devices_with_which_it_is_in_time(due: float, size: int) -> None:
+def test_job_gets_the_fewest_devices_that_meet_its_deadline(due: float, size: int) -> None:
     assert minimum_shares([job(1, due)], 8, now=0.0)[1].pieces[0][2] == size
 
     assert minimum_shares([job(1, 12.0)], 8, now=0.0) == {}
     assert minimum_shares([job(1, 25.0)], 3, now=0.0) == {}, "four devices are needed and there are three"
 
 
-def test_the_nearer_deadline_is_first_and_the_other_fills_the_rest() -> None:
+def test_nearer_deadline_is_first_and_the_later_job_fills_the_gaps() -> None:
     shares = minimum_shares([job(1, 50.0), job(2, 25.0)], 4, now=0.0)
     assert shares == {2: share_of((0.0, 25.0, 4)), 1: share_of((25.0, 50.0, 4))}
 
 
-def test_a_share_is_smaller_while_others_need_the_devices() -> None:
-    # The first job has 2 of 4 devices until 50 s. Until then the second job does half of its work on the other 2.
+def test_share_is_smaller_while_other_jobs_need_the_devices() -> None:
+    # Job 1 has 2 of 4 devices until 50 s. Until then job 2 finishes half of its work on the other 2 devices.
     slow = ((1, 200.0), (2, 100.0), (4, 50.0))
     shares = minimum_shares([job(1, 50.0), job(2, 80.0, slow)], 4, now=0.0)
     assert shares == {1: share_of((0.0, 50.0, 2)), 2: share_of((0.0, 50.0, 2), (50.0, 75.0, 4))}
     assert minimum_shares([job(1, 50.0), job(2, 74.0, slow)], 4, now=0.0).keys() == {1}
 
 
-def test_a_job_of_no_time_is_planned_around_an_earlier_piece() -> None:
+def test_job_of_zero_length_is_planned_around_an_earlier_segment() -> None:
     free = Free(1, now=0.0)
     free.take(share_of((2.0, 4.0, 1)))
     assert fill(job(1, 11.0, ((1, 0.0),), start_s=3.0), 1, free) == share_of((0.0, 2.0, 1), (4.0, 7.0, 1))
 
 
-def test_only_powers_of_two_that_help_are_sizes() -> None:
+def test_only_powers_of_two_with_a_speedup_are_sizes() -> None:
     seconds = ((1, 100.0), (2, 60.0), (3, 40.0), (4, 35.0), (8, 36.0))
     assert by_two(seconds) == ((1, 100.0), (2, 60.0), (4, 35.0))
     assert by_two(seconds, unit=4) == ((4, 100.0), (8, 60.0), (16, 35.0))
@@ -64,25 +64,25 @@ def test_only_powers_of_two_that_help_are_sizes() -> None:
     assert fill(job(1, 0.0), 8, Free(7, now=0.0)) == share_of((0.0, 25.0, 4))
 
 
-def test_what_a_start_takes_is_part_of_the_share() -> None:
+def test_start_time_is_part_of_the_share() -> None:
     assert minimum_shares([job(1, 105.0, start_s=5.0)], 8, now=0.0)[1] == share_of((0.0, 105.0, 1))
     assert minimum_shares([job(1, 104.0, start_s=5.0)], 8, now=0.0)[1] == share_of((0.0, 55.0, 2))
 
 
-def test_a_running_job_keeps_its_size_if_a_change_makes_it_late() -> None:
+def test_running_job_keeps_its_size_if_a_change_makes_it_late() -> None:
     runs = job(1, 60.0, ((1, 50.0), (2, 30.0), (4, 20.0)), size=2, start_s=15.0)
     assert minimum_shares([runs], 8, now=0.0)[1] == share_of((0.0, 30.0, 2))
     patient = job(1, 65.0, ((1, 50.0), (2, 30.0), (4, 20.0)), size=2, start_s=15.0)
     assert minimum_shares([patient], 8, now=0.0)[1] == share_of((0.0, 65.0, 1))
 
 
-def test_a_start_that_is_cut_short_begins_again_with_the_other_size() -> None:
+def test_interrupted_start_begins_again_with_the_other_size() -> None:
     free = Free(4, now=0.0)
     free.take(share_of((0.0, 5.0, 2)))
     assert fill(job(1, 0.0, start_s=10.0), 4, free) == share_of((0.0, 5.0, 2), (5.0, 40.0, 4))
 
 
-def test_a_job_that_makes_another_late_is_refused() -> None:
+def test_job_that_makes_another_late_is_refused() -> None:
     urgent = job(3, 10.0, ((1, 10.0),))
     assert admits(urgent, [job(1, 30.0)], 4, now=0.0)
     assert not admits(urgent, [job(1, 25.0)], 4, now=0.0)
@@ -94,14 +94,14 @@ def test_a_job_that_makes_another_late_is_refused() -> None:
     assert not admits(job(5, 99.0, ((1, 4.0),)), line, 4, now=0.0)
 
 
-def test_a_job_that_cannot_be_changed_is_planned_around() -> None:
+def test_job_with_a_fixed_size_is_planned_around() -> None:
     fixed = job(1, 20.0, ((2, 40.0),), size=2, fixed=True)
     shares = minimum_shares([fixed, job(2, 50.0)], 2, now=0.0)
     assert shares == {}, "it has both devices until 40, and is late itself"
     assert minimum_shares([fixed, job(2, 90.0)], 2, now=0.0)[2] == share_of((40.0, 90.0, 2))
 
 
-def test_what_is_left_over_goes_where_it_costs_the_least_device_time() -> None:
+def test_spare_devices_go_where_they_cost_the_least_device_time() -> None:
     jobs = [job(1, 100.0, POOR), job(2, 100.0)]
     shares = minimum_shares(jobs, 8, now=0.0)
     assert elastic(jobs, shares, 5, now=0.0) == {1: 1, 2: 4}
@@ -109,7 +109,7 @@ def test_what_is_left_over_goes_where_it_costs_the_least_device_time() -> None:
     assert elastic(jobs, shares, 16, now=0.0) == {1: 4, 2: 8}
 
 
-def test_who_has_nothing_is_served_before_who_has_something() -> None:
+def test_job_without_devices_is_served_before_jobs_with_devices() -> None:
     jobs = [job(1, 100.0), job(2, 0.0, POOR)]
     shares = minimum_shares(jobs, 2, now=0.0)
     assert shares.keys() == {1}
@@ -117,14 +117,14 @@ def test_who_has_nothing_is_served_before_who_has_something() -> None:
     assert elastic(jobs, shares, 1, now=0.0) == {1: 1, 2: 0}
 
 
-def test_nobody_is_given_devices_that_make_it_later() -> None:
+def test_no_job_gets_devices_that_make_it_later() -> None:
     runs = job(1, 100.0, ((1, 20.0), (2, 10.0)), size=1, start_s=15.0)
     assert elastic([runs], minimum_shares([runs], 4, now=0.0), 4, now=0.0) == {1: 1}
     at_once = job(1, 100.0, ((1, 20.0), (2, 10.0)), size=1, start_s=5.0)
     assert elastic([at_once], minimum_shares([at_once], 4, now=0.0), 4, now=0.0) == {1: 2}
 
 
-def test_a_running_job_keeps_spare_devices_while_they_are_free() -> None:
+def test_running_job_keeps_spare_devices_while_they_are_free() -> None:
     runs = job(1, 500.0, size=4, start_s=30.0)
     fresh = job(2, 500.0, start_s=30.0)
     shares = minimum_shares([runs, fresh], 8, now=0.0)
@@ -143,7 +143,7 @@ jobs = st.lists(
 
 
 @given(jobs, st.integers(1, 16))
-def test_shares_are_in_time_and_never_more_than_there_is(
+def test_shares_meet_deadlines_and_never_exceed_the_devices(
     specs: list[tuple[float, tuple, int, float]], devices: int
 ) -> None:
     line = [job(n, due, run_s, size=size, start_s=start) for n, (due, run_s, size, start) in enumerate(specs)]
@@ -160,14 +160,14 @@ def test_shares_are_in_time_and_never_more_than_there_is(
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), max_size=6))
-def test_on_one_device_all_are_in_time_whenever_that_is_possible(specs: list[tuple[int, int]]) -> None:
-    """On one device, filling by deadline is earliest deadline first."""
+def test_all_jobs_on_one_device_are_in_time_if_possible(specs: list[tuple[int, int]]) -> None:
+    """On one device, filling in order of deadlines equals earliest deadline first."""
     line = [job(n, float(due), ((1, float(run)),)) for n, (due, run) in enumerate(specs)]
     possible = all(sum(run for due, run in specs if due <= at) <= at for at, _ in specs)
     assert (len(minimum_shares(line, 1, now=0.0)) == len(line)) == possible
 
 
-def test_a_share_is_the_cheapest_size_under_sublinear_speedup() -> None:
+def test_share_is_the_cheapest_size_under_sublinear_speedup() -> None:
     sublinear = job(1, 70.0, ((1, 100.0), (2, 60.0), (4, 40.0), (8, 30.0)))
     share = minimum_share(sublinear, Free(8, now=0.0))
     assert share is not None

@@ -1,10 +1,10 @@
-"""ElasticFlow's plan on its own traces against the published shares of jobs in time (its artifact's
-plot_figure/scripts).
+"""Compare our ElasticFlow plan on the authors' traces with the published shares of jobs in time (plot_figure/scripts
+of the artifact).
 
 Simulated Philly on 256 GPUs: 0.87 (Figure 8b). 195 jobs on 128 A100: 0.667, and 0.087 for earliest deadline first
-(Figure 6b). Its parts (Figure 9, 128 GPUs): 0.118 earliest deadline first, 0.326 with admission, 0.835 shares without
-admission, 0.949 both. Our shares are higher, because nothing is rounded to slots and nothing fails. Their earliest
-deadline first gives a job 64 GPUs even if 16 are faster; ours does not.
+(Figure 6b). Parts of the plan (Figure 9, 128 GPUs): 0.118 earliest deadline first, 0.326 with admission, 0.835 shares
+without admission, 0.949 both. Our shares are higher, because our times are not rounded to slots and no job fails.
+The published earliest deadline first gives a job 64 GPUs even if 16 are faster; our version does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 START_S = 10.0
-"""Seconds of a start or a change of size, about as in the published simulator on 128 GPUs."""
+"""Seconds of a start or a change of size, close to the published simulator on 128 GPUs."""
 
 Curve = tuple[tuple[int, float], ...]
 """Numbers of GPUs, each with the seconds of an iteration."""
@@ -88,7 +88,7 @@ def _curves(path: Path) -> dict[int, Curve]:
 
 
 Rule = Callable[[list[Job], int, float], tuple[dict[int, int], Iterable[Share]]]
-"""Sizes from now on, and sizes planned for later."""
+"""The sizes from now on, and the sizes planned for later."""
 
 
 def elastic_flow(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:
@@ -114,7 +114,7 @@ def earliest_deadline(
 
 
 def in_time(tasks: list[Task], devices: int, rule: Rule, *, admission: bool, slot_s: float = 1.0) -> float:
-    """Return the share of jobs in time, with plans at the ends of slots. `admission`: refuse jobs that
+    """Return the share of jobs in time, with plans made at the ends of slots. `admission`: refuse jobs that
     cannot be in time.
     """
     coming, doing = sorted(tasks, key=lambda task: (task.submitted_at, task.id), reverse=True), dict[int, Doing]()
@@ -142,13 +142,13 @@ def in_time(tasks: list[Task], devices: int, rule: Rule, *, admission: bool, slo
     return good / len(tasks)
 
 
-def test_the_philly_trace_is_at_least_as_good_as_published() -> None:
+def test_philly_trace_results_are_at_least_the_published_ones() -> None:
     tasks = read(FOLDER, "philly_103959.csv")
     alone = sum(any(t.submitted_at + s * t.iterations <= t.deadline_at for _, s in t.curve) for t in tasks) / len(tasks)
     assert 0.87 <= in_time(tasks, 256, elastic_flow, admission=True, slot_s=60.0) <= alone
 
 
-def test_the_parts_of_the_plan_rank_as_published() -> None:
+def test_parts_of_the_plan_rank_as_published() -> None:
     tasks = read(FOLDER, "sim/195job.csv")
     by_deadline = in_time(tasks, 128, earliest_deadline, admission=False, slot_s=240.0)
     unguarded = in_time(tasks, 128, elastic_flow, admission=False, slot_s=240.0)

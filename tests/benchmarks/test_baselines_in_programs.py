@@ -52,7 +52,7 @@ def noted(log):
 
 
 @pytest.mark.parametrize("policy", ["infless", "elastic-flow"])
-def test_jobs_with_and_without_deadlines_run_on_some_devices_and_end(run, policy, tmp_path):
+def test_jobs_with_and_without_deadlines_run_to_their_end(run, policy, tmp_path):
     run(policy)
     tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
     soon = stoker.app(context=model(), gang=(1, 4), features={"items": 20}, deadline="60 s")(steps)
@@ -63,11 +63,11 @@ def test_jobs_with_and_without_deadlines_run_on_some_devices_and_end(run, policy
     assert set(sizes) <= {1, 2, 3, 4}
 
 
-def test_a_running_job_gives_devices_to_a_deadline_and_resumes(run, tmp_path):
+def test_running_job_returns_devices_for_a_deadline_and_resumes(run, tmp_path):
     run("elastic-flow")
     log, other = tmp_path / "long", str(tmp_path / "soon")
     tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
-    tune(20, other).result(LIMIT_S)  # this call measures an item's time
+    tune(20, other).result(LIMIT_S)  # this call measures the time of an item
     long = stoker.app(context=model(), gang=(1, 4), features={"items": 600})(steps)(600, str(log))
     until = time.monotonic() + LIMIT_S
     while (not log.exists() or len(noted(log)) < 20) and time.monotonic() < until:
@@ -82,7 +82,7 @@ def test_a_running_job_gives_devices_to_a_deadline_and_resumes(run, tmp_path):
 
 
 def takes(context, seconds, name, log):
-    """Run for `seconds`; the call `first` then waits until it may end."""
+    """Run for `seconds`; the call `first` then waits for permission to end."""
     time.sleep(seconds)
     while name == "first" and not log.with_name("go on").exists():
         time.sleep(0.02)

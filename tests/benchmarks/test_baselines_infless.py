@@ -40,7 +40,7 @@ def hot(t: Toy, key: str) -> int:
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Return pilots of four devices; contexts load in 10 s; a job takes 100 s on one replica, half on two."""
+    """Return pilots of four devices; contexts load in 10 s; a job takes 100 s on one replica, 50 s on two."""
 
     def make(*, pilots: int = 2, **how: Any) -> Toy:
         t = toy(policies=infless(**how))
@@ -62,12 +62,12 @@ def job(
 
 
 @pytest.mark.parametrize(("at", "size"), [(130.0, 1), (119.0, 2), (60.0, 3), (45.0, 4)])
-def test_a_job_gets_the_fewest_instances_that_are_in_time(lab: Make, at: float, size: int) -> None:
+def test_job_gets_the_fewest_instances_that_meet_its_deadline(lab: Make, at: float, size: int) -> None:
     t = job(lab(), "j", at).run()
     assert {n for _, n in starts(t, "j")} == {size}
 
 
-def test_a_job_and_its_idle_instances_wait_for_the_slowest_one(lab: Make) -> None:
+def test_job_with_idle_instances_waits_for_its_slowest_instance(lab: Make) -> None:
     t = job(lab(pilots=1), "w", 0.0).run()
     began = t.now
     job(t, "j", began + 60.0)
@@ -82,7 +82,7 @@ def test_a_job_and_its_idle_instances_wait_for_the_slowest_one(lab: Make) -> Non
     assert starts(t, "j")[0][0] == pytest.approx(began + 10.0, abs=0.5)
 
 
-def test_idle_instances_are_used_at_once_where_they_are_enough(lab: Make) -> None:
+def test_sufficient_idle_instances_are_used_at_once(lab: Make) -> None:
     t = job(lab(), "w", 45.0).run()
     began = t.now
     job(t, "j", began + 60.0).run()
@@ -90,7 +90,7 @@ def test_idle_instances_are_used_at_once_where_they_are_enough(lab: Make) -> Non
     assert t.core.state.contexts["a"].loads == 4
 
 
-def test_a_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
+def test_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     t = job(lab(), "j", 15.0).run()
     assert [size for _, size in starts(t, "j")] == [1]
     assert t.ended["j"].ok
@@ -99,7 +99,7 @@ def test_a_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
 
 
-def test_models_share_nothing_but_the_count_of_free_devices(lab: Make) -> None:
+def test_models_share_only_the_count_of_free_devices(lab: Make) -> None:
     t = lab(pilots=1, keep_alive_s=30.0)
     job(t, "a1", 45.0).run()
     ended = t.now
@@ -107,7 +107,7 @@ def test_models_share_nothing_but_the_count_of_free_devices(lab: Make) -> None:
     assert starts(t, "b1")[0][0] >= ended + 30.0 + 10.0, "idle instances of a are not taken from it"
 
 
-def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> None:
+def test_job_does_not_wait_for_devices_that_others_return_soon(lab: Make) -> None:
     t = lab(pilots=2, keep_alive_s=1000.0)
     job(t, "w", 45.0, run_s=30.0)
     t.run(until=30.0)  # `w` runs on four instances until 40 s
@@ -117,8 +117,8 @@ def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> N
     assert starts(t, "j")[0][0] == pytest.approx(40.0, abs=0.5)
 
 
-def test_a_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
-    """`j` needs two devices; `w` has three of the four until 40 s."""
+def test_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
+    """Job `j` needs two devices; job `w` has three of the four devices until 40 s."""
     began = {}
     for hold in (False, True):
         t = job(lab(pilots=1, hold=hold), "w", 60.0, gang=(3, 3))
@@ -132,7 +132,9 @@ def test_a_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
 
 
 @pytest.mark.parametrize(("hold", "at", "least", "most"), [(True, 40.0, 1, 4), (False, 45.0, 3, 3), (True, 45.0, 3, 3)])
-def test_two_jobs_never_hold_devices_for_each_other(lab: Make, hold: bool, at: float, least: int, most: int) -> None:
+def test_two_jobs_never_hold_devices_needed_by_each_other(
+    lab: Make, hold: bool, at: float, least: int, most: int
+) -> None:
     t = lab(pilots=1, hold=hold)
     job(t, "a1", at, gang=(least, most))
     job(t, "b1", at, gang=(least, most), context="b").run()
@@ -141,7 +143,7 @@ def test_two_jobs_never_hold_devices_for_each_other(lab: Make, hold: bool, at: f
 
 
 @pytest.mark.parametrize(("order", "first"), [(Order.ARRIVAL, "early"), (Order.DEADLINE, "urgent")])
-def test_whose_turn_is_first_is_a_setting(lab: Make, order: Order, first: str) -> None:
+def test_order_of_the_job_queue_is_a_setting(lab: Make, order: Order, first: str) -> None:
     t = lab(pilots=1, order=order, keep_alive_s=1000.0)
     t.call("w1", "w2", "w3", "w4", context="a", items=1, run_s=30.0, gang=(1, 1))
     t.run(until=20.0)
@@ -153,7 +155,7 @@ def test_whose_turn_is_first_is_a_setting(lab: Make, order: Order, first: str) -
     assert begins[first] <= min(begins.values())
 
 
-def test_idle_instances_are_let_go_after_a_while(lab: Make) -> None:
+def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
     t = job(lab(keep_alive_s=30.0), "j", 45.0).run()
     ended = t.now
     t.run(until=ended + 29.0)
@@ -164,7 +166,7 @@ def test_idle_instances_are_let_go_after_a_while(lab: Make) -> None:
 
 def test_busy_instances_stay_longer_and_leave_after_the_traffic(lab: Make) -> None:
     t = lab(window_s=60.0, keep_alive_s=2.0)
-    for n in range(8):  # a job of 20 s every 10 s keeps two instances busy, and at times a third
+    for n in range(8):  # a job of 20 s every 10 s keeps two or three instances busy
         t.call(f"j{n}", context="a", items=20, run_s=20.0, gang=(1, 1))
         t.run(until=t.now + 10.0)
     assert len(t.core.state.libraries) >= 3
@@ -175,7 +177,7 @@ def test_busy_instances_stay_longer_and_leave_after_the_traffic(lab: Make) -> No
     assert not t.core.state.libraries
 
 
-def test_traffic_launches_instances_that_no_job_has_asked_for(lab: Make) -> None:
+def test_traffic_launches_instances_without_a_waiting_job(lab: Make) -> None:
     t = lab(window_s=30.0, keep_alive_s=1000.0)
     t.call("w", context="a", run_s=30.0, gang=(1, 1)).run()
     t.call("j1", "j2", context="a", items=1, run_s=30.0, gang=(1, 1)).call("j3", context="a", run_s=30.0, gang=(1, 1))
@@ -185,7 +187,7 @@ def test_traffic_launches_instances_that_no_job_has_asked_for(lab: Make) -> None
     assert len(t.core.state.libraries) == 5  # 4 arrivals in 30 s, at 33 s each, need 4.4 instances
 
 
-def test_what_traffic_wants_is_its_rate_times_what_a_job_takes() -> None:
+def test_instances_for_traffic_are_rate_times_job_duration() -> None:
     traffic = Traffic(long_s=1000.0, short_s=100.0)
     for n in range(10):
         traffic.came(10.0 * n)
@@ -195,7 +197,7 @@ def test_what_traffic_wants_is_its_rate_times_what_a_job_takes() -> None:
     assert traffic.wants(90.0, window_s=0.0) == 0
 
 
-def test_keep_alive_mixes_a_long_and_a_short_histogram() -> None:
+def test_keep_alive_combines_a_long_and_a_short_histogram() -> None:
     traffic = Traffic(long_s=1000.0, short_s=100.0)
     assert traffic.keep_s(0.0, gamma=0.5, tail=0.99) is None
     for n in range(10):

@@ -31,14 +31,14 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    """Run these scripts in place of their parts, and an empty script for the others."""
+    """Run these scripts in place of their parts, and an empty script for every other part."""
     plain = made._run
     monkeypatch.setattr(made, "_run", lambda name, words, **how: plain(name, ["-c", scripts.get(name, "0")], **how))
     monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_leaves_its_numbers(tmp_path: Path) -> None:
+def test_killed_run_keeps_its_recorded_numbers(tmp_path: Path) -> None:
     places = ["--out", str(tmp_path), "--kit", str(tmp_path / "none")]
     words = [sys.executable, str(SCRIPT), "--rehearse", *places, "device", "turns"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -80,7 +80,7 @@ def command_lines() -> list[bytes]:
     return found
 
 
-def test_part_that_hangs_or_fails_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_hangs_or_fails_delays_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run.Run(asked(tmp_path, "turns", "encoder", "gang"))
     ways = {"turns": "raise SystemExit('no such thing')", "encoder": "import time; time.sleep(60)", "gang": "print(7)"}
     scripted(made, monkeypatch, ways)
@@ -92,7 +92,7 @@ def test_part_that_hangs_or_fails_holds_up_no_other(tmp_path: Path, monkeypatch:
     assert said["gang"] == ("ok", "")
 
 
-def test_parts_that_do_not_fit_are_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_over_the_time_limit_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run.Run(asked(tmp_path, "gang", "turns"))
     scripted(made, monkeypatch, {})
     made.ends_at = made.began
@@ -100,7 +100,7 @@ def test_parts_that_do_not_fit_are_not_reached(tmp_path: Path, monkeypatch: pyte
     assert [part["status"] for part in record(tmp_path)["parts"][1:]] == ["not reached"] * 2
 
 
-def test_parts_fit_into_the_time_of_one_run_and_are_there() -> None:
+def test_parts_fit_into_the_time_of_one_run_and_exist() -> None:
     typical = sum(part.typical_s for part in budget.PARTS.values()) + budget.KIT.typical_s
     assert typical <= budget.IN_ALL_S <= 480
     assert set(budget.PARTS) == {*parts.PARTS, "site", "tests"}
@@ -108,7 +108,7 @@ def test_parts_fit_into_the_time_of_one_run_and_are_there() -> None:
         assert callable(parts.function_of(name))
 
 
-def test_part_brings_the_parts_that_it_needs() -> None:
+def test_selecting_a_part_selects_its_dependencies() -> None:
     assert budget.with_needs(["slinfer"]) == ["device", "model", "slinfer"]
     assert budget.with_needs(list(budget.PARTS)) == list(budget.PARTS)
 
@@ -123,7 +123,7 @@ def test_later_parts_keep_their_typical_times() -> None:
     assert budget.allowed_s("slinfer", left_s=19.0, later=later) == 0.0
 
 
-def test_page_says_what_was_skipped_and_why() -> None:
+def test_page_names_skipped_parts_and_reasons() -> None:
     part = {"name": "gang", "title": "two", "status": "skipped", "seconds": 1.0, "why": "one GPU | here", "numbers": {}}
     page = render(
         {"rehearsal": False, "date": "2026-11-22", "machine": "m", "commit": "c", "seconds": 1.0,
@@ -161,7 +161,7 @@ def test_bars_are_judged_by_the_numbers_but_not_in_a_rehearsal() -> None:
     assert bars(failed)[0]["met"] == "missed"
 
 
-def test_site_results_are_read_by_promise(tmp_path: Path) -> None:
+def test_site_results_are_grouped_by_promise(tmp_path: Path) -> None:
     file = tmp_path / "site.json"
     suite = budget.Suite(["x"], results=file)
     log = tmp_path / "log"
@@ -188,8 +188,8 @@ def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[floa
     assert told_by(origin) == pytest.approx(told)
 
 
-def test_kit_brings_what_stoker_requires() -> None:
-    """All requirements, except PyTorch and pyarrow, which such machines have."""
+def test_kit_contains_the_requirements_of_stoker() -> None:
+    """The kit has all requirements except PyTorch and pyarrow, which GPU machines have."""
     text = (kit.ROOT / "setup.cfg").read_text().partition("install_requires =")[2].partition("[")[0]
     asked = [line.split(">")[0].strip() for line in text.splitlines() if line.strip()]
     required: set[str] = set()

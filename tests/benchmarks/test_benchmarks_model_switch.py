@@ -13,7 +13,7 @@ from benchmarks.tables import Verdict
     ("asleep_s", "to_file", "to_snapshot"),
     [(0.5, Verdict.MET, Verdict.MET), (0.7, Verdict.MISSED, Verdict.MET), (1.0, Verdict.MISSED, Verdict.MISSED)],
 )
-def test_a_wake_is_judged_by_both_ways_to_load(
+def test_wake_time_is_judged_against_both_ways_to_load(
     asleep_s: float, to_file: Verdict, to_snapshot: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = {
@@ -36,7 +36,7 @@ def test_a_wake_is_judged_by_both_ways_to_load(
     assert {line.verdict() for line in (snapshot, hot)} == {Verdict.NO_BAR}
 
 
-def test_time_ends_at_the_first_piece_and_the_rest_is_read() -> None:
+def test_timer_stops_at_the_first_piece_and_later_pieces_are_read() -> None:
     pieces = iter(["a", "b", "c"])
     assert first_piece(pieces, since=0.0) > 0
     assert next(pieces, None) is None

@@ -27,7 +27,7 @@ def test_counts_are_a_limit_and_have_no_bar() -> None:
     assert any("a setting and not a finding" in note for note in table.notes)
 
 
-def test_regret_is_against_the_best_of_all() -> None:
+def test_regret_is_measured_against_the_best_prompt() -> None:
     losses = [1.0, 1.5, 2.0, 3.0, 4.0]
     assert judge([1.5, 2.0], losses, scores=3) == {"scores": 3, "regret": 0.75, "part": 0.75, "rank": 2.5}
     assert judge([1.0], losses, scores=2)["regret"] == 0.0

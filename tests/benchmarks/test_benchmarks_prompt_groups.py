@@ -9,8 +9,8 @@ from benchmarks.tuning.prompt_groups import CLUSTER_COUNTS, groupings, similarit
 from stoker.tuning.bank.candidates import Candidate
 
 
-def test_prompts_in_pairs_are_like_one_other_alone() -> None:
-    """Each of ten directions has two prompts, so only the nearest prompt is similar."""
+def test_prompts_in_pairs_resemble_only_their_partner() -> None:
+    """Each of ten directions has two prompts, so only the nearest prompt of a prompt is similar."""
     features = np.repeat(np.eye(10, dtype=np.float32), 2, axis=0)
     raw = similarities(features)["raw"]
     assert raw["top-1"] == [1.0, 1.0, 1.0]
@@ -18,15 +18,15 @@ def test_prompts_in_pairs_are_like_one_other_alone() -> None:
     assert raw["any two"] == [0.0, 0.0, 0.0]
 
 
-def test_scaled_features_take_away_what_all_prompts_have_in_common() -> None:
+def test_scaled_features_remove_the_common_part_of_all_prompts() -> None:
     features = np.random.default_rng(1).normal(size=(50, 20)).astype(np.float32) + 100.0
     found = similarities(features)
     assert found["raw"]["any two"][0] > 0.99
     assert abs(found["scaled"]["any two"][1]) < 0.1
 
 
-def test_each_number_of_clusters_is_judged_against_all_scores() -> None:
-    """A prompt's loss is its first feature."""
+def test_each_cluster_count_is_judged_against_all_scores() -> None:
+    """The loss of a prompt is its first feature."""
     features = np.random.default_rng(2).normal(size=(60, 5)).astype(np.float32)
     candidates = [Candidate(text=f"prompt {number}") for number in range(60)]
     loss = {one.text: float(feature[0]) for one, feature in zip(candidates, features, strict=True)}

@@ -29,7 +29,7 @@ CURVE = [(0, 5.0), (3, 3.0), (6, 2.0), (9, 1.0)]
 @pytest.mark.parametrize(
     ("reach", "counted", "between"), [(6.0, 1, 1.0), (3.0, 3, 3.0), (2.5, 6, 4.5), (1.0, 9, 9.0), (0.5, 15, 15.0)]
 )
-def test_iterations_to_accuracy(reach: float, counted: int, between: float) -> None:
+def test_iterations_to_accuracy_are_counted(reach: float, counted: int, between: float) -> None:
     assert iterations_to(CURVE, reach, most=15) == counted
     assert crossing(CURVE, reach, most=15) == pytest.approx(between)
 
@@ -50,7 +50,7 @@ def records() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_tasks_seeds_depend_on_target_and_score_order() -> None:
+def test_results_of_a_task_depend_on_target_and_score_order() -> None:
     assert target(records()[1:3]) == 3.0  # the best loss of each curve, not the last
     found = of_task(records(), most=9)
     assert found is not None
@@ -63,7 +63,7 @@ def test_a_tasks_seeds_depend_on_target_and_score_order() -> None:
     assert found["reached"] is True
 
 
-def test_a_longer_tuning_counts_whole_and_a_needed_one_is_awaited() -> None:
+def test_longer_tuning_counts_whole_and_missing_tuning_is_pending() -> None:
     assert of_task(records(), most=12) is None, "a random prompt has neither reached the target nor tried for long"
     went_on = record("random, on", "q", 7.0, 6.0, 5.0, 4.0, 2.9)
     found = of_task([*records(), went_on], most=12)
@@ -74,11 +74,11 @@ def test_a_longer_tuning_counts_whole_and_a_needed_one_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("missing", ["lookup", "random", "listed", "a"])
-def test_a_task_without_its_records_or_short_list_is_not_counted(missing: str) -> None:
+def test_task_without_records_or_short_list_is_not_counted(missing: str) -> None:
     assert of_task([one for one in records() if missing not in (one["part"], one["prompt"])], most=9) is None
 
 
-def test_the_spread_of_random_prompts_has_a_target_of_its_own() -> None:
+def test_spread_of_random_prompts_has_its_own_target() -> None:
     settings = Settings(target_iterations=6, iterations=12)
     assert spread_of(records(), settings) is None
     some = [
@@ -94,7 +94,7 @@ def test_the_spread_of_random_prompts_has_a_target_of_its_own() -> None:
     assert "1 never reach it" in line
 
 
-def test_a_task_without_its_induced_tuning_counts_for_the_others() -> None:
+def test_task_without_induced_tuning_counts_for_the_other_bars() -> None:
     whole = of_task(records(), most=9)
     part = of_task(records()[:-1], most=9)
     assert whole is not None
@@ -116,7 +116,7 @@ def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dic
     ("best", "drawn", "verdicts"),
     [(6, [8, 8, 15], [Verdict.MET, Verdict.MET]), (5, [3, 7, 15], [Verdict.MISSED, Verdict.MISSED])],
 )
-def test_bars_are_of_the_median_task(best: int, drawn: list[int], verdicts: list[Verdict]) -> None:
+def test_bars_use_the_median_task(best: int, drawn: list[int], verdicts: list[Verdict]) -> None:
     table = table_of(found([6] * 10, [best] * 6 + [1] * 2 + [6] * 2, [drawn] * 10))
     assert [line.verdict() for line in table.lines if line.bar is not None] == verdicts
 
@@ -126,7 +126,7 @@ def test_fewer_than_ten_tasks_meet_no_bar() -> None:
     assert {line.verdict() for line in table.lines if line.bar is not None} == {Verdict.TOO_FEW}
 
 
-def test_the_interval_holds_the_median_and_is_the_same_each_time() -> None:
+def test_interval_contains_the_median_and_is_reproducible() -> None:
     numbers = [0.3, 0.5, 0.8, 0.9, 1.0, 1.0, 1.0, 0.7, 0.6, 0.4]
     low, high = interval(numbers, draws=500)
     assert min(numbers) <= low < statistics.median(numbers) < high <= max(numbers)
@@ -134,7 +134,7 @@ def test_the_interval_holds_the_median_and_is_the_same_each_time() -> None:
     assert interval([0.5] * 4, draws=50) == (0.5, 0.5)
 
 
-def test_there_are_ten_tasks() -> None:
+def test_evaluation_has_ten_tasks() -> None:
     assert len(set(CHOSEN)) == 10
     assert set(CHOSEN) <= set(TASKS)
 
@@ -150,7 +150,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_it_runs_on_a_tiny_model_and_goes_on_where_it_was(tmp_path: Path, one_thread: None) -> None:
+def test_evaluation_runs_on_a_tiny_model_and_resumes(tmp_path: Path, one_thread: None) -> None:
     asked = ("--quick", "--folder", str(tmp_path))
     first = run(options(asked))
     (log,) = tmp_path.glob("curves-*.jsonl")

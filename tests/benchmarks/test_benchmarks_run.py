@@ -25,7 +25,7 @@ FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
     ("bar", "numbers", "verdict"),
     [
         (FAST, [4.0, 4.0, 4.0], Verdict.MET),
-        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the median of the three counts, not the best
+        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the bar judges the median of three, not the best
         (FAST, [4.1, 4.1, 0.1], Verdict.MET),
         (SLOW, [0.6, 0.6, 0.6], Verdict.MET),
         (SLOW, [0.1, 0.61, 0.61], Verdict.MISSED),
@@ -37,17 +37,17 @@ FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
         (Bar(at_most=1.1, repeats=1), [1.1], Verdict.MET),
     ],
 )
-def test_verdict(bar: Bar, numbers: list[float], verdict: Verdict) -> None:
+def test_verdict_compares_a_result_with_its_bar(bar: Bar, numbers: list[float], verdict: Verdict) -> None:
     assert bar.judge(numbers) is verdict
 
 
 @pytest.mark.parametrize("wrong", [{}, {"at_least": 1.0, "at_most": 2.0}, {"at_least": 1.0, "repeats": 0}])
-def test_a_bar_is_one_limit(wrong: dict[str, Any]) -> None:
+def test_bar_has_one_limit(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Bar(**wrong)
 
 
-def test_the_last_cell_is_judged() -> None:
+def test_last_cell_of_a_row_is_judged() -> None:
     line = Line(what="a", cells={"us": [1.0] * 3, "them": [9.0] * 3, "ratio": [3.0] * 3}, bar=FAST)
     assert line.verdict() is Verdict.MISSED
     assert line.verdict(quick=True) is Verdict.NOT_JUDGED
@@ -63,12 +63,12 @@ def test_the_last_cell_is_judged() -> None:
         lambda: ratios([1.0, 2.0], [1.0]),
     ],
 )
-def test_nothing_is_no_result(make: Callable[[], object]) -> None:
+def test_lines_and_tables_without_results_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         make()
 
 
-def test_sides_take_turns_and_neither_always_comes_first() -> None:
+def test_sides_alternate_in_order() -> None:
     order: list[str] = []
 
     def side(name: str) -> Callable[[], str]:
@@ -83,7 +83,7 @@ def table(*numbers: float, bar: Bar | None = FAST) -> Table:
     return Table(name="one", title="a title", lines=[Line(what="a line", cells={"ratio": list(numbers)}, bar=bar)])
 
 
-def test_what_it_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_depends_on_missed_bars_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad, few = table(5.0, 5.0, 5.0), table(1.0, 1.0, 1.0), table(5.0)
     skipped = Table(name="two", title="b", skipped="no such module")
     assert [passes(each) for each in (good, bad, few)] == [True, False, False]
@@ -98,7 +98,7 @@ def test_what_it_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no bar was judged" in said
 
 
-def test_a_table_says_what_is_missed() -> None:
+def test_table_marks_missed_bars() -> None:
     said = "\n".join(show(table(1.0, 2.0, 3.0)))
     assert "| a line | 3 | 2.00 (1.00-3.00) | at least 4 | MISSED |" in said
     assert "too few repeats" in "\n".join(show(table(9.0)))
@@ -111,7 +111,7 @@ def test_a_table_says_what_is_missed() -> None:
 FACTS = Facts("python -m benchmarks", "abc", "2 cores", "2026-11-26", (0.5, 1.0))
 
 
-def test_the_page_pictures_every_bar_and_puts_missed_ones_first() -> None:
+def test_page_draws_every_bar_with_missed_bars_first() -> None:
     good, bad = table(8.0, 8.0, 8.0), table(1.0, 1.0, 2.0)
     plain = table(1.0, bar=None)
     skipped = Table(name="two", title="b", skipped="no <such> module")
@@ -124,7 +124,7 @@ def test_the_page_pictures_every_bar_and_puts_missed_ones_first() -> None:
     assert "commit abc" in found
 
 
-def test_better_is_to_the_right_whether_more_or_less_is_wanted() -> None:
+def test_better_results_are_drawn_to_the_right() -> None:
     def place(bar: Bar, number: float) -> float:
         found = page.write([table(number, number, number, bar=bar)], [], FACTS)
         return float(found.partition('cx="')[2].partition('"')[0])
@@ -135,7 +135,7 @@ def test_better_is_to_the_right_whether_more_or_less_is_wanted() -> None:
     assert place(Bar(at_most=0), 0.0) > place(Bar(at_most=0), 3.0)
 
 
-def test_tables_that_have_a_record_are_what_the_record_says() -> None:
+def test_tables_with_a_record_match_that_record() -> None:
     assert results.PAGE.read_text() == results.write()
 
 
@@ -152,12 +152,12 @@ def test_tables_that_have_a_record_are_what_the_record_says() -> None:
         ),
     ],
 )
-def test_what_a_record_does_not_say_is_listed(record: object, missing: list[str]) -> None:
+def test_numbers_missing_from_the_record_are_listed(record: object, missing: list[str]) -> None:
     assert lacks(record) == missing
 
 
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
-    """Return a fake side: HTEX makes 1,000 calls/s with a median of 2 ms, Stoker `ratio` times as many."""
+    """Return a fake side: HTEX runs 1,000 calls/s with a median of 2 ms, and Stoker `ratio` times as many calls."""
 
     def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
         ours = "stoker" in arguments
@@ -169,7 +169,7 @@ def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(4.01, Verdict.MET), (3.99, Verdict.MISSED)])
-def test_noop_bars(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noop_bars_are_judged_by_the_ratio(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noop, "run_side", noop_side(ratio))
     found = noop.measure(lambda _: None)
     assert [line.verdict() for line in found.lines] == [verdict, verdict, verdict, *[Verdict.NO_BAR] * 4]
@@ -198,7 +198,7 @@ def memory_side(resident: float) -> Callable[..., dict[str, Any]]:
         (core_events, core_events.memory, memory_side, 0, 999.0, 1001.0),
     ],
 )
-def test_bars_of_other_benchmarks(
+def test_bars_of_other_benchmarks_are_judged_by_their_numbers(
     module: Any, measure: Any, side: Any, line: int, met: float, missed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("missing", "why_not"):
@@ -208,7 +208,7 @@ def test_bars_of_other_benchmarks(
         assert measure(lambda _: None).lines[line].verdict() is verdict
 
 
-def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_bars_are_judged_by_the_event_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     def events(few: float, many: float, most: float) -> list[Verdict]:
         rates = {"1000": few, "100000": many, "1000000": most}
 
@@ -225,12 +225,12 @@ def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events(190_000, 199_000, 199_000) == [bad, bad, bad, good]
 
 
-def test_a_side_that_fails_is_no_number() -> None:
+def test_failed_side_gives_no_number() -> None:
     with pytest.raises(RuntimeError, match=r"nothing\.json"):
         run_side("json.tool", "nothing.json")
 
 
-def test_an_unknown_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_benchmark_name_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["noop", "zygot"])
     said = capsys.readouterr().err
@@ -245,7 +245,7 @@ def test_noop_side_makes_calls() -> None:
 
 
 @pytest.mark.long
-def test_quick_run(tmp_path: Path) -> None:
+def test_quick_run_of_the_benchmarks_passes(tmp_path: Path) -> None:
     names = ["core_events", "memory_per_call", "taskvine", "zygote"]
     done = subprocess.run(
         [

@@ -44,7 +44,7 @@ def outcome(tokens: int, *, ttft_s: float, tpot_s: float) -> Outcome:
     return Outcome(200, ttft_s, tpot_s, tokens, [ttft_s + n * tpot_s for n in range(tokens)])
 
 
-def test_refused_late_and_cut_requests_have_not_met_their_objectives() -> None:
+def test_refused_late_and_cut_requests_miss_their_objectives() -> None:
     requests = requests_at(1.0, seed=1, for_s=10.0)[:5]
     whole = [each.output for each in requests]
     outcomes = [
@@ -55,7 +55,7 @@ def test_refused_late_and_cut_requests_have_not_met_their_objectives() -> None:
     assert (found["met"], found["statuses"]) == (20.0, {"200": 4, "503": 1})
 
 
-def test_a_replay_has_the_accepted_requests_around_a_refused_one() -> None:
+def test_replay_has_the_accepted_requests_around_a_refused_one() -> None:
     requests = requests_at(1.0, seed=1, for_s=60.0)
     accepted = [number % 2 == 0 for number in range(len(requests))]
     some = around(requests, accepted, 21, after_s=3.0)
@@ -65,7 +65,7 @@ def test_a_replay_has_the_accepted_requests_around_a_refused_one() -> None:
     assert len(some) > 2
 
 
-def test_simulated_requests_meet_objectives_that_the_steps_allow() -> None:
+def test_simulated_requests_meet_feasible_objectives() -> None:
     steps = tuple(StepCell(2.0**power, 64.0, 0.010) for power in range(8))
     delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
     requests = [Length(1.0 * number, number % MODELS, 32, 40) for number in range(12)]
@@ -82,7 +82,7 @@ def test_simulated_requests_meet_objectives_that_the_steps_allow() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
-    """A decode of each of two models takes longer than a token may, and all answers end before they are late."""
+    """Decode steps of two models together exceed the time per token, but all answers end before they are late."""
     decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
     asked = requests_at(16.0, seed=seed, for_s=10.0)
@@ -104,7 +104,7 @@ def test_refused_offers_of_all_models_are_summed_by_case() -> None:
     assert offers_in(generate_latest(registry).decode()) == {"memory": 1, "decode-round": 5}
 
 
-def test_the_policy_of_the_replays_can_be_made() -> None:
+def test_policy_of_the_replays_can_be_created() -> None:
     assert session_policies.find(f"{POLICY}:accepting").make().dispatch
 
 
@@ -122,7 +122,9 @@ def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ours", "late", "expected"), [((90, 80, 70), 9, (True, True)), ((90, 80, 50), 8, (False, False))]
 )
-def test_one_seed_with_fewer_misses_the_bar(ours: tuple[int, ...], late: int, expected: tuple[bool, bool]) -> None:
+def test_single_seed_with_fewer_met_objectives_misses_the_bar(
+    ours: tuple[int, ...], late: int, expected: tuple[bool, bool]
+) -> None:
     table = table_of([run_of(each, 60.0, late=late) for each in ours])
     verdicts = [line.verdict() for line in table.lines if line.bar is not None]
     assert verdicts == [Verdict.MET if met else Verdict.MISSED for met in (expected[0], True, expected[1])]

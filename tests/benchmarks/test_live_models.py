@@ -17,11 +17,11 @@ def met(requests, *, weighed=True):
     return simulate(requests, [each.output for each in requests], MACHINE, OBJECTIVE, weighed=weighed).met
 
 
-def test_objectives_follow_from_the_steps():
+def test_objectives_are_derived_from_the_step_times():
     assert (OBJECTIVE.ttft_s, OBJECTIVE.tpot_s) == (pytest.approx(40 * 0.014), pytest.approx(8 * 0.014))
 
 
-def test_the_rate_changes_when_requests_come_and_nothing_else():
+def test_rate_changes_only_the_arrival_times_of_requests():
     slow, fast = requests_at(2.0, seed=1, for_s=20.0), requests_at(8.0, seed=1, for_s=20.0)
     assert 20 < len(slow) < 60 < len(fast)
     for one, other in zip(slow, fast, strict=False):
@@ -32,13 +32,13 @@ def test_the_rate_changes_when_requests_come_and_nothing_else():
     assert requests_at(2.0, seed=2, for_s=20.0) != slow
 
 
-def test_few_requests_are_all_in_time_and_far_too_many_are_not():
+def test_few_requests_are_in_time_and_overload_makes_requests_late():
     assert all(met(requests_at(0.5, seed=1, for_s=10.0)))
     many = met(requests_at(200.0, seed=1, for_s=3.0))
     assert sum(many) < 0.5 * len(many)
 
 
-def test_the_rate_that_is_chosen_says_something(monkeypatch):
+def test_chosen_rate_separates_good_from_bad_results(monkeypatch):
     for name, value in (("HALVINGS", 2), ("LEAST_RATE", 40.0), ("MOST_RATE", 360.0)):
         monkeypatch.setattr(live_models_world, name, value)
     rate, predicted = choose_rate(MACHINE, OBJECTIVE, seed=1, for_s=1.5, weighed=True)
@@ -47,7 +47,7 @@ def test_the_rate_that_is_chosen_says_something(monkeypatch):
     assert sum(found) / len(found) == predicted
 
 
-def test_a_run_that_is_six_points_off_misses_the_bar():
+def test_run_that_differs_by_six_points_misses_the_bar():
     run = {
         "seed": 1, "requests": 100, "rate": 3.0, "ttft_s": 0.5, "tpot_s": 0.1, "predicted": 0.75, "live": 0.70,
         "simulated": 0.76, "simulated_other": 0.76, "loads": 8, "failed": {}, "step_s": [0.01, 0.01],

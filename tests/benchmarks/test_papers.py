@@ -40,7 +40,7 @@ def test_each_end_has_its_status_and_message(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("paper", [arlo, schedmate, slinfer], ids=lambda paper: paper.__name__.split(".")[2])
-def test_without_its_data_it_is_skipped_or_refused(
+def test_reproduction_without_its_data_is_skipped_or_refused(
     paper: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(paper, "missing", lambda: "no trace")
@@ -67,7 +67,7 @@ def test_without_its_data_it_is_skipped_or_refused(
         ),
     ],
 )
-def test_what_cannot_be_asked_is_said(
+def test_unsupported_selection_is_reported(
     main: Callable[[list[str]], int], arguments: list[str], said: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -79,7 +79,7 @@ def test_what_cannot_be_asked_is_said(
 
 
 @pytest.mark.parametrize("read", [ArloRecords, SchedmateRecords, records])
-def test_a_file_that_holds_no_results_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+def test_file_without_results_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
     for content in ('[{"of": "something else"}]', '{"runs": [1]}'):
         (tmp_path / "kept.json").write_text(content)
         with pytest.raises(ValueError, match="holds no results"):
@@ -87,7 +87,7 @@ def test_a_file_that_holds_no_results_is_refused(read: Callable[[Path], object],
 
 
 @pytest.mark.parametrize("every", [arlo_tables.TABLES, tables.TABLES])
-def test_every_table_names_cases_that_are_told_apart(every: dict[str, Callable[[], list[Any]]]) -> None:
+def test_cases_of_every_table_have_distinct_names(every: dict[str, Callable[[], list[Any]]]) -> None:
     if every is arlo_tables.TABLES and arlo.missing():
         pytest.skip(arlo.missing())
     for name, cases in every.items():
@@ -95,7 +95,7 @@ def test_every_table_names_cases_that_are_told_apart(every: dict[str, Callable[[
         assert len(names) == len(set(names)), name
 
 
-def test_a_case_is_run_once_by_each_release_and_others_are_dropped(
+def test_each_release_runs_a_case_once_and_unknown_cases_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases, ran, told = [tables.Case("a", 1), tables.Case("b", 2), tables.Case("a", 1)], list[str](), list[str]()
@@ -120,7 +120,7 @@ def test_a_case_is_run_once_by_each_release_and_others_are_dropped(
     assert (store.get(cases[0]), told[-1], len(store.found)) == (None, "written", 1)
 
 
-def test_paragraphs_are_filled_and_code_is_not_broken() -> None:
+def test_paragraphs_are_wrapped_and_code_is_not() -> None:
     text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
     lines = common.filled(text).splitlines()
     assert len(lines[0]) == 132

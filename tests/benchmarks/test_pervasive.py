@@ -26,7 +26,7 @@ def test_a_search_finds_sets_that_explain_the_static_runs() -> None:
         assert one.worst == max(map(abs, errors))
 
 
-def test_the_most_central_and_the_farthest_sets_are_chosen() -> None:
+def test_most_central_and_farthest_parameter_sets_are_chosen() -> None:
     def at(load_a10_s: float, worst: float = 0.01) -> Fit:
         return Fit(worst, msgspec.structs.replace(KNOWN, load_a10_s=load_a10_s))
 
@@ -35,7 +35,7 @@ def test_the_most_central_and_the_farthest_sets_are_chosen() -> None:
     assert [each.parameters.load_a10_s for each in chosen] == [20.0, 60.0, 100.0, 10.0]
     assert fit.chosen(found, 100)[:4] == chosen
     assert len(fit.chosen(found, 100)) == len(found)
-    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # no set of settings is close to the paper
+    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # no parameter set is close to the paper
 
 
 @pytest.mark.long
@@ -43,12 +43,12 @@ def test_the_most_central_and_the_farthest_sets_are_chosen() -> None:
     ("awareness", "batch"),
     [(Awareness.NONE, 1000), (Awareness.DISK, 100), (Awareness.DISK, 1000), (Awareness.FULL, 100)],
 )
-def test_the_closed_form_and_the_simulator_agree(awareness: Awareness, batch: int) -> None:
+def test_closed_form_and_simulator_agree(awareness: Awareness, batch: int) -> None:
     simulated = predict.static(KNOWN, paper.Run("", awareness, batch, 0.0))
     assert simulated == pytest.approx(fit.seconds(KNOWN, awareness, batch), rel=0.02)
 
 
-def test_between_two_limits_nothing_is_off() -> None:
+def test_value_between_two_limits_has_no_deviation() -> None:
     run = paper.Run("7", Awareness.FULL, 1000, 2900.0, 3300.0)
     assert run.error(3000.0) == 0.0
     assert run.error(3630.0) == pytest.approx(0.1)
@@ -56,7 +56,7 @@ def test_between_two_limits_nothing_is_off() -> None:
     assert paper.Run("7", Awareness.FULL, 1, 3300.0).error(3000.0) == pytest.approx(-1 / 11)
 
 
-def test_gpus_vanish_one_a_minute_a10s_first() -> None:
+def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
     pools = worlds.vanishing()
     assert pools[paper.A10][:2] == ((0.0, 10), (900.0, 9))
     assert pools[paper.A10][-1] == (900.0 + 9 * 60.0, 0)
@@ -70,7 +70,7 @@ def test_gpus_vanish_one_a_minute_a10s_first() -> None:
         assert [steps[-1][1] for steps in pools.values()] == [0, 0]
 
 
-def test_a_growing_pool_is_whole_gpus_in_the_clusters_proportions() -> None:
+def test_growing_pool_has_whole_gpus_in_the_cluster_proportions() -> None:
     pools = worlds.ramp(paper.TABLE_1, first=0, last=186, until_s=600.0)
     assert sum(steps[-1][1] for steps in pools.values()) == 186
     assert pools["NVIDIA Quadro RTX 6000"][-1][1] == round(186 * 106 / 427)
@@ -79,7 +79,7 @@ def test_a_growing_pool_is_whole_gpus_in_the_clusters_proportions() -> None:
         assert [count for _, count in steps] == sorted(count for _, count in steps)
 
 
-def test_a_bent_ramp_is_slow_at_first() -> None:
+def test_bent_ramp_starts_slowly() -> None:
     def half_way(bend: float) -> int:
         pools = worlds.ramp({paper.A10: 1.0}, first=4, last=20, until_s=1000.0, bend=bend)
         return [count for at_s, count in pools[paper.A10] if at_s <= 500.0][-1]
@@ -87,7 +87,7 @@ def test_a_bent_ramp_is_slow_at_first() -> None:
     assert (half_way(1.0), half_way(2.0)) == (12, 8)
 
 
-def test_unfitted_kinds_lie_on_a_line_through_the_fitted_ones() -> None:
+def test_speeds_of_unfitted_kinds_are_interpolated_linearly() -> None:
     kinds = sorted(paper.SINGLE, key=lambda kind: paper.SINGLE[kind])
     times = [worlds.item_s(KNOWN, kind) for kind in kinds]
     assert times == sorted(times, reverse=True)
@@ -96,7 +96,7 @@ def test_unfitted_kinds_lie_on_a_line_through_the_fitted_ones() -> None:
 
 
 @pytest.mark.long
-def test_the_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
+def test_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
     log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0)
     log.note(50.0, Happened.LIBRARY_READY, pilot=0)
@@ -104,18 +104,18 @@ def test_the_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
         log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
         log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
     off = distance(log, {0: 1.0})
-    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 are done, but the
-    # line is at 40.
+    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 inferences are
+    # complete, but the line is at 40.
     assert off.connected == pytest.approx(0.4)
-    # Hot: a line from 50 s to 90 inferences at the last dispatch, at 140 s. Just before each call ends, ten are
-    # missing.
+    # Hot: a line from 50 s to 90 inferences at the last dispatch at 140 s. Just before each call ends, ten inferences
+    # are missing.
     assert off.hot == pytest.approx(10 / 90)
     assert off.evenly == pytest.approx(0.0)
     assert distance(EventLog(), {}).connected == 0.0
 
 
 @pytest.mark.long
-def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
+def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
     full = found[Awareness.FULL, predict.NONE_LOST].value
     assert full > 1.3 * found[Awareness.DISK, "from 900 s"].value > 0
@@ -125,7 +125,7 @@ def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
 
 
 @pytest.mark.long
-def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
+def test_work_in_figure_8_identifies_the_kind_of_gpu() -> None:
     partial = next(predict.figure_8(KNOWN))
     begins_s = fit.worker(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
     wanted = disks.wanted(partial.value, Awareness.DISK, begins_s=begins_s)
@@ -135,7 +135,7 @@ def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
 
 
 @pytest.mark.long
-def test_loads_get_faster_when_neighbours_are_gone() -> None:
+def test_loads_are_faster_after_neighbours_are_removed() -> None:
     found = predict.simulate(KNOWN)
     alone = predict.static(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
     for seconds in found.static_s:

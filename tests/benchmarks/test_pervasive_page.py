@@ -20,11 +20,11 @@ LONG_CALLS = [run for run in paper.RUNS if run.batch == 1000 or (run.awareness, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("run", LONG_CALLS, ids=lambda run: f"{run.awareness.value}-{run.batch}")
-def test_the_page_has_what_its_parameters_give_in_the_simulator(run: paper.Run) -> None:
+def test_page_matches_simulations_of_its_parameters(run: paper.Run) -> None:
     assert fitted.static_row(run, predict.static(FIRST, run)) in (FOLDER / PAGE).read_text()
 
 
-def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_papers() -> None:
+def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_paper() -> None:
     rows = [
         line.split("|")
         for line in (FOLDER / PAGE).read_text().splitlines()
@@ -35,24 +35,24 @@ def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_papers() -> None:
         assert abs(float(row[6].strip().rstrip("%"))) < 10.0
 
 
-def test_shipped_scenarios_are_what_the_parameters_give() -> None:
+def test_shipped_scenarios_match_the_parameters() -> None:
     texts = scenario_files.texts(FIRST)
     assert {f"{name}.toml" for name in shipped() if name.startswith("context-paper")} == set(texts)
     for name, text in texts.items():
         assert (scenario_files.FOLDER / name).read_text() == text
 
 
-def test_a_shipped_scenario_gives_what_the_page_says(tmp_path: Path) -> None:
+def test_shipped_scenario_reproduces_the_page(tmp_path: Path) -> None:
     scenario = load_scenario(shipped()["context-paper-8"])
     [finished] = run_all(scenario, policies=["default"], seeds=[0], folder=tmp_path)
     found = f"| {predict.BATCH} | {predict.NONE_LOST} | {finished.outcome.items:,} |"
     assert found in (FOLDER / PAGE).read_text()
-    # the run ended when the last GPU was lost, with calls left
+    # the run ended with unfinished calls when the last GPU was lost
     assert b'"complete":false' in msgspec.json.encode(finished.outcome)
 
 
 @pytest.mark.long
-def test_a_quick_reproduction_writes_a_page_and_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_reproduction_writes_a_page_and_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--jobs", "1", "--out", str(tmp_path / "new")]) == 0
     page = (tmp_path / "new" / PAGE).read_text()
     assert "## Figures 8 and 9: predicted" in page
@@ -64,14 +64,14 @@ def test_a_quick_reproduction_writes_a_page_and_its_figures(tmp_path: Path, caps
     assert "Figures 8 and 9: 1 of 1" in said.err
 
 
-def test_parameters_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / PARAMETERS).write_text('{"starts": 3, "fits": [{"worst": 0.01}]}')
     with pytest.raises(SystemExit):
         main(["--keep-fits", "--out", str(tmp_path)])
     assert "has no parameter sets" in capsys.readouterr().err
 
 
-def test_limits_are_rounded_up_and_the_page_has_the_reports_text() -> None:
+def test_limits_are_rounded_up_and_the_page_contains_the_report() -> None:
     assert [at_most(part) for part in (0.0203, 0.02, 0.0)] == ["2.1%", "2.0%", "0.0%"]
     run = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, 100))
     page = (FOLDER / PAGE).read_text()
@@ -79,11 +79,11 @@ def test_limits_are_rounded_up_and_the_page_has_the_reports_text() -> None:
     assert page.startswith(report.PAGE.read_text().partition("{")[0])
 
 
-def test_the_page_is_what_its_record_says() -> None:
+def test_page_matches_its_record() -> None:
     assert (FOLDER / PAGE).read_text() == report.write(read(FOLDER / RECORD))
 
 
-def test_no_answer_of_the_paper_is_among_the_inputs_of_a_prediction() -> None:
+def test_no_result_of_the_paper_is_an_input_of_a_prediction() -> None:
     answers = {paper.FIGURE_9A_S, paper.FIGURE_9B_S}
     assert not answers & {*predict.RAMPS_9B_S, *(until_s for _, until_s, _, _ in predict.RAMPS_9A)}
     source = Path(predict.__file__).read_text()
@@ -91,14 +91,14 @@ def test_no_answer_of_the_paper_is_among_the_inputs_of_a_prediction() -> None:
     assert "FIGURE_9B_S" not in source
 
 
-def test_a_number_just_beyond_an_interval_is_outside() -> None:
+def test_number_just_outside_an_interval_counts_as_outside() -> None:
     assert claims.judged(100.0, [90.0, 110.0]) == "inside"
     assert claims.judged(100.0, [90.0, 100.0]) == "inside, at its end"
     assert claims.judged(100.0, [80.0, 99.9]) == "**outside** by 0.1%"
     assert claims.judged(100.0, [80.0, 94.0]) == "**outside** by 6.0%"
 
 
-def test_variants_that_are_kept_of_the_first_ones_are_variants_still() -> None:
+def test_kept_variants_remain_valid_variants() -> None:
     found = read(FOLDER / RECORD)
     assert {one.variant for one in found.predictions[0]} > predict.KEPT_VARIANTS
 
@@ -107,7 +107,7 @@ def _ran(awareness: Awareness, variant: str, value: float, *, batch: int = predi
     return Prediction("8", awareness, variant, batch, value, ())
 
 
-def test_a_number_may_lie_between_variants_and_in_none() -> None:
+def test_number_may_lie_between_variants_and_in_none() -> None:
     said = claims.PARTIAL.said
     rows = [
         [_ran(Awareness.DISK, "low", said - 20.0), _ran(Awareness.DISK, "high", said + 10.0)],
@@ -139,7 +139,7 @@ def test_full_and_partial_are_paired_by_start_and_call_size() -> None:
     assert claims.pairs([row], batch=1000) == {"from 900 s": [0.5]}
 
 
-def test_the_papers_ratios_follow_from_its_rounded_times() -> None:
+def test_ratios_of_the_paper_follow_from_its_rounded_times() -> None:
     said = {(run.awareness, run.batch): run.seconds for run in paper.RUNS}
     for one in paper.REDUCTIONS:
         ratio = 1.0 - said[one.awareness, predict.BATCH] / said[one.against, predict.BATCH]

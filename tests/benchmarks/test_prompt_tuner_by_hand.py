@@ -1,6 +1,6 @@
-"""Five jobs on eight GPUs with hand-computed allocations and cost.
+"""Run five jobs on eight GPUs and compare with allocations and cost computed by hand.
 
-A cold start takes 23.95 s. Replicas divide the work and lose 0.5 % per doubling. Replicas of a job meet for 2 s.
+A cold start takes 23.95 s. Replicas divide the work and lose 0.5 % per doubling. Replicas of a job need 2 s to connect.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def job(at_s: float, *, gpu_s: float, within_s: float) -> Arrival:
 
 
 JOBS = (
-    job(1.0, gpu_s=20.0, within_s=60.0),  # one replica is in time: 23.95 + 20 s
-    job(10.0, gpu_s=20.0, within_s=70.0),  # this job can wait until 45 s for the first job's replica
-    job(12.0, gpu_s=40.0, within_s=38.0),  # 14 s are left after a cold start: 4 replicas do it in 12.1 s, 3 in 15.4 s
-    job(50.0, gpu_s=30.0, within_s=20.0),  # 2 warm replicas do it in 17.1 s
+    job(1.0, gpu_s=20.0, within_s=60.0),  # one replica is in time after 23.95 + 20 s
+    job(10.0, gpu_s=20.0, within_s=70.0),  # this job can wait until 45 s for the replica of the first job
+    job(12.0, gpu_s=40.0, within_s=38.0),  # 14 s are left after a cold start: 4 replicas need 12.1 s, 3 replicas 15.4 s
+    job(50.0, gpu_s=30.0, within_s=20.0),  # 2 warm replicas need 17.1 s
     job(52.0, gpu_s=100.0, within_s=5.0),  # this job cannot meet its deadline
 )
 
@@ -42,7 +42,7 @@ def took_s(gpu_s: float, *, replicas: int) -> float:
 
 
 def played(name: str, jobs: Sequence[Arrival] = JOBS, **settings: object) -> tuple[list[float], list[int], Result]:
-    """Return each job's end and number of replicas, and the totals."""
+    """Return end and number of replicas of each job, and the totals."""
     simulation, outcome = play(jobs, policy(name).make(**settings), USUAL, gpus=8)
     log = simulation.log
     return _ends(log), _widths(log), result_of(log, jobs, outcome, gpus=8)
@@ -68,31 +68,31 @@ def test_prompt_tuner_delays_one_job_and_warms_four_for_another() -> None:
     first = 1.0 + COLD_S + 20.0
     assert ends == [
         pytest.approx(first, abs=0.2),
-        pytest.approx(first + 20.0, abs=0.3),  # the second job runs on the first job's replica, without another load
+        pytest.approx(first + 20.0, abs=0.3),  # the second job reuses the replica of the first job
         pytest.approx(12.0 + COLD_S + took_s(40.0, replicas=4), abs=0.2),
         pytest.approx(50.0 + took_s(30.0, replicas=2), abs=0.2),
-        pytest.approx(152.0, abs=0.2),  # the last job, already late, runs on an idle replica
+        pytest.approx(152.0, abs=0.2),  # the late last job runs on an idle replica
     ]
     assert (found.late, found.refused, found.unfinished, found.loads) == (1, 0, 0, 5)
 
 
-def test_infless_launches_for_each_job_at_once() -> None:
+def test_infless_launches_instances_for_each_job_at_once() -> None:
     ends, widths, found = played("infless")
     assert widths[:3] == [1, 1, 4]
-    # the second job did not wait for the first job's replica
+    # the second job did not wait for the replica of the first job
     assert ends[1] == pytest.approx(10.0 + COLD_S + 20.0, abs=0.2)
     assert (found.late, found.loads) == (1, 6)
 
 
-def test_elastic_flow_loads_for_each_job_and_gives_out_all_it_has() -> None:
+def test_elastic_flow_loads_for_each_job_and_uses_all_devices() -> None:
     ends, _, found = played("elastic-flow")
-    assert found.late >= 2  # the fourth job is late too: its 20 s are less than a cold start
+    assert found.late >= 2  # the fourth job is also late, because its 20 s are less than a cold start
     assert found.loads >= 8
     assert max(ends) < 152.0  # the last job ends earlier, because it gets all other devices
 
 
 @pytest.mark.parametrize(("name", "margin"), [("prompt-tuner", 0.0), ("infless", 0.1), ("elastic-flow", 0.0)])
-def test_every_policy_predicts_a_lookup_as_the_simulator_charges_it(name: str, margin: float) -> None:
+def test_predicted_lookup_time_equals_the_simulated_time(name: str, margin: float) -> None:
     """20 of 60 GPU-seconds are the lookup: four replicas take 17.1 s, or 32 s if they do not shorten the lookup."""
     takes_s = took_s(40.0, replicas=4) + 20.0 / 4
     searched = msgspec.structs.replace(

@@ -36,7 +36,7 @@ def fullest(found: list[Job]) -> int:
 
 
 @pytest.mark.parametrize("load", paper.LOADS)
-def test_a_load_has_its_jobs_and_a_minute_of_five_times_the_mean(load: str) -> None:
+def test_load_has_its_jobs_and_a_peak_minute_of_five_times_the_mean(load: str) -> None:
     for seed in range(5):
         found = jobs(paper.LOADS[load], USUAL, seed=seed)
         assert Counter(job.model for job in found) == paper.LOADS[load]
@@ -46,10 +46,10 @@ def test_a_load_has_its_jobs_and_a_minute_of_five_times_the_mean(load: str) -> N
         assert fullest(found) == round(5 * len(found) / 20)
 
 
-def test_minutes_are_uneven_and_gaps_within_one_are_exponential() -> None:
+def test_minutes_are_uneven_and_gaps_in_a_minute_are_exponential() -> None:
     counts = Counter(int(at_s // 60) for at_s in arrival_times(1000, Stream(3, "x"), peak=5.0))
     others = sorted(counts[minute] for minute in range(20))[:-1]
-    # the counts of independent jobs would deviate by the root of their mean
+    # counts of independent jobs would deviate by the square root of the mean
     assert stdev(others) > 2 * math.sqrt(fmean(others))
     full = sorted(at_s for at_s in arrival_times(20_000, Stream(4, "x"), peak=20.0))  # all jobs in one minute
     gaps = [b - a for a, b in pairwise(full)]
@@ -59,7 +59,7 @@ def test_minutes_are_uneven_and_gaps_within_one_are_exponential() -> None:
     assert jobs(MEDIUM, USUAL, seed=1) != jobs(MEDIUM, USUAL, seed=2)
 
 
-def test_durations_have_the_shape_and_the_bounds_that_are_said() -> None:
+def test_durations_have_the_documented_shape_and_bounds() -> None:
     found = [job for seed in range(100) for job in jobs(MEDIUM, USUAL, seed=seed)]
     durations = [job.duration_s for job in found]
     assert median(durations) == pytest.approx(USUAL.duration_median_s, rel=0.03)
@@ -67,14 +67,14 @@ def test_durations_have_the_shape_and_the_bounds_that_are_said() -> None:
     shares = Counter(job.replicas for job in found)
     for replicas, share in USUAL.replicas:
         assert shares[replicas] / len(found) == pytest.approx(share, abs=0.01)
-    # The docstring of the parameters states these means.
+    # The docstring of the parameters gives these means.
     assert fmean(job.duration_s * job.replicas for job in found) == pytest.approx(78.0, rel=0.03)
     assert fmean(durations) == pytest.approx(46.0, rel=0.03)
     cold_s = fmean(USUAL.cold_s(MODELS[job.model]) for job in found)
     assert 0.37 <= cold_s / (cold_s + fmean(durations)) <= 0.41
 
 
-def test_speedups_are_between_the_least_and_the_most_of_the_model() -> None:
+def test_speedups_are_within_the_bounds_of_the_model() -> None:
     for model in MODELS.values():
         found = [job.speedup for seed in range(20) for job in jobs({model.name: 80}, USUAL, seed=seed)]
         low, high = model.speedup
@@ -92,13 +92,13 @@ def test_every_parameter_has_a_source_and_a_reason() -> None:
 JOB = Job(at_s=7.0, model="gpt2-base", duration_s=30.0, replicas=2, speedup=2.0)
 
 
-def test_an_slo_is_the_duration_times_s_and_a_cold_start() -> None:
+def test_slo_is_the_duration_times_s_plus_a_cold_start() -> None:
     cold_s = USUAL.cold_s(MODELS["gpt2-base"])
     assert slo_s(JOB, 0.5, USUAL) == pytest.approx(15.0 + cold_s)
     assert slo_s(JOB, 1.5, msgspec.structs.replace(USUAL, overhead=0.5)) == pytest.approx(45.0 + cold_s / 2)
 
 
-def test_the_bank_takes_time_and_saves_unforeseen_iterations() -> None:
+def test_prompt_bank_costs_time_and_saves_unforeseen_iterations() -> None:
     banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
     # 60 GPU-seconds are 1200 items of 0.05 s
     assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)
@@ -108,7 +108,7 @@ def test_the_bank_takes_time_and_saves_unforeseen_iterations() -> None:
     assert banked.deadline_s == induced.deadline_s == pytest.approx(slo_s(JOB, 1.0, USUAL))
 
 
-def test_within_the_budget_the_bank_is_asked_and_beyond_it_not() -> None:
+def test_prompt_bank_is_used_only_within_its_time_budget() -> None:
     short = msgspec.structs.replace(JOB, model="vicuna-7b", duration_s=5.0)
     assert MODELS["vicuna-7b"].bank_s > USUAL.budget * slo_s(short, 1.0, USUAL)
     assert not uses_bank(short, 1.0, USUAL, Bank.BUDGET)
@@ -121,7 +121,7 @@ def outcome(*, ended_at: float) -> RunOutcome:
     return RunOutcome(True, ended_at, 4, 4, {}, 0, {}, 0, 0, busy_s=44.0, warm_s=440.0)
 
 
-def test_what_came_of_jobs_is_counted_once_each() -> None:
+def test_each_job_outcome_is_counted_once() -> None:
     log = EventLog()
     came = [Arrival(at_s=at_s, context="m", deadline_s=20.0) for at_s in (0.0, 1.0, 2.0, 3.0)]
     for call, each in enumerate(came):
@@ -140,14 +140,14 @@ def test_what_came_of_jobs_is_counted_once_each() -> None:
     assert (found.jobs, found.late, found.refused, found.unfinished, found.loads) == (4, 1, 1, 1, 1)
     assert found.violations == 75.0
     assert found.all_s == 8 * 1200.0  # jobs come for 20 minutes
-    # call 51 waited 7 of the 8 s of the first load, which began a second before it, and 4 s of the second
+    # call 51 waited 7 of the 8 s of the first load, which started a second earlier, and 4 s of the second load
     both = 8 / 20, (7 + 4) / 21
     assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
     assert found.cost(static=False, device_price_s=0.5) == 220.0
     assert found.cost(static=True, device_price_s=0.5) == 4800.0
 
 
-def test_libraries_that_start_at_the_same_time_are_waited_for_once() -> None:
+def test_libraries_that_start_at_the_same_time_are_awaited_once() -> None:
     log = EventLog()
     log.note(0.0, Happened.CALL_CAME, call=1)
     for library, ready_at, took_s in ((1, 6.0, 4.0), (2, 7.0, 6.0), (3, 3.0, 1.0), (4, 12.0, 3.0)):

@@ -48,7 +48,7 @@ def result(case: Case, *, late: int, held_s: float) -> Result:
 
 
 def as_in_the_paper(system: System) -> int:
-    """Return a run's late jobs of 1,000, about as in the paper."""
+    """Return the number of late jobs in a run of 1,000, close to the paper."""
     if system == OURS:
         return 120
     return {"infless": 330, "elastic-flow": 620}.get(system.policy, 160)
@@ -56,7 +56,7 @@ def as_in_the_paper(system: System) -> int:
 
 @cache
 def made(late: Late = as_in_the_paper) -> Record:
-    """Return a record whose runs have `late` late jobs, ten more with each further seed."""
+    """Return a record whose runs have `late` late jobs plus ten for each further seed."""
 
     def simulate(cases: list[Case]) -> list[Result]:
         found = []
@@ -74,7 +74,7 @@ def but(late: int, system: System) -> Record:
     return made(lambda each: late if each == system else as_in_the_paper(each))
 
 
-def test_bars_are_met_where_results_are_as_in_the_paper() -> None:
+def test_bars_are_met_by_the_results_of_the_paper() -> None:
     found = list(report.against(Page(made())))
     assert [bar.name for bar in found] == [name for name in Page(made()).baselines for _ in range(2)]
     assert {bar.verdict for bar in found} == {"met"}
@@ -82,7 +82,7 @@ def test_bars_are_met_where_results_are_as_in_the_paper() -> None:
     assert "By the mean, all agree." in report.short(Page(made()))
 
 
-def test_a_missed_bar_and_a_reversed_sign_are_named() -> None:
+def test_missed_bar_and_reversed_sign_are_named() -> None:
     page = Page(but(200, ELASTIC_FLOW))
     missed = [(bar.name, bar.what) for bar in report.against(page) if bar.verdict == "**missed**"]
     assert missed == [("ElasticFlow", "points more late jobs")]
@@ -91,7 +91,7 @@ def test_a_missed_bar_and_a_reversed_sign_are_named() -> None:
     assert "**not as in the paper**" in report.parts(page)
 
 
-def test_a_bar_needs_the_whole_interval() -> None:
+def test_bar_is_met_only_by_the_whole_interval() -> None:
     record = made()
     runs = [
         msgspec.structs.replace(run, violations=run.violations + 8.0 * (run.seed == SMALL.judge.seeds[0]))
@@ -104,18 +104,18 @@ def test_a_bar_needs_the_whole_interval() -> None:
     assert bar.verdict == "by the mean only"
 
 
-def test_a_fixed_cluster_is_paid_for_whole() -> None:
+def test_fixed_cluster_is_paid_for_completely() -> None:
     one = Page(made()).one
     assert one.paid_s(MEDIUM, ELASTIC_FLOW) == [2000.0, 2000.0]
     assert one.cost(MEDIUM, ELASTIC_FLOW).mean == pytest.approx(2000.0 * one.price_s)
 
 
-def test_two_numbers_conflict_only_if_sets_meet_each_but_not_both() -> None:
+def test_two_numbers_conflict_if_no_set_meets_both() -> None:
     late, points = conflicts.NUMBERS[:2]
     assert (late.off(12.4), points.off(20.0), points.off(12.0)) == (0.0, 0.0, pytest.approx(0.2))
 
     def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> conflicts.Pair:
-        """Return the pair of these numbers, with the late jobs of ours and of INFless in each set."""
+        """Return a pair of numbers from the late jobs of our scheduler and of INFless in each set."""
         drawn = search(Book(GRID, made().runs)).drawn
         by_set = {choice.places: pair for choice, pair in zip(drawn, zip(ours, theirs, strict=True), strict=True)}
         runs = []
@@ -138,7 +138,7 @@ def test_two_numbers_conflict_only_if_sets_meet_each_but_not_both() -> None:
     assert not never.conflict, "no set meets the distance alone"
 
 
-def test_the_page_sets_the_paper_and_ours_side_by_side() -> None:
+def test_page_shows_the_paper_and_our_results_side_by_side() -> None:
     page = report.write(made())
     assert "| INFless, literal | points more late jobs | 15 to 25 | 10 | 21.0 ± 0.0 | met |" in page
     assert "| without DelaySchedulable | +3.2 | +4.0 ± 0.0 | as in the paper | 1.16 |" in page
@@ -147,12 +147,12 @@ def test_the_page_sets_the_paper_and_ours_side_by_side() -> None:
     assert len(report.short(Page(made())).split("\n- ")) == 10
 
 
-def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
+def test_record_reads_back_as_written(tmp_path: Path) -> None:
     keep(tmp_path / "record.json", made())
     assert read(tmp_path / "record.json") == made()
 
 
-def test_a_record_without_a_run_is_refused() -> None:
+def test_record_without_a_run_is_refused() -> None:
     record = made()
     lacking = [run for run in record.runs if (run.group, run.system) != (HEAVY[0].name, str(LITERAL))]
     with pytest.raises(LookupError, match="the record lacks"):
@@ -160,7 +160,7 @@ def test_a_record_without_a_run_is_refused() -> None:
 
 
 @pytest.mark.long
-def test_an_evaluation_with_kept_runs_is_written_without_running(
+def test_evaluation_with_stored_runs_is_written_without_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Runs(tmp_path / "runs", jobs=1)
@@ -184,7 +184,7 @@ def test_an_evaluation_with_kept_runs_is_written_without_running(
     assert (tmp_path / "new" / PAGE).read_text() == page
 
 
-def test_the_page_in_the_docs_is_what_its_record_says() -> None:
+def test_page_in_the_docs_matches_its_record() -> None:
     page, record = (FOLDER / PAGE).read_text(), read(FOLDER / report.RECORD)
     assert page == report.write(record)
     assert record.grid == read_grid()
@@ -192,7 +192,7 @@ def test_the_page_in_the_docs_is_what_its_record_says() -> None:
         assert (FOLDER / word.split(")")[0]).stat().st_size < 500_000
 
 
-def test_results_use_seeds_that_the_search_has_not_seen() -> None:
+def test_results_use_seeds_that_the_search_did_not_use() -> None:
     grid = read_grid()
     judge = {seed for one in judged(search(Book(GRID, made().runs)), grid) for seed in one.seeds}
     assert judge == set(grid.judge.seeds)

@@ -18,7 +18,7 @@ def case(*, policy: str = "default", seed: int = 0, bank: Bank = Bank.BUDGET) ->
     return Case(FEW, 1.0, System(policy, bank=bank), seed, gpus=8)
 
 
-def test_a_run_has_all_its_jobs_and_holds_no_more_gpus_than_there_are() -> None:
+def test_run_has_all_its_jobs_and_never_exceeds_its_gpus() -> None:
     found = simulate(case())
     assert (found.jobs, found.unfinished, found.refused) == (14, 0, 0)
     assert found.banked > 0
@@ -28,14 +28,14 @@ def test_a_run_has_all_its_jobs_and_holds_no_more_gpus_than_there_are() -> None:
 
 
 @pytest.mark.long
-def test_replicas_of_four_gpus_are_held_whole() -> None:
+def test_replicas_of_four_gpus_are_allocated_whole() -> None:
     large = Case((("llama-30b", 3),), 1.0, System("default"), 0, gpus=8)
     found = simulate(large)
     assert found.unfinished == 0
-    assert found.held_s >= 4 * 20.0 * found.loads  # no load takes less
+    assert found.held_s >= 4 * 20.0 * found.loads  # 20 s is the shortest load
 
 
-def test_what_is_done_is_not_done_again_but_a_cut_off_file_is(tmp_path: Path) -> None:
+def test_finished_runs_are_skipped_and_incomplete_files_are_rerun(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     cases = [case(seed=seed) for seed in (0, 1, 0)]
     first = Runs(tmp_path, jobs=1).each(cases, tell=lambda *done: heard.append(done))
@@ -56,7 +56,7 @@ def test_what_is_done_is_not_done_again_but_a_cut_off_file_is(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_over_several_processes_it_is_the_same(tmp_path: Path) -> None:
+def test_several_processes_give_the_same_results(tmp_path: Path) -> None:
     cases = [case(seed=seed) for seed in range(3)]
     one = Runs(tmp_path / "one", jobs=1).each(cases, tell=lambda *_: None)
     two = Runs(tmp_path / "two", jobs=2).each(cases, tell=lambda *_: None)
@@ -66,7 +66,7 @@ def test_over_several_processes_it_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_policy_that_is_none_stops_everything_with_its_case(jobs: int, tmp_path: Path) -> None:
+def test_unknown_policy_stops_the_evaluation_and_names_its_case(jobs: int, tmp_path: Path) -> None:
     cases = [case(policy="nobody", seed=seed) for seed in range(2)]
     with pytest.raises(SimulationError, match="policy 'nobody' is not a policy") as raised:
         Runs(tmp_path, jobs=jobs).each(cases, tell=lambda *_: None)

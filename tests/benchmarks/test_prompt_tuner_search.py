@@ -21,7 +21,7 @@ Late = Callable[[Choice, Case], int]
 
 
 def found(late: Late, wrong: Mapping[Choice, int]) -> tuple[Found, Book]:
-    """Return the search's steps. `late`: late jobs of 1,000. `wrong`: parts that cost as much as the whole, by set."""
+    """Return the steps of the search. `late`: late jobs of 1,000. `wrong`: by set, parts as expensive as the whole."""
     of = {choice.parameters(GRID): choice for choice in SOME}
 
     def one(case: Case) -> Result:
@@ -38,12 +38,12 @@ def found(late: Late, wrong: Mapping[Choice, int]) -> tuple[Found, Book]:
 
 
 def usual(choice: Choice, case: Case) -> int:
-    """Return 124 late jobs of ours, in the second set 110, in the third 90, in the last 600; others have 50 more."""
+    """Return late jobs: ours 124, in the second set 110, in the third 90, in the last 600; other systems 50 more."""
     ours = (124, 110, 90, 600)[SOME.index(choice)]
     return ours if case.system == OURS else ours + 50
 
 
-def test_sets_nearest_to_the_papers_late_jobs_are_looked_at() -> None:
+def test_sets_nearest_to_the_published_late_jobs_are_examined() -> None:
     steps, book = found(usual, {})
     assert steps.looked_at == tuple(SOME[:3])
     assert steps.finalists == tuple(SOME[:2])
@@ -52,14 +52,14 @@ def test_sets_nearest_to_the_papers_late_jobs_are_looked_at() -> None:
     assert {run.places for run in book.kept.values() if run.system in parts} == {each.places for each in SOME[:3]}
 
 
-def test_right_signs_come_before_the_distance_of_late_jobs() -> None:
+def test_correct_signs_rank_before_the_distance_of_late_jobs() -> None:
     steps, _ = found(usual, {SOME[0]: 2, SOME[1]: 1})
     assert steps.finalists == (SOME[2], SOME[1])
     assert steps.headline == SOME[2], "its late jobs are within the limit"
 
 
 @pytest.mark.parametrize(("later", "headline"), [(300, 1), (90, 0)])
-def test_a_finalist_outside_the_limit_on_more_seeds_is_dropped(later: int, headline: int) -> None:
+def test_finalist_outside_the_limit_on_more_seeds_is_dropped(later: int, headline: int) -> None:
     def late(choice: Choice, case: Case) -> int:
         further = choice == SOME[0] and case.seed in SEARCH.more_seeds
         return later if further and case.system == OURS else usual(choice, case)
@@ -75,7 +75,7 @@ def test_infless_is_tuned_to_the_fewest_late_jobs(best: System) -> None:
     assert LITERAL in TUNINGS
 
 
-def test_the_grid_has_its_date_and_its_sets_have_slos_of_minutes() -> None:
+def test_grid_has_its_date_and_its_sets_have_slos_of_minutes() -> None:
     grid = read_grid()
     assert grid.fixed_on == "2026-11-30"
     drawn = grids.drawn(grid)

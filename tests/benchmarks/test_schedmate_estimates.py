@@ -4,7 +4,7 @@ from benchmarks.papers.schedmate import estimates
 from benchmarks.papers.schedmate.estimates import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
 
 
-def test_held_out_run_times_meet_the_bar_and_no_constant_does():
+def test_run_times_of_unseen_jobs_meet_the_bar_and_no_constant_does():
     rows, history = collection(HELD_OUT), collection()
     assert len(rows) >= 60
     rows = rows[::3]
@@ -19,5 +19,5 @@ def test_held_out_run_times_meet_the_bar_and_no_constant_does():
         assert shares(truth, constant)[1] < near / 2, "no constant is within a factor of two so often"
 
 
-def test_a_value_that_is_not_there_is_an_error():
+def test_missing_value_is_an_error():
     assert estimates.shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)

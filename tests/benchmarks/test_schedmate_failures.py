@@ -25,7 +25,7 @@ def parts() -> dict[str, list[FailedJob]]:
     return {"training": list(corpus(test=False)), "test": list(corpus(test=True))}
 
 
-def test_no_type_is_in_both_parts_of_a_third_and_the_rest(parts: dict[str, list[FailedJob]]) -> None:
+def test_no_failure_type_is_in_both_parts_of_the_split(parts: dict[str, list[FailedJob]]) -> None:
     training, test = ({job.fault for job in parts[part]} for part in ("training", "test"))
     assert test == TEST
     assert not training & test
@@ -34,7 +34,7 @@ def test_no_type_is_in_both_parts_of_a_third_and_the_rest(parts: dict[str, list[
     assert 0.3 < len(TEST) / len(TYPES) < 0.4
 
 
-def test_there_are_more_than_four_hundred_logs_of_every_source(parts: dict[str, list[FailedJob]]) -> None:
+def test_every_source_has_more_than_four_hundred_logs(parts: dict[str, list[FailedJob]]) -> None:
     jobs = [job for part in parts.values() for job in part]
     programs = Counter(job.program for job in jobs)
     assert len(jobs) >= 400
@@ -43,13 +43,13 @@ def test_there_are_more_than_four_hundred_logs_of_every_source(parts: dict[str, 
     assert sum("CUDA" in line for job in jobs for line in job.own) >= 20
 
 
-def test_the_truth_is_a_line_of_the_failure(parts: dict[str, list[FailedJob]]) -> None:
+def test_labelled_line_is_part_of_the_failure(parts: dict[str, list[FailedJob]]) -> None:
     for job in (job for part in parts.values() for job in part):
         assert 1 <= job.truth <= len(job.lines)
         assert job.own
 
 
-def test_recordings_of_clusters_name_no_path_of_their_machine() -> None:
+def test_recorded_cluster_logs_contain_no_machine_paths() -> None:
     text = "\n".join(line for run in recorded() if run.program in (SLURM, MPI) for line in run.lines)
     assert not re.search(r"/(?:tmp|root|work|var/folders)/", text)
     assert socket.gethostname() not in text
@@ -61,7 +61,7 @@ def test_every_scenario_was_recorded() -> None:
     assert runs == Counter({key: 3 * count for key, count in wanted.items()})
 
 
-def test_the_first_line_that_is_not_ordinary_is_the_truth() -> None:
+def test_first_unusual_line_is_the_label() -> None:
     lines = ["resuming from 3", "INFO:train:step 4 rank 0 loss 0.1", "", "srun: error: Node failure on n2", ""]
     assert labelled("node_failure", SLURM, lines).truth == 3
     assert labelled("", SLURM, lines[:2]).truth == -1

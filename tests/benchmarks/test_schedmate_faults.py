@@ -21,7 +21,7 @@ def lab() -> None:
         pytest.skip(reason)
 
 
-def test_the_record_is_of_all_kinds_and_the_page_says_what_it_says() -> None:
+def test_record_covers_all_kinds_and_matches_the_page() -> None:
     record = json.loads(faults.RECORD.read_text())
     rows = record["kinds"]
     assert set(rows) == {*kinds.FAULTS, *kinds.MISTAKES}
@@ -35,7 +35,7 @@ def test_the_record_is_of_all_kinds_and_the_page_says_what_it_says() -> None:
     assert sum(row["lost_budget"] for row in struck) == 0
 
 
-def test_a_record_with_a_mistake_that_was_tried_again_misses_the_bar() -> None:
+def test_record_with_a_retried_mistake_misses_the_bar() -> None:
     record = json.loads(faults.RECORD.read_text())
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 1
     assert not faults.is_met(record)
@@ -45,7 +45,7 @@ def test_a_record_with_a_mistake_that_was_tried_again_misses_the_bar() -> None:
 
 
 @pytest.mark.parametrize(("error", "when"), [("ESTALE", "open"), ("EIO", "read")])
-def test_a_library_gets_the_injected_error_and_other_files_none(
+def test_library_receives_the_injected_error_and_other_files_do_not(
     lab: None, tmp_path: Path, error: str, when: str
 ) -> None:
     numpy = pytest.importorskip("numpy")
@@ -70,7 +70,7 @@ def small_disk(lab: None, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path: Path) -> None:
+def test_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path: Path) -> None:
     requests = tmp_path / "requests"
     requests.mkdir()
     with surroundings.Neighbours(requests) as beside:

@@ -8,7 +8,7 @@ from stoker.manager.advice.metrics import LineFormats
 FORMATS = HELD_OUT | HELD_OUT_SECOND
 
 
-def test_right_answers_read_ten_formats_without_a_rule() -> None:
+def test_correct_answers_read_ten_formats_without_a_rule() -> None:
     cases = [case for case in made_cases(FORMATS) if case.name.endswith("-1")]
     assert len(cases) == 10
     without = rows_of(cases, "", Learned(LineFormats(rules=lambda _: None), Silent()))

@@ -13,15 +13,15 @@ from benchmarks.papers.schedmate.scheduling.trace import missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 KEPT = Records(FOLDER / "schedmate.json")
-"""The records of pages and figures."""
+"""Return the records from which the page and figures are made."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-def test_the_page_is_what_the_records_say() -> None:
+def test_page_matches_its_records() -> None:
     assert (FOLDER / "schedmate.md").read_text() == report.write(KEPT)
 
 
-def test_the_records_have_every_case_and_every_window() -> None:
+def test_records_contain_every_case_and_every_window() -> None:
     of = KEPT
     assert {result.case.name for result in of.kept.runs} == {case.name for case in simulate.cases()}
     assert {len(result.windows) for result in of.kept.runs} == {len(of.kept.windows)}
@@ -32,18 +32,18 @@ def test_the_records_have_every_case_and_every_window() -> None:
 
 
 @here
-def test_the_records_are_of_the_windows_that_the_trace_gives() -> None:
+def test_records_use_the_windows_of_the_trace() -> None:
     assert KEPT.kept.windows == records.facts()
 
 
-def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
+def test_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
     path = report.draw(tmp_path, KEPT)
     assert path.name in (FOLDER / "schedmate.md").read_text()
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def with_ratio(folder: Path, ratio: float) -> Records:
-    """Return records in which ours takes half of FIFO's time in one cluster, and `ratio` of it in another."""
+    """Return records in which our policy takes half the time of FIFO in one cluster, and `ratio` times in another."""
     of = Records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
@@ -57,14 +57,14 @@ def with_ratio(folder: Path, ratio: float) -> Records:
     return of
 
 
-def test_a_cluster_in_which_ours_is_worse_breaks_the_bar(tmp_path: Path) -> None:
+def test_cluster_in_which_our_policy_is_worse_misses_the_bar(tmp_path: Path) -> None:
     assert "| yes, in all 9 |" in report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
     broken = report.bars(report.Cells(with_ratio(tmp_path, 1.4)))
     assert "**no**: `b`, load 0.6: 1.40 (1.40 to 1.40)" in broken
     assert "`a`" not in broken
 
 
-def test_tiresias_is_beaten_only_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
+def test_tiresias_is_beaten_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
     beaten = report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
     assert "| 0.84 of Tiresias's (§5.3), at load 0.8 | 0.70" in beaten
     assert beaten.count("| yes |") == len(settings.LOADS)
@@ -73,8 +73,8 @@ def test_tiresias_is_beaten_only_over_all_jobs_and_by_weeks(tmp_path: Path) -> N
     assert slower.count("**not reproduced**") == len(settings.LOADS)
 
 
-def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
-    """The second policy always takes 10 % longer, but the weeks' times differ widely."""
+def test_interval_of_a_paired_ratio_is_narrower_than_of_its_parts() -> None:
+    """The second policy always takes 10 % longer, but times differ widely between weeks."""
     strata = ("a",) * 4 + ("b",) * 4
     ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
     theirs, jobs = [1.1 * each for each in ours], [1.0] * 8
@@ -86,14 +86,14 @@ def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
     assert not Interval(1.1, 0.99, 1.2).is_above_one
 
 
-def test_weeks_are_drawn_within_their_cluster_and_of_the_chosen_alone() -> None:
+def test_weeks_are_resampled_within_their_cluster_and_selection() -> None:
     strata = ("a", "b", "a", "b", "b")
     for drawn in intervals.resamples(strata, (0, 1, 2, 3, 4))[:50]:
         assert [strata[place] for place in drawn].count("a") == 2
     assert {*intervals.resamples(strata, (1, 3)).flat} == {1, 3}
 
 
-def test_all_jobs_count_alike_or_all_weeks_do() -> None:
+def test_means_weight_all_jobs_or_all_weeks_equally() -> None:
     ours, theirs, jobs, strata = [10.0, 100.0], [20.0, 100.0], [1.0, 9.0], ("a", "b")
     found = [
         intervals.interval(of, strata).value

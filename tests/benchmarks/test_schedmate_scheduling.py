@@ -1,4 +1,4 @@
-"""SchedMate's scheduling on a few jobs, against a second implementation, and its error model."""
+"""Test SchedMate's scheduling on a few jobs, compare with a second implementation, and test the error model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jobs_of(*rows: tuple[float, float, int]) -> tuple[Job, ...]:
 
 
 def starts(jobs: tuple[Job, ...], policies: Policies, *, gpus: int = 8) -> list[int]:
-    """Return each start, rounded to 10 s. A preempted job seems to begin later."""
+    """Return each start, rounded to 10 s. A preempted job appears to start later."""
     took, _ = completion_times_s(jobs, policies, gpus=gpus)
     return [round(job.at_s + took_s - job.duration_s, -1) for job, took_s in zip(jobs, took, strict=True)]
 
@@ -51,36 +51,36 @@ LATE = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
     [
         (LINE, fifo(), [0, 100, 100, 1100, 1600]),
         (LINE, fifo(skip=True), [0, 100, 20, 1100, 70]),
-        # From 70 s on the queue's first job is that of 500 s on all GPUs. So the job of 1,000 s, which would fit at 90
-        # s, waits.
+        # From 70 s on the queue head is the job of 500 s on all GPUs, so the job of 1,000 s waits, although it fits at
+        # 90 s.
         (LINE, shortest(LINE), [0, 600, 20, 100, 70]),
         (LATE, shortest(LATE), [0, 100, 300]),
         (LATE, shortest(LATE, skip=True), [0, 320, 20]),
     ],
     ids=["fifo", "fifo, passing", "shortest", "shortest waits", "shortest, passing"],
 )
-def test_only_passing_lets_a_job_begin_before_the_head(
+def test_only_backfilling_lets_a_job_start_before_the_queue_head(
     jobs: tuple[Job, ...], policies: Policies, begin: list[int]
 ) -> None:
     assert starts(jobs, policies) == begin
 
 
-def test_a_constant_prediction_is_first_come_first_served() -> None:
-    """If every job is predicted to take the shortest job's time, each relative error is under 100 %, but no order is
-    known.
+def test_constant_prediction_is_first_come_first_served() -> None:
+    """If all predictions equal the time of the shortest job, each relative error is under 100 %, but the order is
+    unknown.
     """
     smallest = [min(job.duration_s for job in LINE)] * len(LINE)
     assert errors.share_under_100([job.duration_s for job in LINE], smallest) == 1.0
     assert starts(LINE, shortest(LINE, smallest)) == starts(LINE, fifo())
 
 
-def test_a_factor_that_all_predictions_share_changes_nothing() -> None:
+def test_common_factor_of_all_predictions_changes_nothing() -> None:
     tenfold = [10 * job.duration_s for job in LINE]
     assert starts(LINE, shortest(LINE, tenfold)) == starts(LINE, shortest(LINE))
 
 
-def test_without_predictions_the_shortest_is_by_past_run_times() -> None:
-    """All jobs call one function, so their predictions are equal, and they run in order of arrival."""
+def test_shortest_job_without_predictions_uses_past_run_times() -> None:
+    """All jobs call one function, so predictions are equal and jobs run in order of arrival."""
     named, other = (
         policy(f"benchmarks/baselines/shortest_first.py:{name}").make() for name in ("shortest_first", "fifo")
     )
@@ -101,35 +101,35 @@ def test_tiresias_preempts_only_a_job_past_the_threshold() -> None:
     assert starts(sooner, tiresias(thresholds_gpu_s=[8e6], restart_s=FREE)) == [0, 1000]
 
 
-def test_a_preempted_job_pays_its_restart_and_more_on_many_gpus() -> None:
+def test_preempted_job_pays_its_restart_and_more_on_many_gpus() -> None:
     for gpus, restart_s in ((8, 40), (16, 60)):
         jobs = jobs_of((0, 1000, gpus), (150, 50, gpus))
         found = starts(jobs, tiresias(thresholds_gpu_s=[100.0 * gpus]), gpus=gpus)
         assert found == [50 + restart_s, 150]
 
 
-def test_tiresias_counts_gpus() -> None:
-    """The first job moves down after 100 s on 4 GPUs, the second after 400 s on one. The third runs from 100 s to 200 s
-    and resumes when the second has ended.
+def test_tiresias_multiplies_attained_time_by_gpus() -> None:
+    """Job 1 moves to queue two after 100 s on 4 GPUs, job 2 after 400 s on one GPU. Job 3 runs from 100 s to 200 s
+    and resumes after the end of job 2.
     """
     jobs = jobs_of((0, 300, 4), (0, 300, 1), (10, 300, 4))
     assert starts(jobs, tiresias(thresholds_gpu_s=[400.0], restart_s=FREE)) == [100, 0, 200]
 
 
-def test_tiresias_passes_over_a_job_that_wants_more_than_is_left() -> None:
-    """From 200 s to 400 s the third job runs on one GPU, so no job of 8 GPUs can resume."""
+def test_tiresias_skips_a_job_that_needs_more_gpus_than_are_free() -> None:
+    """From 200 s to 400 s job 3 runs on one GPU, so no job of 8 GPUs can resume."""
     jobs = jobs_of((0, 300, 8), (10, 120, 8), (20, 100, 1))
     assert starts(jobs, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [200, 400, 200]
 
 
-def test_tiresias_tells_how_often_it_preempted() -> None:
+def test_tiresias_reports_its_number_of_preemptions() -> None:
     jobs = jobs_of((0, 1000, 8), (150, 50, 8), (300, 50, 8))
     _, preempted = completion_times_s(jobs, tiresias(thresholds_gpu_s=[800.0]), gpus=8)
     assert preempted == 2
 
 
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
-    """Return jobs that queue, with the lengths of the trace's jobs."""
+    """Return overlapping jobs with durations like in the trace."""
     chance = Random(seed)
     rows, at_s = [], 0.0
     for _ in range(count):
@@ -140,8 +140,8 @@ def crowd(seed: int, count: int) -> tuple[Job, ...]:
     return jobs_of(*rows)
 
 
-def test_a_second_program_agrees_with_the_core() -> None:
-    """Starts in the core are up to 0.1 s late, so ties may be decided differently."""
+def test_second_implementation_agrees_with_the_core() -> None:
+    """Starts in the core are up to 0.1 s late, so ties may differ."""
     jobs, gpus = crowd(0, 300), 16
     durations = [job.duration_s for job in jobs]
     said = errors.lognormal(1.0)(durations, Stream(0, "test"))
@@ -158,7 +158,7 @@ def test_a_second_program_agrees_with_the_core() -> None:
     assert fmean(pairs[0][1]) > 1.1 * fmean(pairs[2][1]), "the jobs do not wait: nothing was compared"
 
 
-def test_a_second_program_agrees_with_the_core_on_tiresias() -> None:
+def test_second_implementation_agrees_with_the_core_on_tiresias() -> None:
     jobs, gpus = crowd(0, 300), 16
     for thresholds, restart_s in (([18_000.0], (40.0, 60.0)), ([3_250.0, 7_200.0], FREE)):
         expected, times = least_attained(jobs, gpus=gpus, thresholds=thresholds, restart_s=restart_s)
@@ -173,14 +173,14 @@ def test_a_second_program_agrees_with_the_core_on_tiresias() -> None:
 MANY = [float(each) for each in range(1, 20_001)]
 
 
-def test_injected_errors_have_their_share_and_cancel_in_the_mean() -> None:
+def test_injected_errors_have_their_share_and_a_zero_mean() -> None:
     for share in (settings.LUCID_SHARE, settings.PAPER_SHARE):
         said = errors.with_share_under_100(share)(MANY, Stream(1, "errors"))
         assert errors.share_under_100(MANY, said) == pytest.approx(share, abs=0.01)
     assert fmean(true / each for true, each in zip(MANY, said, strict=True)) == pytest.approx(1.0, abs=0.02)
 
 
-def test_our_errors_are_those_that_their_page_tells() -> None:
+def test_prediction_errors_match_those_on_the_page() -> None:
     page = (Path(errors.__file__).parents[1] / "estimates.md").read_text()
     for row, method in ((r"B\. the 108 others[^|]*", "estimates"), (r"B, plain average[^|]*", "average")):
         ((under, within),) = re.findall(rf"\| {row}\| ([\d.]+) % \| ([\d.]+) %", page)
@@ -190,7 +190,7 @@ def test_our_errors_are_those_that_their_page_tells() -> None:
         assert 100 * fmean(abs(ratio) <= math.log(2) for ratio in ratios) == pytest.approx(float(within), abs=0.05)
 
 
-def test_our_errors_are_drawn_from_those_that_were_measured() -> None:
+def test_prediction_errors_are_drawn_from_the_measured_errors() -> None:
     said = errors.ours()(MANY, Stream(3, "errors"))
     assert errors.share_under_100(MANY, said) == pytest.approx(0.954, abs=0.01)
     assert {round(math.log(each / true), 4) for true, each in zip(MANY, said, strict=True)} == {
@@ -202,7 +202,7 @@ def test_our_errors_are_drawn_from_those_that_were_measured() -> None:
     assert {*changed} == {10_000.5}, "the median"
 
 
-def test_shuffled_predictions_are_the_durations_of_others() -> None:
+def test_shuffled_predictions_are_durations_of_other_jobs() -> None:
     said = errors.shuffled(MANY, Stream(4, "errors"))
     assert sorted(said) == MANY
     assert sum(each == true for true, each in zip(MANY, said, strict=True)) < 10
@@ -219,19 +219,19 @@ def rows_of(count: int, *, every_s: int, gpus: int = 4) -> list[dict[str, str]]:
     return rows
 
 
-def test_a_window_is_a_week_from_the_first_job_on() -> None:
+def test_window_is_a_week_from_the_first_job_on() -> None:
     first, second = windows_of(rows_of(300, every_s=3600, gpus=8))
     assert [(each.name, len(each.jobs)) for each in (first, second)] == [("a/0", 168), ("a/1", 132)]
     assert second.jobs[0] == Job(0.0, 3600.0, 8)
     assert first.gpus_at_work == pytest.approx(8.0)
 
 
-def test_weeks_with_few_jobs_or_idle_ones_take_no_part() -> None:
+def test_weeks_with_few_jobs_or_low_load_are_excluded() -> None:
     assert not [*windows_of(rows_of(settings.LEAST_JOBS - 1, every_s=3600, gpus=8))]
     assert not [*windows_of(rows_of(168, every_s=3600, gpus=3))]
 
 
-def test_a_cluster_has_whole_pilots_and_room_for_its_largest_job() -> None:
+def test_cluster_has_whole_pilots_and_fits_its_largest_job() -> None:
     window = Window("a", 0, jobs_of(*((float(n), settings.WINDOW_S, 1) for n in range(20))))
     assert window.gpus_at_work == pytest.approx(20.0, rel=1e-3)
     assert (window.gpus_at(0.9), window.gpus_at(0.5)) == (24, 40)
@@ -240,7 +240,7 @@ def test_a_cluster_has_whole_pilots_and_room_for_its_largest_job() -> None:
 
 
 @here
-def test_a_second_program_agrees_on_a_window_of_the_trace() -> None:
+def test_second_implementation_agrees_on_a_window_of_the_trace() -> None:
     assert len(windows()) == 58
     assert all(one.name < other.name or one.week < other.week for one, other in pairwise(windows()))
     window = min(windows(), key=lambda each: len(each.jobs))
@@ -250,7 +250,7 @@ def test_a_second_program_agrees_on_a_window_of_the_trace() -> None:
     assert fmean(found) == pytest.approx(fmean(expected), rel=0.01)
 
 
-def test_an_error_draw_is_the_same_at_each_load_and_varies_by_draw() -> None:
+def test_error_draw_is_equal_for_all_loads_and_varies_by_draw() -> None:
     window = Window("a", 0, LINE)
     one = predictions(window, Case(simulate.OURS, 0.6, 0))
     assert predictions(window, Case(simulate.OURS, 0.8, 0)) == one

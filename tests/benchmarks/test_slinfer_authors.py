@@ -28,7 +28,7 @@ def test_rows_change_nodes_and_objectives_one_by_one() -> None:
 
 
 @here
-def test_no_node_has_more_instances_than_the_program_allows() -> None:
+def test_no_node_has_more_instances_than_the_limit() -> None:
     most = []
     for rows in ((), ("caps", "keep_alive")):
         case = Case(SLINFER, 64, program=rows, for_s=40.0)
@@ -55,12 +55,12 @@ def _most_at_once(simulation: Simulation) -> dict[str, int]:
 
 
 @here
-def test_an_allocation_of_a_cache_is_not_granted_to_its_requests() -> None:
+def test_cache_allocation_time_is_not_added_to_deadlines() -> None:
     granted, not_granted = (run(Case(SLLM_C, 8, program=rows, for_s=120.0)).measures for rows in ((), ("cache",)))
     assert not_granted.met_mean < granted.met_mean
     assert not_granted.met_strict > not_granted.met_mean
 
 
-def test_mixed_sizes_have_no_such_reading() -> None:
+def test_mixed_model_sizes_are_refused_for_the_authors_program() -> None:
     with pytest.raises(ValueError, match="models of one size"):
         run(Case(SLINFER, 2, (SEVEN, "llama-2-13b"), program=authors.ROWS))

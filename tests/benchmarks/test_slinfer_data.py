@@ -12,7 +12,7 @@ from stoker.manager.sim.run import Simulation
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 
 
-def test_a_profile_is_read_as_it_stands() -> None:
+def test_profile_is_read_unchanged() -> None:
     latency = {"prefill_ms": [[1, 20], [512, 50]], "decode_ms": [{"tokens": 512, "by_batch": [[1, 14], [32, 26]]}]}
     model = StepModel(data.times_of(latency))
     assert model.prompt_s(512) == pytest.approx(0.050)
@@ -21,7 +21,7 @@ def test_a_profile_is_read_as_it_stands() -> None:
 
 
 @here
-def test_the_published_profile_has_what_the_paper_says() -> None:
+def test_published_profile_has_the_values_of_the_paper() -> None:
     profile = data.read_profile("llama-2-7b", "cpu:cpu")
     model = StepModel(profile.times)
     assert model.prompt_s(1024) == pytest.approx(0.567)  # SLINFER's Table I
@@ -36,7 +36,7 @@ def test_the_published_profile_has_what_the_paper_says() -> None:
 
 @here
 @pytest.mark.parametrize(("models", "requests"), [(128, 9266), (64, 4684), (32, 2366)])
-def test_a_workload_is_a_sample_of_its_functions(models: int, requests: int) -> None:
+def test_workload_is_a_sample_of_its_functions(models: int, requests: int) -> None:
     arrivals = data.read_workload("AzureConv", models)
     assert len(arrivals) == requests
     assert len({arrival.context for arrival in arrivals}) == models
@@ -46,7 +46,7 @@ def test_a_workload_is_a_sample_of_its_functions(models: int, requests: int) -> 
 
 
 @here
-def test_a_few_minutes_of_a_few_models_are_served_whole() -> None:
+def test_few_minutes_of_a_few_models_are_served_completely() -> None:
     arrivals = data.read_workload("AzureConv", 8, for_s=120.0)
     run = Simulation(limited(["llama-2-7b"] * 8, Nodes(cpus=0)), arrivals, default_policies())
     outcome = run.run()
@@ -55,7 +55,7 @@ def test_a_few_minutes_of_a_few_models_are_served_whole() -> None:
 
 
 @here
-def test_a_load_may_allocate_the_cache_that_its_instance_has_of_a_gpu() -> None:
+def test_load_may_allocate_the_cache_that_its_instance_has_on_a_gpu() -> None:
     weights_gb = data.read_profile("llama-2-7b", "gpu:gpu").weights_bytes / 1e9
     for share, cache_gb in ((1, 80 - weights_gb), (2, 40 - weights_gb)):
         plain, allocates = (

@@ -1,4 +1,4 @@
-"""Calls that wait longer than their time to first token are dropped, but may wait for a load."""
+"""Calls that wait longer than their objective for the first token are dropped, but may wait for a load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
 
 
 class Drops(LateDrops):
-    """`LateDrops` as a class of this module, so that snapshots of the state can contain it."""
+    """`LateDrops` as a module-level class, which snapshots of the state can contain."""
 
 
 class NeverLate(HottestFirst):
@@ -60,7 +60,7 @@ def _ask(c: Cluster, name: str, prompt: int, **how: object) -> None:
     c.call(name, context="a", objective=SOON, features=Features(input_length=prompt), **how)
 
 
-def test_a_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> None:
+def test_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> None:
     _ask(busy, "long", 2048)
     _ask(busy, "short", 16)
     _ask(busy, "endless", 100_000)
@@ -72,7 +72,7 @@ def test_a_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> No
     assert "wanted within 0.5 s" in busy.ended["short"].failure.message
 
 
-def test_a_call_in_time_or_without_a_wish_is_never_dropped(busy: Cluster) -> None:
+def test_call_in_time_or_without_an_objective_is_never_dropped(busy: Cluster) -> None:
     _ask(busy, "waits", 16)
     busy.wait(0.3).end("first").wait(10.0)
     assert _dropped(busy) == []
@@ -82,18 +82,18 @@ def test_a_call_in_time_or_without_a_wish_is_never_dropped(busy: Cluster) -> Non
     assert _dropped(busy) == []
 
 
-def test_the_load_that_a_call_waits_for_is_granted_and_no_more(cluster: Make) -> None:
+def test_load_time_that_a_call_waits_for_extends_its_deadline(cluster: Make) -> None:
     c = cluster(pilots=1, policies=_policies).define(recipe("a"))
     _ask(c, "cold", 16)
     _ask(c.wait(0.8), "later", 16)
-    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the calls' objective
+    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the objective of the calls
     c.ready(load_s=3.0)
     assert c.held(context="a") == ["cold"]
     assert _dropped(c.wait(1.2)) == []  # the other call is due at 0.8 s + 3.5 s
     assert _dropped(c.wait(0.2)) == ["later"]
 
 
-def test_a_call_that_was_late_before_its_load_began_is_dropped(cluster: Make) -> None:
+def test_call_that_was_late_before_its_load_began_is_dropped(cluster: Make) -> None:
     c = cluster(pilots=0, policies=_policies).define(recipe("a"))
     _ask(c, "forlorn", 16)
     assert _dropped(c.wait(0.6)) == ["forlorn"]

@@ -33,19 +33,19 @@ def _call(
     log.note(ended, Happened.TOKEN_LATE, call=call, value=late)
 
 
-def test_a_request_is_met_strictly_per_token_or_in_the_mean() -> None:
+def test_request_meets_its_objective_per_token_or_in_the_mean() -> None:
     log = EventLog()
     _library(log, 1)
     _call(log, 0, first=0.4, tpot=0.24, late=-0.1)
     _call(log, 1, first=0.4, tpot=0.24, late=0.3)  # one token was 0.3 s late, but the mean time per token is in time
-    _call(log, 2, first=0.1, tpot=0.26, late=-0.1)  # each token is slow, but the early first token makes up for it
+    _call(log, 2, first=0.1, tpot=0.26, late=-0.1)  # each token is slow, but the early first token compensates
     _call(log, 3, first=0.6, tpot=0.01, late=0.1)
     found = measure(log, _arrivals(4), KINDS, for_s=100.0)
     assert (found.met_strict, found.met_mean, found.dropped) == (0.5, 0.5, 0.0)
     assert dict(zip(TTFT_POINTS_S, found.ttft, strict=True))[0.5] == 0.75
 
 
-def test_the_load_that_a_request_has_waited_for_is_granted() -> None:
+def test_awaited_load_extends_the_deadline_of_a_request() -> None:
     log = EventLog()
     log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
     _library(log, 1, at_s=10.2, load_s=2.0)
@@ -58,7 +58,7 @@ def test_the_load_that_a_request_has_waited_for_is_granted() -> None:
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
 
 
-def test_requests_may_be_judged_by_another_objective_than_their_own() -> None:
+def test_requests_may_be_judged_by_another_objective() -> None:
     log = EventLog()
     _library(log, 1)
     _call(log, 0, first=0.55, tpot=0.26, late=0.1)
@@ -67,7 +67,7 @@ def test_requests_may_be_judged_by_another_objective_than_their_own() -> None:
     assert (found.met_strict, found.met_mean) == (0.0, 1.0)
 
 
-def test_a_dropped_request_meets_and_writes_nothing() -> None:
+def test_dropped_request_misses_its_objective_and_writes_nothing() -> None:
     log = EventLog()
     log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
     log.note(10.5, Happened.CALL_FAILED, call=0, value=1.0)
@@ -76,13 +76,13 @@ def test_a_dropped_request_meets_and_writes_nothing() -> None:
     assert found.kinds["gpu"].tokens_per_s == 0.0
 
 
-def test_a_node_with_instances_counts_once_while_it_has_any() -> None:
+def test_node_with_instances_counts_once() -> None:
     log = EventLog()
     _library(log, 1, at_s=0.0)
     _library(log, 2, at_s=10.0)
     _library(log, 3, at_s=0.0, pilot=CPU)
     log.note(20.0, Happened.LIBRARY_ENDED, library=1)
-    log.note(30.0, Happened.LIBRARY_ENDED, library=2)  # library 3 remains until after the measured time
+    log.note(30.0, Happened.LIBRARY_ENDED, library=2)  # library 3 remains loaded beyond the measured time
     _call(log, 0, library=1, began=10.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
     _call(log, 1, library=1, began=12.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
     kinds = measure(log, _arrivals(2), KINDS, for_s=100.0).kinds
@@ -92,7 +92,7 @@ def test_a_node_with_instances_counts_once_while_it_has_any() -> None:
     assert kinds["gpu"].running == pytest.approx(1.5)
 
 
-def test_a_request_that_moves_is_counted_and_writes_where_it_ended() -> None:
+def test_moved_request_is_counted_with_its_last_node() -> None:
     log = EventLog()
     _library(log, 1)
     _library(log, 2, pilot=CPU)

@@ -25,7 +25,7 @@ def _result(case: Case, *, strict: float = 0.9, mean: float = 0.95, gpus: float 
 
 
 @here
-def test_the_page_names_the_numbers_within_the_papers_bars(tmp_path: Path) -> None:
+def test_page_names_the_numbers_within_the_bars_of_the_paper(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"
     results = [
         _result(Case(SLLM_CS, 32), strict=0.96, mean=0.97, gpus=2.3),  # the paper: 99 % and 2.0 GPUs
@@ -41,7 +41,7 @@ def test_the_page_names_the_numbers_within_the_papers_bars(tmp_path: Path) -> No
 
 
 @here
-def test_the_first_table_says_of_each_bar_whether_it_is_met(tmp_path: Path) -> None:
+def test_first_table_shows_whether_each_bar_is_met(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"
     resized = {"gpu": Sampled(memory_used=0.9, cache_used=0.4, resizing=0.25, batch_p50=1.0, batch_p95=4.0)}
     results = [
@@ -68,7 +68,7 @@ def test_the_first_table_says_of_each_bar_whether_it_is_met(tmp_path: Path) -> N
 
 
 @here
-def test_the_opening_names_the_row_that_moves_the_ratio_most(tmp_path: Path) -> None:
+def test_introduction_names_the_row_with_the_largest_effect(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"
     met = {SLINFER: 0.9, SLLM_C: 0.6}
     results = {

@@ -53,27 +53,27 @@ def _rows(simulation: Simulation, what: Happened) -> list[tuple[float, int]]:
     return [(round(at_s, 3), pilot) for at_s, kind, pilot in found if kind == what]
 
 
-def test_an_instance_serves_up_to_its_limit_before_another_loads() -> None:
+def test_instance_serves_up_to_its_limit_before_another_loads() -> None:
     two = _run(_world(gpus=3), [_ask(10.0), _ask(10.0)])
     assert len(_rows(two, Happened.LIBRARY_STARTED)) == 1
     three = _run(_world(gpus=3), [_ask(10.0), _ask(10.0), _ask(10.0)])
     assert [at_s for at_s, _ in _rows(three, Happened.LIBRARY_STARTED)] == [10.0, 10.0]
 
 
-def test_cpus_come_first_and_gpus_when_they_are_taken() -> None:
+def test_cpus_are_used_first_and_gpus_when_no_cpu_is_free() -> None:
     simulation = _run(_world(gpus=1, cpus=1, models=2), [_ask(10.0, 0), _ask(10.2, 1)])
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
     assert [kinds[pilot] for _, pilot in _rows(simulation, Happened.LIBRARY_STARTED)] == ["cpu", "gpu"]
 
 
-def test_an_idle_instance_stays_its_time_before_the_next_model() -> None:
+def test_idle_instance_is_kept_for_its_keep_alive_before_eviction() -> None:
     simulation = _run(_world(models=2), [_ask(10.0, 0, output=10), _ask(20.0, 1, output=10)])
     [(ended_at, _)] = _rows(simulation, Happened.LIBRARY_ENDED)
     last_token_at = _rows(simulation, Happened.CALL_ENDED)[0][0]
     assert ended_at == pytest.approx(last_token_at + 1.0, abs=0.01)
 
 
-def test_who_has_waited_longest_gets_the_node_that_falls_free() -> None:
+def test_longest_waiting_request_gets_the_freed_node() -> None:
     asked = [_ask(10.0, 0, output=20), _ask(10.3, 2, prompt=4000), _ask(10.4, 1, prompt=4000)]
     simulation = _run(_world(models=3), asked, keep_alive_s=0.5)
     log = simulation.log
@@ -82,24 +82,24 @@ def test_who_has_waited_longest_gets_the_node_that_falls_free() -> None:
     assert len(began) == 3
 
 
-def test_a_request_without_room_is_dropped_when_late() -> None:
+def test_request_without_room_is_dropped_when_late() -> None:
     asked = [_ask(10.0, 0, output=400), _ask(12.0, 1)]
     assert [at_s for at_s, _ in _rows(_run(_world(models=2), asked), Happened.CALL_FAILED)] == [12.5]
 
 
-def test_two_instances_share_a_node_that_is_cut_in_half() -> None:
+def test_two_instances_share_a_node_that_is_split_in_half() -> None:
     simulation = _run(_world(models=3, parts=2, gpus=2), [_ask(10.0, n) for n in range(3)], parts=2)
     places = [pilot for _, pilot in _rows(simulation, Happened.LIBRARY_STARTED)]
     assert sorted(places.count(pilot) for pilot in set(places)) == [1, 2]
 
 
-def test_a_late_timer_in_microseconds_ends_the_wait() -> None:
+def test_late_timer_in_microseconds_ends_the_wait() -> None:
     asked = [_ask(10.0, 0, output=2000), *(_ask(12.0 + n * 0.0137, 1, prompt=300 + n) for n in range(200))]
     simulation = _run(_world(models=2), asked)
     assert len(_rows(simulation, Happened.CALL_FAILED)) == 200
 
 
-def test_a_polling_request_takes_a_freed_node_at_its_next_try() -> None:
+def test_polling_request_takes_a_freed_node_at_its_next_try() -> None:
     asked = [_ask(10.0, 0, output=10), _ask(11.1, 1, prompt=4000)]
     first, second = (_run(_world(models=2), asked, keep_alive_s=0.3, poll_s=poll_s) for poll_s in (0.0, 0.25))
     [(ended_at, _)] = _rows(first, Happened.LIBRARY_ENDED)[:1]
@@ -109,7 +109,7 @@ def test_a_polling_request_takes_a_freed_node_at_its_next_try() -> None:
     assert started_at == min(at_s for at_s in tries if at_s >= ended_at)
 
 
-def test_a_polling_request_may_be_overtaken_by_a_later_one() -> None:
+def test_polling_request_may_be_overtaken_by_a_later_request() -> None:
     long = _ask(10.0, 0, output=10)
     [(ended_at, _)] = _rows(_run(_world(models=2), [long, _ask(20.0, 1)], keep_alive_s=0.3), Happened.LIBRARY_ENDED)
     early, late = _ask(ended_at - 0.4, 1, prompt=4000), _ask(ended_at - 0.2, 2, prompt=4000)
@@ -120,14 +120,14 @@ def test_a_polling_request_may_be_overtaken_by_a_later_one() -> None:
         assert [sorted(began).index(call) for call in began] == order
 
 
-def test_a_polling_request_without_a_node_gets_no_time_for_loads() -> None:
+def test_polling_request_without_a_node_gets_no_extra_load_time() -> None:
     asked = [_ask(10.0), _ask(10.0), _ask(10.1)]
     for poll_s, dropped_at in ((0.0, 10.1 + 0.5 + 1.0), (0.25, 10.1 + 3 * 0.25)):
         [(at_s, _)] = _rows(_run(_world(), asked, poll_s=poll_s), Happened.CALL_FAILED)
         assert at_s == pytest.approx(dropped_at, abs=0.001)
 
 
-def test_polling_requests_go_to_loading_and_ready_instances_in_turn() -> None:
+def test_polling_requests_alternate_loading_and_ready_instances() -> None:
     asked = [_ask(at_s) for at_s in (10.0, 10.0, 10.1, 12.0, 12.0)]
     simulation = _run(_world(gpus=2), asked, poll_s=0.25)
     started = _rows(simulation, Happened.LIBRARY_STARTED)
@@ -136,7 +136,7 @@ def test_polling_requests_go_to_loading_and_ready_instances_in_turn() -> None:
     assert [where.count(pilot) for _, pilot in started] == [3, 2]
 
 
-def test_an_idle_instance_on_a_cpu_may_end_at_once() -> None:
+def test_idle_instance_on_a_cpu_may_end_at_once() -> None:
     asked = [_ask(10.0, output=10), _ask(20.0)]
     for ends_s, settings in ((1.0, {}), (0.0, {"cpu_keep_alive_s": 0.0})):
         simulation = _run(_world(gpus=0, cpus=1), asked, poll_s=0.25, **settings)

@@ -18,17 +18,17 @@ def side(*, lookup_s: float) -> dict[str, object]:
     return {"iterations": 12, "machine": "a machine", "one": one, "two": two}
 
 
-def test_the_simulator_shares_lookup_and_iterations_and_nothing_else() -> None:
+def test_simulator_divides_only_lookup_and_iterations_by_devices() -> None:
     assert tuning_times.simulated_s(side(lookup_s=10.0)) == pytest.approx(3.0 + (20.0 + 24.0) / 2, abs=1e-3)
 
 
 @pytest.mark.parametrize(("lookup_s", "verdict"), [(10.5, Verdict.MET), (20.0, Verdict.MISSED)])
-def test_a_lookup_that_two_devices_do_not_share_misses_the_bar(lookup_s: float, verdict: Verdict) -> None:
+def test_lookup_that_two_devices_do_not_share_misses_the_bar(lookup_s: float, verdict: Verdict) -> None:
     table = tuning_times.table_of([side(lookup_s=lookup_s)] * 3)
     assert table.lines[0].verdict() is verdict
 
 
-def test_communication_is_a_share_of_iterations_and_fixed_of_the_job() -> None:
+def test_communication_scales_with_iterations_and_job_time_is_fixed() -> None:
     lines = {line.what: list(line.cells.values())[-1][0] for line in tuning_times.table_of([side(lookup_s=10.0)]).lines}
     assert lines["communication, of the time of iterations, two devices"] == pytest.approx(100 * 0.1 / 12)
     assert lines["fixed costs, of the job, one device"] == pytest.approx(100 * 23.0 / 47.0)

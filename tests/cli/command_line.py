@@ -7,7 +7,7 @@ from stoker.manager.cli.main import cli
 
 
 class Stoker:
-    """Runs the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
+    """Runs the command line in this process: `stoker("status", "--json")`. `exception` has a StokerError."""
 
     def __call__(self, *arguments: str) -> Result:
         result = CliRunner().invoke(cli, list(arguments))

@@ -42,20 +42,20 @@ def said(*arguments: str) -> str:
     return ran.output
 
 
-def test_nothing_is_there_at_first(scratch: Path):
+def test_listing_of_an_unused_scratch_folder_is_empty(scratch: Path):
     assert str(scratch) in said()
     assert json.loads(said("--json"))["bytes"] == 0
     assert list(scratch.iterdir()) == [], "a listing leaves no files"
 
 
-def test_a_scratch_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path):
+def test_missing_scratch_folder_is_refused_and_not_created(tmp_path: Path):
     ran = CliRunner().invoke(cli, ["caches", "--scratch", str(tmp_path / "nope")])
     assert isinstance(ran.exception, ConfigError)
     assert "--scratch: there is no folder" in str(ran.exception)
     assert not (tmp_path / "nope").exists()
 
 
-def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Path):
+def test_caches_clear_keeps_only_what_pilots_use(scratch: Path):
     used, unused = keep(scratch, "used"), keep(scratch, "unused")
     unused.release()
     environments = scratch / "environments"
@@ -75,7 +75,7 @@ def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Pat
     assert (environments / "mine" / "python").stat().st_size == SIZE
 
 
-def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path):
+def test_snapshot_counts_once_and_is_removed_with_its_object(scratch: Path):
     pin = keep(scratch, "snapshot")
     cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
     snapshot = store.snapshot_folder_beside(cache) / "file-abc-float32-1"
@@ -91,7 +91,7 @@ def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path):
     assert not snapshot.exists()
 
 
-def test_who_ends_a_session_hears_what_stays_where_and_for_how_long():
+def test_down_lists_remaining_caches_with_path_and_lifetime():
     day = Pilot(scratch="/local", cache_age_s=Duration(86400))
     sites = [Site(name="a"), Site(name="b", pilot=day), Site(name="c", pilot=day)]
     first, second = stays(sites)

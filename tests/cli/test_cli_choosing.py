@@ -59,7 +59,7 @@ def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return session_choice.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
 
 
-def test_this_folders_session_comes_before_a_newer_one(make, tmp_path, monkeypatch, capsys):
+def test_session_of_this_folder_precedes_a_newer_session(make, tmp_path, monkeypatch, capsys):
     own = make("own", "mine/runinfo/000/stoker", up=True)
     make("other", "elsewhere/runinfo/000/stoker", up=True)
     for place in (tmp_path / "mine", tmp_path / "mine/runinfo", own, own / "pilots"):
@@ -69,7 +69,7 @@ def test_this_folders_session_comes_before_a_newer_one(make, tmp_path, monkeypat
     assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
 
 
-def test_this_folders_session_comes_first_after_its_end(make, tmp_path, monkeypatch, capsys):
+def test_session_of_this_folder_is_first_after_its_end(make, tmp_path, monkeypatch, capsys):
     make("first", "mine/runinfo/000/stoker", up=False)
     make("own", "mine/runinfo/001/stoker", up=False)
     make("other", "elsewhere/runinfo/000/stoker", up=True)
@@ -78,7 +78,7 @@ def test_this_folders_session_comes_first_after_its_end(make, tmp_path, monkeypa
     assert "this is session own, which is over; other is up (--session other)" in said
 
 
-def test_a_session_that_a_program_joined_here_is_of_this_folder(make, tmp_path, monkeypatch, capsys):
+def test_session_joined_by_a_program_here_belongs_to_this_folder(make, tmp_path, monkeypatch, capsys):
     joined = make("joined", "elsewhere/joined", up=True)
     make("older", "mine/runinfo/000/stoker", up=False)
     make("other", "third/runinfo/000/stoker", up=True)
@@ -88,7 +88,7 @@ def test_a_session_that_a_program_joined_here_is_of_this_folder(make, tmp_path, 
     assert looked_at(tmp_path / "mine", monkeypatch, capsys)[0] == "joined"
 
 
-def test_a_session_of_stoker_up_is_of_the_folder_where_it_was_made(make, tmp_path, monkeypatch, capsys):
+def test_session_of_stoker_up_belongs_to_its_creation_folder(make, tmp_path, monkeypatch, capsys):
     make("older", "mine/runinfo/000/stoker", up=False)
     kept = make("kept", "state/kept", up=True, stays=True)
     make("other", "third/runinfo/000/stoker", up=True)
@@ -96,35 +96,35 @@ def test_a_session_of_stoker_up_is_of_the_folder_where_it_was_made(make, tmp_pat
     assert looked_at(tmp_path / "mine", monkeypatch, capsys)[0] == "kept"
 
 
-def test_a_session_of_another_folder_that_is_over_is_named(make, tmp_path, monkeypatch, capsys):
+def test_ended_session_of_another_folder_is_named(make, tmp_path, monkeypatch, capsys):
     make("over", "elsewhere/runinfo/000/stoker", up=False)
     make("newer", "elsewhere/runinfo/001/stoker", up=False)
     session, said = looked_at(tmp_path / "third", monkeypatch, capsys)
     assert (session, said.strip()) == ("newer", f"this is session newer, which ran in {tmp_path / 'elsewhere'}")
 
 
-def test_of_sessions_that_are_over_this_folders_comes_first(make, tmp_path, monkeypatch, capsys):
+def test_ended_session_of_this_folder_comes_first(make, tmp_path, monkeypatch, capsys):
     make("own", "mine/runinfo/000/stoker", up=False)
     make("other", "elsewhere/runinfo/000/stoker", up=False)
     assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
     assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
 
 
-def test_where_there_is_no_choice_nothing_is_said(make, tmp_path, monkeypatch, capsys):
+def test_unambiguous_session_is_chosen_without_a_message(make, tmp_path, monkeypatch, capsys):
     make("over", "elsewhere/runinfo/000/stoker", up=False)
     make("own", "mine/runinfo/000/stoker", up=True)
     assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
     assert looked_at(tmp_path / "third", monkeypatch, capsys) == ("own", "")
 
 
-def test_a_session_in_a_folder_that_nothing_links_to_is_found(make, tmp_path, monkeypatch, capsys):
+def test_session_in_an_unlinked_folder_is_found(make, tmp_path, monkeypatch, capsys):
     make("own", "mine/session", up=True)
     (state_folder() / "sessions" / "own").unlink()
     for place in (tmp_path / "mine", tmp_path / "mine/session/pilots"):
         assert looked_at(place, monkeypatch, capsys)[0] == "own"
 
 
-def test_a_command_that_asks_twice_gets_one_session_and_one_sentence(make, tmp_path, monkeypatch, capsys):
+def test_repeated_lookup_finds_one_session_and_prints_one_sentence(make, tmp_path, monkeypatch, capsys):
     make("first", "a/runinfo/000/stoker", up=True)
     make("second", "b/runinfo/000/stoker", up=True)
     monkeypatch.chdir(tmp_path / "a")
@@ -135,7 +135,7 @@ def test_a_command_that_asks_twice_gets_one_session_and_one_sentence(make, tmp_p
     assert capsys.readouterr().err.count("this is session") == 1
 
 
-def test_what_changes_a_session_takes_this_folders_or_asks(make, tmp_path, monkeypatch):
+def test_commands_that_change_a_session_use_this_folder_or_ask(make, tmp_path, monkeypatch):
     make("program", "mine/runinfo/000/stoker", up=True)
     make("ours", "mine/session", up=True, stays=True)
     make("theirs", "elsewhere/session", up=True, stays=True)
@@ -148,7 +148,7 @@ def test_what_changes_a_session_takes_this_folders_or_asks(make, tmp_path, monke
         session_choice.session_to_change()
 
 
-def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
+def test_removed_folder_belongs_to_no_session(make, tmp_path, monkeypatch):
     make("one", "elsewhere/session", up=True)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -156,7 +156,7 @@ def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
     assert session_choice.session_to_show().read().session == "one"
 
 
-def test_all_commands_look_at_the_same_session(
+def test_all_commands_choose_the_same_session(
     manager: Manager, make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make("newer", "elsewhere/session", up=True)
@@ -168,7 +168,7 @@ def test_all_commands_look_at_the_same_session(
         assert "this is session test; newer is up too" in result.stderr.replace("\n", " ")
 
 
-def test_hint_for_another_session_is_what_the_command_takes(
+def test_hint_for_another_session_is_accepted_by_the_command(
     make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make("one", "mine/session", up=True)
@@ -179,7 +179,7 @@ def test_hint_for_another_session_is_what_the_command_takes(
     assert "elsewhere/session" in str(stoker("replay", "two").exception), "session two has no journal"
 
 
-def test_their_help_says_the_rule(stoker: Stoker):
+def test_help_of_the_commands_explains_the_choice_of_a_session(stoker: Stoker):
     for command in ("status", "calls", "explain", "logs"):
         assert session_choice.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
     for command in ("down", "attach"):

@@ -31,7 +31,7 @@ def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_version_is_the_packages(stoker: Stoker):
+def test_version_is_the_package_version(stoker: Stoker):
     assert stoker("--version").output == f"stoker {package.__version__}\n"
     assert importlib.metadata.version("stoker") == package.__version__
 
@@ -43,14 +43,14 @@ def test_help_lists_every_command(stoker: Stoker):
 
 
 @pytest.mark.parametrize("group", [[], ["run"], ["tune"]])
-def test_summaries_fit(stoker: Stoker, group: list[str]):
+def test_summaries_fit_in_one_line(stoker: Stoker, group: list[str]):
     shown = stoker(*group, "--help").output.partition("Commands:")[2].splitlines()
     assert len(shown) > 3
     assert not [line for line in shown if "..." in line or "…" in line or len(line) > 80]
 
 
 @pytest.mark.parametrize("command", ["status", "attach", "down", "calls", "explain", "logs"])
-def test_every_command_takes_its_session_as_argument_and_option(stoker: Stoker, command: str):
+def test_every_command_accepts_its_session_as_argument_and_option(stoker: Stoker, command: str):
     first = ["c-0"] if command in ("explain", "logs") else []
     for form in (["zz"], ["--session", "zz"], ["zz", "--session", "zz"]):
         assert str(stoker(command, *first, *form).exception).startswith("no session 'zz' on this machine")
@@ -62,7 +62,7 @@ def test_every_command_takes_its_session_as_argument_and_option(stoker: Stoker, 
     assert "--session SESSION The same as the argument SESSION: its id, a beginning of it, or its folder. [the" in shown
 
 
-def test_run_finds_the_applications(stoker: Stoker):
+def test_run_command_finds_the_applications(stoker: Stoker):
     shown = stoker("run", "--help").output
     assert "fact_verification" in shown
     assert "inference_sweep" in shown
@@ -71,7 +71,7 @@ def test_run_finds_the_applications(stoker: Stoker):
     stoker.ok("run", "fact-verification", "--help")
 
 
-def test_an_unknown_application_names_the_nearest(stoker: Stoker):
+def test_unknown_application_error_names_the_nearest_name(stoker: Stoker):
     result = stoker("run", "fact_verifcation")
     assert result.exit_code == 2
     assert "no application 'fact_verifcation'; did you mean fact_verification?" in result.output
@@ -90,7 +90,7 @@ def known_session(folder: Path) -> str:
     return "k3v9"
 
 
-def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_application_joins_the_named_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     known_session(tmp_path)
     seen: list[tuple[str, str | None]] = []
 
@@ -111,12 +111,12 @@ def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.Monk
     assert str(unknown.exception).startswith("no session 'zz' on this machine")
 
 
-def test_a_site_that_is_no_path_is_a_config_error():
+def test_site_that_is_not_a_path_is_a_config_error():
     with pytest.raises(ConfigError, match="3 is not a site; give the path of a site file"):
         load_site(3)  # type: ignore[arg-type]
 
 
-def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_path: Path):
+def test_up_refuses_invalid_options_and_starts_nothing(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
     (tmp_path / "b.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:2"')
     (tmp_path / "vine.toml").write_text('engine = "taskvine"')
@@ -132,7 +132,7 @@ def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_
     assert not state_folder().exists()
 
 
-def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_path: Path):
+def test_dry_run_of_this_machine_shows_the_pilot_command(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
     shown = stoker.ok("up", "--dry-run", "a.toml")
     assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has another id); run here")
@@ -140,7 +140,7 @@ def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_
     assert not state_folder().exists()
 
 
-def test_ctrl_c_while_python_still_imports_is_not_a_traceback(tmp_path: Path):
+def test_ctrl_c_during_python_imports_prints_no_traceback(tmp_path: Path):
     (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "stoker.manager.cli.entry", "--version"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -164,7 +164,7 @@ HEAVY = ("torch", "transformers", "parsl", "pyarrow", "sqlalchemy", "importlib.m
 
 
 @pytest.mark.parametrize("module", ["stoker.manager.cli.main", "stoker.manager.factory.main"])
-def test_a_process_starts_without_heavy_imports(module: str):
+def test_process_starts_without_heavy_imports(module: str):
     script = f"import sys, {module}; print([name for name in {HEAVY} if sys.modules.get(name)])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stdout + done.stderr
@@ -179,7 +179,7 @@ def test_doctor_finds_this_machine_fit(stoker: Stoker):
     assert topics >= {"python", "packages", "devices", "disk", "files", "sockets", "clock", "store", "sessions"}
 
 
-def test_doctor_fails_when_something_needed_is_missing(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_fails_if_a_requirement_is_missing(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         importlib.metadata,
         "requires",
@@ -191,7 +191,7 @@ def test_doctor_fails_when_something_needed_is_missing(stoker: Stoker, monkeypat
     assert 'pip install "no-such-package >=2" "rich <1"' in result.output
 
 
-def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch):
+def test_failing_check_is_reported_as_a_finding(monkeypatch: pytest.MonkeyPatch):
     def unlucky() -> list[Finding]:
         raise OSError("no such luck")
 
@@ -212,11 +212,11 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch):
         ("1.0", "", True),
     ],
 )
-def test_versions_against_bounds(version: str, bounds: str, met: bool):
+def test_versions_are_compared_with_bounds(version: str, bounds: str, met: bool):
     assert doctor_machine.satisfied(version, bounds) is met
 
 
-def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_torch_build_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise SystemExit('imported')")
@@ -227,7 +227,7 @@ def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monke
         assert doctor_machine._torch_cuda() == built
 
 
-def test_measurements_that_are_damaged_are_said():
+def test_damaged_measurements_are_reported():
     state_folder().mkdir(parents=True)
     path = state_folder() / doctor.STORE
     assert next(doctor.measurement_store()).level is Level.OK
@@ -243,7 +243,7 @@ def test_measurements_that_are_damaged_are_said():
     assert "measurements of 1 context in" in next(doctor.measurement_store()).text
 
 
-def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path):
+def test_sessions_are_listed_as_alive_ended_or_dangling(manager: Manager, tmp_path: Path):
     over = SessionFolder(tmp_path / "over")
     over.make()
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
@@ -255,7 +255,7 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path):
     assert texts[2].startswith("1 link to a session whose folder is gone")
 
 
-def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path):
+def test_kept_session_without_a_manager_has_not_ended(tmp_path: Path):
     folder = new_sessions.make(new_sessions.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
@@ -264,7 +264,7 @@ def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path):
     assert "stoker attach k1" in lost[0].fix
 
 
-def test_where_old_sessions_lie_is_a_line_a_place():
+def test_folders_of_old_sessions_are_listed_one_line_each():
     runs = [Path(f"/home/ana/runinfo/{number:03}/stoker") for number in range(40)]
     assert doctor.where_to_remove([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
         "stoker sessions --prune removes the old ones; or by hand (rm -r):",
@@ -282,7 +282,7 @@ def run_program(tmp_path: Path, text: str, *arguments: str) -> subprocess.Comple
     return command_line("run", str(tmp_path / "my_app.py"), *arguments)
 
 
-def test_a_program_of_ones_own_runs_as_python_would_run_it(tmp_path: Path):
+def test_user_program_runs_as_under_python(tmp_path: Path):
     text = """
 import os, sys
 from helper import NAME
@@ -296,7 +296,7 @@ if __name__ == "__main__":
     assert ran.returncode == 3
 
 
-def test_a_program_that_has_a_command_has_it_run(tmp_path: Path):
+def test_program_with_a_command_runs_its_command(tmp_path: Path):
     text = """
 import click
 @click.command()
@@ -312,13 +312,13 @@ def command(*, count):
     assert both.stdout == "count 5\n", "once"
 
 
-def test_a_program_that_is_not_there_is_named(stoker: Stoker, tmp_path: Path):
+def test_missing_program_is_named(stoker: Stoker, tmp_path: Path):
     ran = stoker("run", str(tmp_path / "my_ap.py"))
     assert str(ran.exception).endswith("my_ap.py: cannot be run: No such file or directory")
     assert "stoker run ./my_app.py" in stoker("run", "my_app").output
 
 
-def test_an_error_of_a_program_of_ones_own_is_told_as_python_tells_it(tmp_path: Path):
+def test_error_of_a_user_program_is_printed_as_by_python(tmp_path: Path):
     ran = run_program(tmp_path, "import stoker\n\nraise stoker.StokerError('no luck')\n")
     assert ran.returncode == 1
     lines = ran.stderr.strip().splitlines()
@@ -327,7 +327,7 @@ def test_an_error_of_a_program_of_ones_own_is_told_as_python_tells_it(tmp_path: 
     assert lines[-1] == "stoker.errors.StokerError: no luck"
 
 
-def test_functions_of_a_program_of_ones_own_travel(tmp_path: Path):
+def test_functions_of_a_user_program_can_be_sent(tmp_path: Path):
     text = """
 import stoker
 from helper import NAME
@@ -343,7 +343,7 @@ if __name__ == "__main__":
     assert ran.stdout.strip() == "('helper', 11) [('helper', 12)]", ran.stderr
 
 
-def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: Stoker):
+def test_wait_time_is_refused_without_a_wait_and_below_zero(stoker: Stoker):
     said = stoker("doctor", "--wait", "3")
     assert (said.exit_code, "--wait is for --probe" in said.output) == (2, True)
     for command in ("doctor", "down"):
@@ -359,7 +359,7 @@ def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: St
         (["here.toml", "-k", "peer"], "-k is for --tests"),
     ],
 )
-def test_doctor_refuses_options_of_the_site_suite_that_do_not_fit(
+def test_doctor_refuses_site_suite_options_that_do_not_fit(
     stoker: Stoker, tmp_path: Path, options: list[str], said: str
 ):
     (tmp_path / "here.toml").write_text('name = "here"\n')
@@ -367,8 +367,8 @@ def test_doctor_refuses_options_of_the_site_suite_that_do_not_fit(
     assert (told.exit_code, said in told.output) == (2, True), told.output
 
 
-def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path):
-    """click treats every EOFError as Ctrl-D."""
+def test_end_of_a_file_inside_a_command_is_an_error_not_ctrl_d(tmp_path: Path):
+    """click treats every EOFError like Ctrl-D."""
     program = tmp_path / "program.py"
     lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
     program.write_text("\n".join(lines))
@@ -389,7 +389,7 @@ FULL = "the output cannot be written: No space left on device; make room on that
         (["sessions", "--json"], ">&-", (0, "")),
     ],
 )
-def test_unwritable_output_is_an_error_and_closed_output_is_none(
+def test_unwritable_output_is_an_error_and_closed_output_is_not(
     arguments: list[str], output: str, ended: tuple[int, str]
 ):
     command = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-m", "stoker.manager.cli.main", *arguments]
@@ -408,7 +408,7 @@ def test_unwritable_output_is_an_error_and_closed_output_is_none(
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_a_command_that_lacks_something_says_what_to_type(stoker: Stoker, words: list[str], said: str):
+def test_command_with_a_missing_part_prints_the_command_to_type(stoker: Stoker, words: list[str], said: str):
     Path("mine.py").touch()
     Path("models.toml").touch()
     done = stoker(*words)

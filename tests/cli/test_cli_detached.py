@@ -56,7 +56,7 @@ def attach(run: DetachedRun) -> subprocess.Popen[str]:
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path, tmp_path: Path):
+def test_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path, tmp_path: Path):
     done = stoker.ok("run", "--detach", "waits.py", "--epochs", "3")
     run = named_run("waits-1")
     first, *ways = done.stdout.splitlines()
@@ -84,7 +84,7 @@ def test_a_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Pa
     assert "waits-1: exit status 3 after" in again.stderr
 
 
-def test_a_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Path):
+def test_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Path):
     line = f"{sys.executable} -m stoker.manager.cli.entry run --detach waits.py; kill -HUP 0; kill -9 0"
     subprocess.run(["bash", "-c", line], start_new_session=True, capture_output=True, timeout=120, check=False)
     run = named_run("waits-1")
@@ -100,7 +100,7 @@ def test_a_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: 
     assert run.state() == "exit status 3"
 
 
-def test_down_ends_a_run_as_ctrl_c_does(stoker: Stoker, waits: Path, tmp_path: Path):
+def test_down_ends_a_run_like_ctrl_c(stoker: Stoker, waits: Path, tmp_path: Path):
     (tmp_path / "click.py").write_text("raise SystemExit('a module next to the program hides no other')")
     run = detach("waits.py")
     ended = f"{run.name} {{}}: exit status 143 (ended by signal 15)\n"
@@ -108,7 +108,7 @@ def test_down_ends_a_run_as_ctrl_c_does(stoker: Stoker, waits: Path, tmp_path: P
     assert stoker("down", run.name).stdout == ended.format("is over")
 
 
-def test_a_run_without_its_keeper_runs_to_its_end(stoker: Stoker, waits: Path):
+def test_run_without_its_keeper_runs_to_its_end(stoker: Stoker, waits: Path):
     run = detach("waits.py")
     program = psutil.Process(run.facts.pid)
     keeper = program.parent()
@@ -124,7 +124,7 @@ def test_a_run_without_its_keeper_runs_to_its_end(stoker: Stoker, waits: Path):
     assert words in stoker("sessions").stdout
 
 
-def test_a_run_that_cannot_be_noted_is_stopped(tmp_path: Path):
+def test_run_that_cannot_be_recorded_is_stopped(tmp_path: Path):
     folder = tmp_path / "run"
     (folder / "run.json").mkdir(parents=True)
     (tmp_path / "long.py").write_text("import time\ntime.sleep(600)\n")
@@ -137,7 +137,7 @@ def test_a_run_that_cannot_be_noted_is_stopped(tmp_path: Path):
     ]
 
 
-def test_a_run_of_before_a_restart_is_not_running(tmp_path: Path):
+def test_run_from_before_a_reboot_is_not_running(tmp_path: Path):
     run = runs.new_run("", what="long.py")
     facts = RunFile(run.name, ("stoker", "run", "long.py"), "/", "n1", "another boot/pid:[1]", os.getpid(), 1, 0.0)
     run.file.write_bytes(runs.msgspec.json.encode(facts))
@@ -182,14 +182,14 @@ def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path):
         (["--detach", "waits.py", "--session", "zz"], "no session 'zz' on this machine"),
     ],
 )
-def test_what_cannot_be_detached_is_refused(stoker: Stoker, waits: Path, arguments: list[str], words: str):
+def test_undetachable_command_is_refused(stoker: Stoker, waits: Path, arguments: list[str], words: str):
     result = stoker("run", *arguments)
     assert words in (str(result.exception) if result.exit_code == 1 else result.output)
     assert result.exit_code != 0
     assert runs.known_runs() == []
 
 
-def test_detach_behind_the_program_is_noted(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_detach_option_after_the_program_prints_a_note(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ran: list[tuple[Path, tuple[str, ...]]] = []
     monkeypatch.setattr(apps, "run_program", lambda *program: ran.append(program))
     done = stoker.ok("run", "quick.py", "--detach")
@@ -197,10 +197,10 @@ def test_detach_behind_the_program_is_noted(stoker: Stoker, tmp_path: Path, monk
     assert "to detach the program write stoker run --detach quick.py" in done.stderr.replace("\n", " ")
 
 
-def test_a_program_that_fails_at_once_is_shown(stoker: Stoker, tmp_path: Path):
+def test_program_that_fails_at_once_is_shown(stoker: Stoker, tmp_path: Path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no model here')\n")
     done = stoker("run", "--detach", "fails.py")
-    if done.exit_code == 0:  # a busy machine: the start took longer than `--detach` waits
+    if done.exit_code == 0:  # on a busy machine the start takes longer than `--detach` waits
         done = stoker("attach", "fails-1")
         assert done.stdout == "no model here\n"
     else:
@@ -224,7 +224,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_has_a_session_and_leaves_no_process_when_killed(stoker: Stoker, tmp_path: Path):
+def test_run_has_a_session_and_leaves_no_process_when_killed(stoker: Stoker, tmp_path: Path):
     (tmp_path / "works.py").write_text(PROGRAM.replace("GO", repr(str(tmp_path / "go"))))
     run = detach("works.py")
     until(lambda: run.session)

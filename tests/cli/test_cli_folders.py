@@ -21,7 +21,7 @@ def a_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_folder_that_cannot_be_written(a_file: Path):
+def test_unwritable_run_folder_is_reported(a_file: Path):
     with pytest.raises(SessionError, match=r"the session cannot start: .*taken.*stoker\.load\(run_dir=") as caught:
         package.load(run_dir=str(a_file), progress=False)
     assert str(a_file) in str(caught.value)
@@ -29,20 +29,20 @@ def test_a_run_folder_that_cannot_be_written(a_file: Path):
         assert session.status().failed == 0, "the next session loads as usual"
 
 
-def test_a_state_folder_that_cannot_be_written(a_file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unwritable_state_folder_is_reported(a_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STOKER_HOME", str(a_file))
     with pytest.raises(SessionError, match=r"state folder .*taken cannot be written: .*; set .* STOKER_HOME"):
         package.load(run_dir=str(a_file.parent / "runs"), progress=False)
 
 
-def test_up_names_its_own_options(stoker: Stoker, a_file: Path):
+def test_error_of_up_names_its_own_options(stoker: Stoker, a_file: Path):
     refused = stoker("up", "--folder", str(a_file / "s"))
     assert isinstance(refused.exception, SessionError)
     assert "stoker up --folder DIR" in str(refused.exception)
     assert "run_dir" not in str(refused.exception)
 
 
-def test_a_state_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unreadable_state_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / ("far too long " * 30)))
     with pytest.raises(SessionError, match=r"state folder .* cannot be read: .*; set .* STOKER_HOME"):
         new_session_id()
@@ -57,7 +57,7 @@ def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_process_that_starts_in_a_removed_folder_lists_sessions(tmp_path: Path):
+def test_process_started_in_a_removed_folder_lists_sessions(tmp_path: Path):
     (tmp_path / "gone").mkdir()
     script = 'cd "$0" && rmdir "$0" && exec "$@"'
     command = [sys.executable, "-m", "stoker.manager.cli.entry", "sessions"]
@@ -69,13 +69,15 @@ def test_a_process_that_starts_in_a_removed_folder_lists_sessions(tmp_path: Path
 
 @pytest.mark.usefixtures("removed")
 @pytest.mark.parametrize("command", [["status"], ["replay"], ["calls"], ["logs"], ["explain", "c-1"]])
-def test_a_command_finds_the_sessions_of_the_state_folder(stoker: Stoker, command: list[str]):
+def test_command_finds_the_sessions_of_the_state_folder(stoker: Stoker, command: list[str]):
     assert str(stoker(*command).exception).startswith("no session on this machine; ")
 
 
 @pytest.mark.usefixtures("removed")
 @pytest.mark.parametrize("command", [["up"], ["up", "--dry-run"], ["run", "fact_verification"]])
-def test_a_command_that_needs_the_folder_says_so(capsys: pytest.CaptureFixture[str], command: list[str]):
+def test_command_that_needs_the_working_folder_reports_its_removal(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+):
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code in (1, 2)
@@ -85,18 +87,18 @@ def test_a_command_that_needs_the_folder_says_so(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.usefixtures("removed")
 @pytest.mark.parametrize("given", [[], ["run_dir"], ["run_dir", "working_dir"]], ids=" ".join)
-def test_a_program_is_refused_with_what_to_do(tmp_path: Path, given: list[str]):
+def test_program_in_a_removed_folder_is_refused_with_advice(tmp_path: Path, given: list[str]):
     with pytest.raises(SessionError) as caught:
         package.load(**dict.fromkeys(given, str(tmp_path)))  # type: ignore[arg-type]
     assert str(caught.value) == FOLDER_REMOVED
 
 
-def test_no_places_are_searched_where_the_folder_is_removed(removed: Path):
+def test_removed_working_folder_is_not_searched(removed: Path):
     assert is_working_folder_removed()
     assert folders_here() == ()
     with pytest.raises(SessionError, match="has been removed; change to another one"):
         working_folder()
 
 
-def test_the_working_folder_is_searched(tmp_path: Path):
+def test_working_folder_is_searched(tmp_path: Path):
     assert folders_here() == (str(working_folder()),) == (str(tmp_path),)

@@ -59,7 +59,7 @@ def around(**more: object) -> HostFacts:
     return HostFacts(**(facts | more))  # type: ignore[arg-type]
 
 
-def test_what_slurm_has_is_read_from_its_commands():
+def test_properties_of_slurm_are_read_from_its_commands():
     slurm = surroundings.ask(answering())
     assert (slurm.version, slurm.accounts, slurm.preempts) == ("22.05.8", ("phys-lab", "bio-lab"), True)
     backfill, main, cpu = slurm.partitions
@@ -71,7 +71,7 @@ def test_what_slurm_has_is_read_from_its_commands():
     assert [slurm.is_preemptible(each) for each in slurm.partitions] == [True, False, True]
 
 
-def test_a_cluster_without_accounting_or_preemption_or_answer():
+def test_cluster_without_accounting_preemption_or_answer_is_read():
     slurm = surroundings.ask(
         answering(
             sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=CommandResult(0, "PreemptType = preempt/none\n", "")
@@ -93,7 +93,7 @@ def test_a_cluster_without_accounting_or_preemption_or_answer():
     [("infinite", 0), ("n/a", 0), ("30", 1800), ("30:00", 1800), ("4:00:00", 14400), ("1-00:00:00", 86400),
      ("2-12", 216000), ("1-00:30", 88200)],
 )  # fmt: skip
-def test_limits_are_read(text: str, seconds: float):
+def test_limits_of_partitions_are_read(text: str, seconds: float):
     assert surroundings.read_limit(text) == seconds
 
 
@@ -103,7 +103,7 @@ def test_gpus_are_read_with_or_without_a_type():
     assert surroundings.read_gres("(null)") == []
 
 
-def test_a_site_file_for_slurm_takes_the_idle_gpus():
+def test_site_file_for_slurm_uses_the_idle_gpus():
     made = init.draft(around(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),)))
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
@@ -125,17 +125,17 @@ PartitionName=cpu Default=NO MaxMemPerCPU=1000
 """
 
 
-def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu():
+def test_cores_and_memory_are_the_share_of_a_gpu_in_the_partition():
     slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
-    assert cpu.share == (64, 64 * 1000 * 1024**2)  # a node has more memory, but Slurm limits the memory per core
+    assert cpu.share == (64, 64 * 1000 * 1024**2)  # Slurm limits the memory per core below that of a node
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
     site = parse_site(init.draft(around(slurm=slurm), partition="main").text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
 
 
-def test_htcondor_is_asked_for_one_gpus_part_of_a_machine():
+def test_htcondor_request_is_the_share_of_one_gpu_of_a_machine():
     nodes = tuple(surroundings.read_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
     assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
     made = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
@@ -147,7 +147,7 @@ def test_htcondor_is_asked_for_one_gpus_part_of_a_machine():
     assert any("the machines are not known; change it" in why for why in unknown.reasons)
 
 
-def test_the_partition_that_is_named_is_taken_or_refused():
+def test_named_partition_is_used_or_refused():
     made = init.draft(around(), partition="cpu")
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 64, "")
@@ -156,13 +156,13 @@ def test_the_partition_that_is_named_is_taken_or_refused():
         init.draft(around(), partition="gpu")
 
 
-def test_a_fast_network_is_named():
+def test_fast_network_interface_is_named():
     made = init.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
     assert parse_site(made.text, file="s").session.interface == "ib0"
     assert "pilots will reach this host over ib0 (10.4.0.2)" in made.reasons
 
 
-def test_a_home_that_others_do_not_see_is_said():
+def test_private_home_folder_is_reported():
     assert any("stoker up --folder DIR" in why for why in init.draft(around(home_shared=False)).reasons)
     assert not any("--folder" in why for why in init.draft(around()).reasons)
 
@@ -176,13 +176,13 @@ def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind):
     assert site.provider.queue == ("gpuq" if kind.value in ("pbs", "lsf", "grid_engine") else "")
 
 
-def test_a_slurm_that_does_not_answer_gets_a_file_to_fill_in():
+def test_slurm_that_does_not_answer_gets_a_template_file():
     made = init.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
     assert parse_site(made.text, file="site.toml").provider.kind is ProviderKind.SLURM
     assert "Unable to contact slurm controller" in made.reasons[0]
 
 
-def test_queues_are_read_from_what_their_systems_print():
+def test_queues_are_parsed_from_the_output_of_their_systems():
     pbs = """\
 Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
 ---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
@@ -199,7 +199,7 @@ night            20  Closed:Inact      -    -    -    -     0     0     0     0
     assert surroundings.read_queues("all.q\ngpu.q\n", ProviderKind.GRID_ENGINE) == ["all.q", "gpu.q"]
 
 
-def test_scratch_is_where_the_environment_says_and_one_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_scratch_is_the_writable_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mine, work, full = tmp_path / "mine", tmp_path / "work", tmp_path / "a file"
     mine.mkdir()
     work.mkdir()
@@ -219,14 +219,14 @@ def test_scratch_is_where_the_environment_says_and_one_can_write(tmp_path: Path,
     assert str(full) not in [each.path for each in surroundings.scratch_places()]
 
 
-def test_a_file_system_is_that_of_the_nearest_mount():
+def test_file_system_is_that_of_the_nearest_mount():
     mounts = {"/": "ext4", "/home": "nfs4", "/home/ana/scratch": "xfs"}
     assert surroundings.file_system(Path("/home/ana/.local"), mounts) == "nfs4"
     assert surroundings.file_system(Path("/home/ana/scratch/x"), mounts) == "xfs"
     assert surroundings.file_system(Path("/opt"), mounts) == "ext4"
 
 
-def test_init_writes_what_can_be_read_and_overwrites_nothing(
+def test_init_writes_a_readable_file_and_overwrites_nothing(
     stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PATH", str(tmp_path))  # no batch system
@@ -238,7 +238,7 @@ def test_init_writes_what_can_be_read_and_overwrites_nothing(
     assert stoker("init", "--output", "-").output == (tmp_path / "site.toml").read_text()
 
 
-def test_a_site_that_does_not_fit_is_told_what_is_there():
+def test_site_that_does_not_fit_gets_an_error_with_the_valid_values():
     slurm = surroundings.ask(answering())
 
     def faults(text: str) -> list[str]:
@@ -257,7 +257,7 @@ def test_a_site_that_does_not_fit_is_told_what_is_there():
     ]
 
 
-def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
     network, scheduler = doctor_site.site_fits(site)
@@ -266,7 +266,7 @@ def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monke
     assert "site local is for pbs; this host has no batch system" in scheduler.text
 
 
-def test_files_below_a_private_tmp_are_warned_of():
+def test_files_below_a_private_tmp_print_a_warning():
     said = list(doctor_site.below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
     assert [finding.level for finding in said] == [Level.WARN]
     assert said[0].text.startswith(
@@ -275,7 +275,7 @@ def test_files_below_a_private_tmp_are_warned_of():
     assert not list(doctor_site.below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
 
 
-def test_a_probe_asks_for_one_minute_of_one_block():
+def test_probe_requests_one_minute_of_one_block():
     site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
     probe = doctor_site.one_minute(site)
     assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
@@ -283,7 +283,7 @@ def test_a_probe_asks_for_one_minute_of_one_block():
     assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
 
 
-def test_working_htcondor_is_chosen_over_unconfigured_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_working_htcondor_is_preferred_to_unconfigured_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     answers = {
         "sbatch": "exit 1",
         "sinfo": 'echo slurm-wlm 22.05.8; [ "$1" = --version ] || exit 1',
@@ -298,7 +298,7 @@ def test_working_htcondor_is_chosen_over_unconfigured_slurm(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("answer", "kind"), [("exit 1", ProviderKind.LOCAL), ("echo lab", ProviderKind.KUBERNETES)])
-def test_kubectl_counts_only_if_it_knows_a_cluster(
+def test_kubectl_counts_only_with_a_configured_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, kind: ProviderKind
 ):
     (tmp_path / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")
@@ -308,7 +308,7 @@ def test_kubectl_counts_only_if_it_knows_a_cluster(
     assert surroundings.inspect_host().kind is kind
 
 
-def test_doctor_names_an_image_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_a_missing_image_setting(monkeypatch: pytest.MonkeyPatch):
     here = around(kind=ProviderKind.KUBERNETES, command="/usr/bin/kubectl", slurm=None)
     monkeypatch.setattr(doctor_site, "inspect_host", lambda: here)
     site = parse_site(init.draft(here).text, file="site.toml")
@@ -316,7 +316,7 @@ def test_doctor_names_an_image_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch
     assert (said.level, said.fix) == (Level.NEED, "write the name of your container image, with Stoker installed")
 
 
-def test_a_cpu_cluster_is_asked_for_most_of_a_node():
+def test_cpu_cluster_request_covers_most_of_a_node():
     cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
     slurm = init.draft(around(slurm=surroundings.ask(answering(sinfo=cpu))))
     nodes = (surroundings.Node(4, 6 * 10**9), surroundings.Node(8, 12 * 10**9))
@@ -330,7 +330,7 @@ def test_a_cpu_cluster_is_asked_for_most_of_a_node():
 
 
 @pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])
-def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str):
+def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
     nodes = tuple(surroundings.Node(8, 32 * 10**9, each) for each in gpus)
     draft = init.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
     assert next(text for text in draft.text.splitlines() if "gpus =" in text).startswith(line)
@@ -345,7 +345,7 @@ def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str):
         ("undefined undefined undefined undefined\n4 6000 0 undefined\n", None, ""),
     ],
 )
-def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level: Level | None, told: str):
+def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: Level | None, told: str):
     nodes = tuple(surroundings.read_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
     findings = list(doctor_site.slot_users("site pool", pool))
@@ -354,14 +354,14 @@ def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level
     assert all("shared_files = false" in finding.fix for finding in findings)
 
 
-def test_machines_that_say_nothing_are_not_known():
+def test_machines_without_information_are_unknown():
     """condor_status may print daemons instead of slots, with exit code 0."""
     assert surroundings.read_nodes("undefined undefined undefined undefined\n") == []
     [node] = surroundings.read_nodes("4 6000 undefined undefined\n")
     assert (node.gpus, node.user_domain) == (0, "")
 
 
-def test_closed_home_is_warned_of_where_slot_users_run_jobs(tmp_path: Path):
+def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
     closed = tmp_path / "home"
     (closed / "venv" / "bin").mkdir(parents=True)
     for folder in (*reversed(closed.parents), closed / "venv", closed / "venv" / "bin"):
@@ -370,5 +370,5 @@ def test_closed_home_is_warned_of_where_slot_users_run_jobs(tmp_path: Path):
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
     said = [finding.text for finding in doctor_site.seen_by_slot_users("site pool", python)]
-    assert len(said) <= 1  # none if the parent folder cannot be read, because that error is reported first
+    assert len(said) <= 1  # no warning if the parent folder cannot be read, because that error is reported first
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

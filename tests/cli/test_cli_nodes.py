@@ -37,7 +37,7 @@ def keep(*records: NodeRecord) -> None:
     store.close()
 
 
-def test_status_names_excluded_nodes_and_what_probes_cost():
+def test_status_names_excluded_nodes_and_the_cost_of_probes():
     assert show_nodes.excluded_node(BAD) == f"n2 of gpu since {DAY} 14:02: cuda:0 failed; not probed yet"
     shown = f"n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used 41 s of it, the last at {DAY} 15:02"
     assert show_nodes.excluded_node(PROBED) == f"{shown}: failed: cuda:0 failed"
@@ -60,7 +60,7 @@ def test_doctor_lists_excluded_nodes_and_how_to_clear_them():
     assert "stoker doctor --clear n2" in bad.fix
 
 
-def test_doctor_clears_a_node(stoker: Stoker):
+def test_doctor_clears_an_excluded_node(stoker: Stoker):
     keep(BAD, msgspec.structs.replace(BAD, source="other"), msgspec.structs.replace(BAD, node="n3"))
     said = stoker.ok("doctor", "--clear", "n2").output
     assert said.splitlines() == [
@@ -74,13 +74,13 @@ def test_doctor_clears_a_node(stoker: Stoker):
     assert str(stoker("doctor", "--clear", "n3").exception) == "node n3 is not excluded; no node is"
 
 
-def test_clear_stands_alone(stoker: Stoker):
+def test_clear_option_excludes_other_options(stoker: Stoker):
     refused = stoker("doctor", "--clear", "n2", "--json")
     assert refused.exit_code == 2
     assert "--clear takes one node and nothing else: stoker doctor --clear n2" in refused.output
 
 
-def test_clear_says_that_the_records_cannot_be_read(stoker: Stoker):
+def test_clear_reports_unreadable_records(stoker: Stoker):
     keep(BAD)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -92,7 +92,7 @@ def test_clear_says_that_the_records_cannot_be_read(stoker: Stoker):
     assert [record.node for record in node_store.excluded_nodes()] == ["n2"]
 
 
-def test_doctor_says_which_batch_system_cannot_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_names_batch_systems_that_cannot_exclude_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     around = HostFacts("login1", "ana", ProviderKind.PBS, "qsub", others=(ProviderKind.SLURM,))
     monkeypatch.setattr(doctor_site, "inspect_host", lambda: around)
 

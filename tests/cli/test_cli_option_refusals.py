@@ -87,7 +87,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Yield a wrong value for each option of each command, and all wrong values for a kind's first option."""
+    """Yield a wrong value for each option of each command, and all wrong values for the first option of a kind."""
     tried: set[object] = set()
     for name, command in commands(cli):
         for param in command.params:
@@ -113,7 +113,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: restore the earlier value
+    monkeypatch.setenv("STOKER_SESSION", "")  # restore the value that `run --session` changes
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     (tmp_path / "a-file").write_text("x")
     (tmp_path / "texts.jsonl").write_text('{"text": "x"}\n')
@@ -123,7 +123,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("command", "option", "value"), list(cases()), ids=lambda text: text[:40])
-def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str):
+def test_wrong_option_value_is_refused_with_an_explanation(command: str, option: str, value: str):
     ran = CliRunner().invoke(cli, [*command.split(), *ARGUMENTS.get(command, []), option, value])
     if isinstance(ran.exception, StokerError):
         said = str(ran.exception)
@@ -134,6 +134,6 @@ def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str
     assert "Traceback" not in said
 
 
-def test_what_is_left_out_is_there():
+def test_options_omitted_by_this_test_exist():
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
     assert set(NOT_HERE) <= there

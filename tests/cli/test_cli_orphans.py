@@ -59,13 +59,13 @@ def left_behind() -> set[int]:
     return {orphan.pid for orphan in doctor.orphaned()}
 
 
-def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager):
+def test_manager_of_a_removed_folder_is_an_orphan(manager: Manager):
     assert manager.process.pid not in left_behind()
     os.rename(manager.folder.path, f"{manager.folder.path}-hidden")
     assert manager.process.pid in left_behind()
 
 
-def test_only_processes_of_sessions_that_are_over_are_left_behind(manager: Manager, pilot_of: PilotOf, tmp_path: Path):
+def test_only_processes_of_ended_sessions_are_left_behind(manager: Manager, pilot_of: PilotOf, tmp_path: Path):
     ended, stays, starts, copied = (SessionFolder(tmp_path / name) for name in ("ended", "stays", "starts", "copied"))
     for each in (ended, stays, starts, copied):
         each.make()
@@ -83,7 +83,7 @@ def test_only_processes_of_sessions_that_are_over_are_left_behind(manager: Manag
     assert not others & found
 
 
-def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_path: Path):
+def test_processes_of_taskvine_are_identified_by_environment(manager: Manager, tmp_path: Path):
     worker = tmp_path / "vine_worker"
     worker.symlink_to("/bin/sleep")
     gone = str(tmp_path / "gone")
@@ -117,7 +117,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm
 
 
 @pytest.mark.parametrize("engine", list(Engine))
-def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
+def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
     manager: Manager, slurm: FakeSlurm, tmp_path: Path, engine: Engine
 ):
     folder = SessionFolder(tmp_path / "over")
@@ -138,5 +138,5 @@ def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
     assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))
-    assert bool(told()) == (engine is Engine.TASKVINE)  # our factory does not know the jobs of TaskVine's factory
+    assert bool(told()) == (engine is Engine.TASKVINE)  # Stoker's factory does not know jobs of TaskVine's factory
     assert bool(len(slurm.asked("squeue")) - asked) == (engine is Engine.TASKVINE)

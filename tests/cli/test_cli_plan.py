@@ -46,7 +46,7 @@ def measured() -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str):
+def test_plan_shows_time_resources_and_uncertainty(stoker: Stoker, site: str):
     shown = stoker.ok("plan", site, "fact_verification", "--inputs", "6400")
     lines = shown.output.splitlines()
     assert lines[0].startswith("plan · fact_verification on pool · 6,400 inputs in 400 calls")
@@ -75,7 +75,7 @@ def test_cost_is_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str):
+def test_user_function_is_planned_by_its_name(stoker: Stoker, site: str):
     told = msgspec.json.decode(stoker("plan", site, "claims.py:verify", "--inputs", "50", "--json").output)
     assert told["work"] == {
         "app": "claims.py:verify", "function": f"{Path.cwd()}/claims.py:verify", "inputs": 50,
@@ -89,7 +89,7 @@ def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str
 
 
 @pytest.mark.usefixtures("measured")
-def test_inputs_packed_otherwise_than_measured_cost_the_same_each(stoker: Stoker):
+def test_differently_packed_inputs_cost_the_same_per_input(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
 
     def told(app: str, *more: str) -> list[str]:
@@ -105,20 +105,20 @@ def test_inputs_packed_otherwise_than_measured_cost_the_same_each(stoker: Stoker
 
 
 @pytest.mark.usefixtures("measured")
-def test_an_unknown_name_is_told_the_nearest(stoker: Stoker, site: str):
+def test_unknown_name_error_suggests_the_nearest_name(stoker: Stoker, site: str):
     error = stoker("plan", site, "verfy", "--inputs", "5").exception
     assert isinstance(error, ConfigError)
     assert "did you mean verify?" in str(error)
 
 
-def test_what_was_never_measured_is_not_forecast(stoker: Stoker, site: str):
+def test_unmeasured_work_is_not_forecast(stoker: Stoker, site: str):
     error = stoker("plan", site, "fact-verification").exception
     assert isinstance(error, SessionError)
     assert "make a short run first" in str(error)
 
 
 @pytest.mark.usefixtures("measured")
-def test_function_with_packed_inputs_is_planned_with_as_many_a_call(stoker: Stoker):
+def test_function_with_packed_inputs_is_planned_with_its_batch_size(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     store = performance()
     store.record_runs("r", kind="NVIDIA A10", function="packed", run_s=[2.0] * 40, calls=10, items=16)
@@ -137,7 +137,7 @@ def record(function: str, *, run_s: float) -> None:
     store.close()
 
 
-def test_functions_of_one_name_in_two_programs_are_told_apart(stoker: Stoker):
+def test_functions_with_one_name_in_two_programs_are_distinguished(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     for program, run_s in (("first.py", 1.0), ("second.py", 9.0)):
         record(f"{Path.cwd().resolve()}/{program}:slow", run_s=run_s)
@@ -161,7 +161,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
+def test_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
     Path("first.py").write_text(PROGRAM_THAT_RUNS)
     ran = subprocess.run([sys.executable, "first.py"], capture_output=True, text=True, timeout=90, check=False)
@@ -171,9 +171,9 @@ def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
     assert "(8 calls measured)" in shown.output
 
 
-def test_a_name_that_one_program_has_needs_no_file(stoker: Stoker):
+def test_name_used_by_one_program_needs_no_file(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    record("slow", run_s=5.0)  # recorded by a version that stored no file
+    record("slow", run_s=5.0)  # an older version recorded this function without a file
     assert "a call of slow ran 5.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
     record("/home/ana/first.py:slow", run_s=1.0)
     assert "a call of slow ran 1.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
@@ -219,7 +219,7 @@ def ran_before(folder: Path, program: str) -> None:
 
 
 @pytest.mark.parametrize("context", ['model("small")', "made"])
-def test_a_function_that_never_ran_is_planned_by_similar_ones(
+def test_function_that_never_ran_is_planned_by_similar_functions(
     stoker: Stoker, tmp_path: Path, context: str, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("numpy", reason="similar recipes are found with it")
@@ -247,7 +247,7 @@ def test_a_function_that_never_ran_is_planned_by_similar_ones(
         ("{folder}/fine.py:score", "no function like score of .*fine.py was measured yet"),
     ],
 )
-def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str):
+def test_missing_estimate_reports_its_reason(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str):
     pytest.importorskip("numpy", reason="similar recipes are found with it")
     estimating.history.cache_clear()
     (tmp_path / "broken.py").write_bytes(b"def score(:\n\xff\x00")
@@ -259,6 +259,6 @@ def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: 
     assert re.search(says, str(shown.exception)), shown.exception
 
 
-def test_without_a_number_of_inputs_a_file_is_not_planned(stoker: Stoker, site: str):
+def test_file_without_a_number_of_inputs_is_not_planned(stoker: Stoker, site: str):
     shown = stoker("plan", site, "mine.py:score")
     assert "the number of inputs of mine.py:score is not known" in str(shown.exception)

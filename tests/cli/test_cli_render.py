@@ -47,13 +47,13 @@ BUSY = msgspec.structs.replace(
 )  # fmt: skip
 
 
-def test_calls_that_were_cancelled_did_not_fail():
+def test_cancelled_calls_are_not_counted_as_failed():
     one = msgspec.structs.replace(NOTHING, done=9, failed=1, cancelled=2)
     assert "9 calls done, 1 failed, 2 cancelled, 0 running" in status.render(one)[0]
     assert "1 call done, 2 cancelled" in status.render(msgspec.structs.replace(one, done=1, failed=0))[0]
 
 
-def test_a_log_gets_changes_of_the_state_and_one_line_for_calls():
+def test_log_gets_state_changes_and_one_line_for_calls():
     later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
     assert status.log_lines(BUSY, before=None) == [*status.render(BUSY), ""]
     assert status.log_lines(later, before=BUSY) == [], "only the times change"
@@ -69,13 +69,13 @@ def test_a_log_gets_changes_of_the_state_and_one_line_for_calls():
         assert status.log_lines(changed, before=later) == [*status.render(changed), ""]
 
 
-def test_who_decides_is_shown_where_it_is_not_the_default():
+def test_policy_is_shown_unless_it_is_the_default():
     shown = status.render(NOTHING, policy="spare.py:Spare, dispatch random")
     assert shown == [*status.render(NOTHING), "  policy    spare.py:Spare, dispatch random"]
     assert status.log_lines(NOTHING, before=None, policy="random")[-2] == "  policy    random"
 
 
-def test_an_empty_session_is_two_short_lines():
+def test_empty_session_is_shown_in_two_short_lines():
     assert status.render(NOTHING) == [
         "session k3v9 · up 3.0 s · 0 calls done, 0 running, 0 queued",
         "",
@@ -83,7 +83,7 @@ def test_an_empty_session_is_two_short_lines():
     ]
 
 
-def test_a_busy_session_says_all_of_it():
+def test_busy_session_is_shown_completely():
     assert status.render(BUSY) == [
         "session k3v9 · up 2 h 14 min · 10,412 calls done, 3 failed, 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
@@ -112,30 +112,30 @@ def test_a_busy_session_says_all_of_it():
         ({"served": 0, "running": 0, "hot": 0, "queued": 0}, "never used"),
     ],
 )
-def test_how_often_a_load_was_used_counts_calls_that_ran(facts: dict[str, Any], said: str):
+def test_load_use_count_is_the_number_of_calls_that_ran(facts: dict[str, Any], said: str):
     context = msgspec.structs.replace(LLM, **facts)
     [line] = [line for line in status.render(msgspec.structs.replace(NOTHING, contexts=(context,))) if " load" in line]
     assert said in line
 
 
-def test_a_forecast_of_no_time_is_less_than_a_second():
+def test_forecast_of_zero_time_is_shown_as_less_than_a_second():
     soon = msgspec.structs.replace(BUSY, left_s=0.00002)
     assert status.render(soon)[0].endswith("done in less than 1 s")
 
 
-def test_a_pilot_of_one_device_is_one_row():
+def test_pilot_with_one_device_is_shown_in_one_row():
     small = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.01)
     assert status.render(msgspec.structs.replace(NOTHING, pilots=(small,)))[-1:] == [
         "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  0.6 calls/min"
     ]
 
 
-def test_a_pilot_of_which_nothing_ended_lately_shows_no_rate():
+def test_pilot_without_recent_results_shows_no_rate():
     idle = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.0, ended=240)
     assert "calls/" not in status.render(msgspec.structs.replace(NOTHING, pilots=(idle,)))[-1]
 
 
-def test_contexts_that_wait_side_by_side_have_a_forecast_each():
+def test_contexts_that_wait_in_parallel_have_a_forecast_each():
     other = msgspec.structs.replace(LLM, name="nli-02c1", left_s=127.0, waits_for="its hot library is busy")
     two = msgspec.structs.replace(BUSY, contexts=(LLM, other))
     assert "  calls of nli-02c1 wait: its hot library is busy; done in about 2 min 10 s" in status.render(two)
@@ -144,7 +144,7 @@ def test_contexts_that_wait_side_by_side_have_a_forecast_each():
     )
 
 
-def test_calls_without_a_context_are_called_that():
+def test_calls_without_a_context_are_labelled_as_such():
     plain = msgspec.structs.replace(LLM, key="bare", name="bare", last_failure="no room")
     one = msgspec.structs.replace(NOTHING, contexts=(plain,), pilots=(NODE,), libraries=(
         LibraryStatus(1, "bare", "ready", "", "n014-ab12", ("cuda:0",), 1, 240, 1, 1),
@@ -160,7 +160,7 @@ def block(name: str, phase: BlockPhase, *, reason: str = "", expected_in_s: floa
     return BlockStatus(block=name, phase=phase.value, reason=reason, expected_in_s=expected_in_s, **facts)
 
 
-def test_blocks_are_told_by_phase_with_reason_and_expected_start():
+def test_blocks_are_shown_by_phase_with_reason_and_expected_start():
     jobs = (
         block("b1", BlockPhase.RUNNING, pilots=("n014-ab12",)),
         block("b2", BlockPhase.RUNNING, since_s=42),
@@ -184,7 +184,7 @@ def test_blocks_are_told_by_phase_with_reason_and_expected_start():
     )
 
 
-def test_what_is_wrong_stands_in_the_picture():
+def test_problems_are_shown_in_the_status():
     sick = msgspec.structs.replace(NODE.devices[0], fault="gave a wrong matrix product, twice")
     going = msgspec.structs.replace(
         NODE, devices=(sick, NODE.devices[1]), state="draining", draining="calls take 40 s, its walltime ends in 30 s"
@@ -213,12 +213,12 @@ def test_what_is_wrong_stands_in_the_picture():
     assert told[-1].endswith("draining: calls take 40 s, its walltime ends in 30 s")
 
 
-def test_a_session_prints_in_a_program_as_it_does_on_the_command_line():
+def test_session_status_is_equal_in_a_program_and_in_the_cli():
     assert str(BUSY) == "\n".join(status.render(BUSY))
     assert str(Story("n014", True, "here", (StoryLine(0.0, "joined"),))).startswith("n014  here\n  19")
 
 
-def test_ids_of_jobs_that_follow_each_other_are_a_range():
+def test_consecutive_job_ids_are_shown_as_a_range():
     assert show_status.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
     assert show_status.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
     assert show_status.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
@@ -229,7 +229,7 @@ HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
 BACKFILL = Site(name="backfill", provider=Provider(kind=ProviderKind.SLURM, partition="backfill"))
 
 
-def test_up_says_where_it_is_and_what_is_queued():
+def test_up_prints_its_location_and_its_queued_jobs():
     jobs = tuple(block(f"b{n}", BlockPhase.PENDING, reason="Priority", expected_in_s=660) for n in range(88123, 88131))
     now = datetime.datetime(2026, 11, 21, 10, 31)
     folder = SessionFolder("/home/ana/k3v9")
@@ -242,7 +242,7 @@ def test_up_says_where_it_is_and_what_is_queued():
     ]
 
 
-def test_up_says_why_what_was_submitted_is_over():
+def test_up_reports_why_submitted_jobs_ended():
     over = msgspec.structs.replace(NOTHING, ended_blocks={"exit code 1": 2}, trouble={"backfill": "it failed"})
     why = "block of source backfill: ended: exit code 1: module: command not found"
     lines = up.render(over, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
@@ -255,7 +255,7 @@ def test_up_says_why_what_was_submitted_is_over():
     ]
 
 
-def test_only_where_all_was_refused_a_session_has_come_up_in_vain():
+def test_up_fails_only_if_every_submission_was_refused():
     def refused(**more: Any) -> bool:
         return up.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
 
@@ -267,7 +267,7 @@ def test_only_where_all_was_refused_a_session_has_come_up_in_vain():
     assert not refused(ended_blocks={})
 
 
-def test_down_says_what_the_session_had_done_and_what_it_ended():
+def test_down_reports_finished_work_and_ended_jobs():
     jobs = (block("b1", BlockPhase.RUNNING, job="7"), block("b2", BlockPhase.PENDING, job="8"))
     before = msgspec.structs.replace(BUSY, cancelled=2, jobs=jobs)
     assert down.ended(before, name="k3v9") == (
@@ -291,19 +291,19 @@ def test_down_says_what_the_session_had_done_and_what_it_ended():
         ({"lost_pilots": 0, "rerun_calls": 3}, "3 calls run again, 0 results lost"),
     ],
 )
-def test_losses_are_told_by_their_reasons(facts: dict[str, Any], line: str):
+def test_losses_are_grouped_by_reason(facts: dict[str, Any], line: str):
     assert f"  losses    {line}" in status.render(msgspec.structs.replace(NOTHING, **facts))
     assert not any("losses" in shown for shown in status.render(NOTHING))
 
 
-def test_a_session_that_is_over_makes_no_promises():
+def test_ended_session_shows_no_forecasts():
     lines = status.render(BUSY, over=True)
     assert lines[0].startswith("session k3v9 · was up 2 h 14 min")
     assert "done in about" not in lines[0]
     assert not any("waits:" in line for line in lines)
 
 
-def test_a_story_has_times_and_the_date_where_it_changes():
+def test_story_has_times_and_the_date_where_it_changes():
     today = datetime.datetime.combine(datetime.date.today(), datetime.time(10, 22, 7))
     yesterday = today - datetime.timedelta(days=1)
     lines = (
@@ -323,7 +323,7 @@ def test_a_story_has_times_and_the_date_where_it_changes():
     assert pilot[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
 
 
-def test_where_a_call_printed_is_read_from_its_story():
+def test_output_location_of_a_call_is_read_from_its_story():
     places = logs.printed(
         ["submitted", "printed /s/pilots/n 1:2/lib-3.log:10-52", "ended; printed /a.log:0-0 (nothing)", "printed x:1-2"]
     )
@@ -368,7 +368,7 @@ def test_failed_calls_are_shown_in_groups():
     assert shown[-1] == "more about a call: stoker explain c-9000 k3v9"
 
 
-def test_failed_calls_are_shown_one_by_one_with_all():
+def test_failed_calls_are_shown_one_by_one_with_all_option():
     shown = "\n".join(calls.render(FAILED, each=True))
     assert "c-9000  failed   3.0 s  verify  llm  ValueError: no" in shown
     assert "3,211 x" not in shown
@@ -383,14 +383,14 @@ POOL = Site(
 )
 
 
-def test_pilots_without_shared_files_that_lose_their_manager():
+def test_pilots_without_shared_files_report_a_lost_manager():
     said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
     assert "pilots of pool share no files with this host" in said
     assert f"look for it at {HERE}" in said
     assert "attach from its previous host" in said
 
 
-def test_who_finds_it_again_is_not_worried():
+def test_pilots_that_find_their_manager_again_show_no_warning():
     assert out_of_sight([SHARED], before=HERE, now=THERE) == ""
     assert out_of_sight([SHARED, POOL], before=HERE, now=HERE) == ""
 
@@ -398,7 +398,7 @@ def test_who_finds_it_again_is_not_worried():
 LINE = b"%06d a line that some call printed\n"
 
 
-def test_call_whose_part_of_the_log_was_dropped_says_so(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
+def test_call_without_its_log_section_is_reported(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
     log = tmp_path / "lib-1.log"
     log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size

@@ -46,7 +46,7 @@ def forge(path: SessionFolder, *, wrong: int) -> None:
     book.close()
 
 
-def test_a_session_that_is_over_replays(
+def test_ended_session_can_be_replayed(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)
@@ -61,14 +61,14 @@ def test_a_session_that_is_over_replays(
     assert "live, " in simulated.output.splitlines()[-1]
 
 
-def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer):
+def test_live_session_is_replayed_up_to_its_current_event(stoker: Stoker, client: Peer, pilot: Peer):
     client.hear(to_client.ClientWelcome)
     pilot.hear(to_pilot.PilotWelcome)
     shown = stoker.ok("replay", "test")
     assert "killed" not in shown.output, "its manager is alive and well"
 
 
-def test_decisions_that_are_not_in_the_journal_say_why():
+def test_decisions_missing_from_the_journal_are_reported():
     one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
     unknown = "  note  the decisions about 1 event are not in the journal: "
     assert render(one, took_s=0.1, live=True)[-1] == (
@@ -82,7 +82,7 @@ def test_decisions_that_are_not_in_the_journal_say_why():
     assert "has not written them yet" in render(old, took_s=0.1, live=True)[1]
 
 
-def test_another_decision_is_told_with_its_event_and_fails(
+def test_different_decision_is_reported_with_its_event_and_fails(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)
@@ -96,7 +96,7 @@ def test_another_decision_is_told_with_its_event_and_fails(
     assert "EndManager" in result.output
 
 
-def test_a_journal_of_before_is_replayed_with_a_note(
+def test_journal_of_an_older_version_is_replayed_with_a_note(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)
@@ -110,11 +110,11 @@ def test_a_journal_of_before_is_replayed_with_a_note(
     assert "nothing was compared" in result.output
 
 
-def test_what_is_no_session_is_refused(stoker: Stoker):
+def test_folder_without_a_session_is_refused(stoker: Stoker):
     assert isinstance(stoker("replay", "nobody").exception, SessionError)
 
 
-def test_a_replay_draws_a_timeline_for_perfetto(
+def test_replay_writes_a_timeline_for_perfetto(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, tmp_path: Path
 ):
     live(manager, client, pilot)

@@ -29,7 +29,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> tuple[int, int]:
-    """Run the call c-7; return its library and the client's number."""
+    """Run the call c-7; return its library and the client number."""
     number = client.hear(to_client.ClientWelcome).number
     call = number << 40 | 7
     client.send(
@@ -45,7 +45,7 @@ def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> 
     return start.library, number
 
 
-def test_a_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
+def test_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
     log = folder.pilot("n014-ab12") / "lib-1.log"
     log.parent.mkdir()
     log.write_bytes("before\nmäßig\nafter\n".encode())
@@ -73,9 +73,7 @@ def test_a_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFo
         assert observer.status().refused == {}, "queries change nothing"
 
 
-def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
-    stoker: Stoker, folder: SessionFolder, tmp_path: Path
-):
+def test_policy_of_a_session_is_in_its_status_and_its_log(stoker: Stoker, folder: SessionFolder, tmp_path: Path):
     (tmp_path / "mine.py").write_text("from stoker.manager.policies import HottestFirst as Mine\n")
     text = f'[policy]\nname = "exclusive"\ndispatch = "{tmp_path}/mine.py:Mine"\n'
     keep_policies(folder, [parse_site(text, file="site.toml")])
@@ -89,7 +87,7 @@ def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
         manager.close()
 
 
-def test_elsewhere_a_live_session_comes_before_a_newer_ended_one(
+def test_live_session_precedes_a_newer_ended_session_elsewhere(
     stoker: Stoker, client: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     client.hear(to_client.ClientWelcome)
@@ -102,7 +100,7 @@ def test_elsewhere_a_live_session_comes_before_a_newer_ended_one(
     assert stoker("status").output.startswith("session test · up ")
 
 
-def test_a_call_of_another_session_is_found_and_its_session_named(
+def test_call_of_another_session_is_found_with_its_session_name(
     stoker: Stoker, client: Peer, pilot: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     log = folder.pilot("n014-ab12") / "lib-1.log"
@@ -123,7 +121,7 @@ def test_a_call_of_another_session_is_found_and_its_session_named(
         own.close()
 
 
-def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client: Peer, pilot: Peer):
+def test_calls_are_listed_by_names_that_explain_accepts(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
     client.send(say.Submit("f1", "bare", [CallSpec(8 + n, b"arguments") for n in range(40)]))  # type: ignore[arg-type]
     pilot.hear(to_pilot.RunCalls)
@@ -139,7 +137,7 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     stoker.ok("explain", told["calls"]["calls"][0]["call"], "test")
 
 
-def test_a_session_that_is_over_tells_from_its_journal(stoker: Stoker, manager: Manager, client: Peer, pilot: Peer):
+def test_ended_session_is_shown_from_its_journal(stoker: Stoker, manager: Manager, client: Peer, pilot: Peer):
     library, number = run_a_call(client, pilot)
     client.send(say.Submit("f1", "bare", [CallSpec(number << 40, b"arguments")]))  # type: ignore[arg-type]
     pilot.hear(to_pilot.RunCalls)
@@ -160,7 +158,7 @@ def test_a_session_that_is_over_tells_from_its_journal(stoker: Stoker, manager: 
     assert "raised an exception in your code after 0.010 s" in shown
 
 
-def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
+def test_logs_of_a_call_with_a_failed_load_show_the_loader_output(
     stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer
 ):
     log = folder.pilot("n014-ab12") / "lib-1.log"
@@ -183,9 +181,7 @@ def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
     assert f"its library's log is {log}" in stoker("explain", "c-7").output
 
 
-def test_an_ended_session_is_found_from_its_start_folder(
-    stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ended_session_is_found_from_its_start_folder(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for number in ("000", "001"):
         folder = SessionFolder(tmp_path / "runinfo" / number / "stoker")
@@ -198,13 +194,13 @@ def test_an_ended_session_is_found_from_its_start_folder(
     assert isinstance(stoker("logs", "--session", "zz").exception, SessionError)
 
 
-def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, client: Peer):
+def test_session_of_a_killed_manager_counts_as_ended(stoker: Stoker, manager: Manager, client: Peer):
     client.hear(to_client.ClientWelcome)
     manager.kill()
     assert "session test ended at" in stoker("status").output
 
 
-def test_an_ended_session_without_a_journal_that_can_be_read(stoker: Stoker, folder: SessionFolder):
+def test_ended_session_with_an_unreadable_journal_is_reported(stoker: Stoker, folder: SessionFolder):
     folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
     with pytest.raises(SessionEndedError, match="session gone ended at"):
         Observer(folder)
@@ -217,14 +213,14 @@ def test_an_ended_session_without_a_journal_that_can_be_read(stoker: Stoker, fol
         assert str(folder.path) in str(result.exception)
 
 
-def test_no_session_says_how_to_start_one(stoker: Stoker):
+def test_missing_session_error_explains_how_to_start_one(stoker: Stoker):
     for command in (["status"], ["explain", "c-1"], ["logs"]):
         result = stoker(*command)
         assert isinstance(result.exception, SessionError)
         assert "stoker.load()" in str(result.exception)
 
 
-def test_a_manager_that_does_not_answer_is_a_clear_error(
+def test_manager_that_does_not_answer_is_a_clear_error(
     stoker: Stoker, folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
 ):
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -237,7 +233,7 @@ def test_a_manager_that_does_not_answer_is_a_clear_error(
     assert f"kill it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
 
 
-def test_who_is_not_of_the_session_is_refused_with_the_reason(
+def test_client_with_a_wrong_key_is_refused_with_the_reason(
     stoker: Stoker, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ):
     folder, file, key = manager.folder, manager.folder.read(), manager.folder.read_key("client")
@@ -257,11 +253,11 @@ def test_who_is_not_of_the_session_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nowhere.invalid:80", "junk"])
-def test_nobody_listens_there(address: str):
+def test_closed_manager_port_is_reported(address: str):
     assert not interfaces.is_listening(address)
 
 
-def test_logs_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Manager):
+def test_logs_command_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Manager):
     listed = stoker("logs")
     assert "manager  " in listed.output
     assert str(manager.folder.manager_log) in listed.output
@@ -285,7 +281,7 @@ def test_logs_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Manager):
     assert following.returncode == 130
 
 
-def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manager):
+def test_output_of_the_job_of_a_block_is_a_log(stoker: Stoker, manager: Manager):
     folder = manager.folder
     folder.submit.mkdir(exist_ok=True)
     (folder.submit / "stoker-test-b1.err").write_text("module: command not found\n")
@@ -304,7 +300,7 @@ def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manag
     assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
 
 
-def test_an_empty_journal_takes_nothing_from_the_managers_answer(stoker: Stoker, manager: Manager, client: Peer):
+def test_empty_journal_does_not_hide_the_answer_of_the_manager(stoker: Stoker, manager: Manager, client: Peer):
     client.hear(to_client.ClientWelcome)
     manager.folder.journal.rename(manager.folder.path / "elsewhere")
     manager.folder.journal.touch()
@@ -331,7 +327,7 @@ main.main(["status", "--watch"])
 """
 
 
-def test_attach_on_a_pipe_says_changes_once_and_ctrl_c_leaves(manager: Manager, client: Peer, pilot: Peer):
+def test_attach_on_a_pipe_prints_changes_once_and_leaves_on_ctrl_c(manager: Manager, client: Peer, pilot: Peer):
     script = WATCH.replace('["status", "--watch"]', '["attach", "test"]')
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as attached:
         while not (line := attached.stdout.readline()).startswith("  n014-ab12"):
@@ -346,7 +342,7 @@ def test_attach_on_a_pipe_says_changes_once_and_ctrl_c_leaves(manager: Manager, 
     assert manager.process.poll() is None
 
 
-def test_a_closed_pipe_ends_quietly(manager: Manager):
+def test_closed_output_pipe_ends_the_command_silently(manager: Manager):
     big = manager.folder.pilot("n1") / "pilot.log"
     big.parent.mkdir()
     big.write_bytes(b"line\n" * 1_000_000)

@@ -48,7 +48,7 @@ def kept(stoker: Stoker) -> str:
     return str(one["kept"])
 
 
-def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manager: Manager):
+def test_sessions_command_lists_known_sessions_with_their_state(stoker: Stoker, manager: Manager):
     a_session("old1")
     a_session("lost", days=1, over=False)
     shown = stoker.ok("sessions")
@@ -59,7 +59,7 @@ def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manage
     assert {(each["session"], each["state"]) for each in told} == set(states.items())
 
 
-def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, manager: Manager):
+def test_prune_removes_old_ended_sessions_and_lists_them(stoker: Stoker, manager: Manager):
     old, young, lost = a_session("old1"), a_session("new1", days=3), a_session("lost", over=False)
     (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
@@ -78,7 +78,7 @@ def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, mana
     assert "no session ended 2d ago or earlier" in stoker("sessions", "--prune", "--older", "2d").output
 
 
-def test_an_ended_session_whose_port_was_taken_over_is_removed(stoker: Stoker, manager: Manager):
+def test_ended_session_whose_port_was_reused_is_removed(stoker: Stoker, manager: Manager):
     old = a_session("old1")
     old.write(SessionFile("old1", 1, manager.folder.read().address, old.read_key("server").public))
     aged(old, 20)
@@ -88,7 +88,7 @@ def test_an_ended_session_whose_port_was_taken_over_is_removed(stoker: Stoker, m
     assert not old.path.exists()
 
 
-def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker):
+def test_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker):
     old = a_session("old1")
     result = stoker("sessions", "--prune", "--older", "2")
     assert isinstance(result.exception, ConfigError)
@@ -97,7 +97,7 @@ def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker):
 
 
 @pytest.mark.parametrize("name", ["journal", "factory.lock", "commands.lock"])
-def test_a_locked_session_stays(stoker: Stoker, name: str):
+def test_locked_session_is_kept_by_prune(stoker: Stoker, name: str):
     old = a_session("old1")
     with (old.path / name).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -105,7 +105,7 @@ def test_a_locked_session_stays(stoker: Stoker, name: str):
         assert f"{name} is locked" in kept(stoker)
 
 
-def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker):
+def test_session_with_a_process_on_this_machine_is_kept(stoker: Stoker):
     old = a_session("old1")
     script = "import time; print('here', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, "-m", "stoker.pilot.main", "--session", str(old.path)]
@@ -117,7 +117,7 @@ def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker):
             process.kill()
 
 
-def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker):
+def test_session_whose_manager_may_live_on_another_host_is_kept(stoker: Stoker):
     old = a_session("old1", over=False)
     (old.path / "manager.json").unlink()  # without this file the session cannot be queried
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
@@ -126,7 +126,7 @@ def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker):
     assert "its manager was pid 42 on n7, and may still run" in kept(stoker)
 
 
-def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
+def test_session_whose_batch_system_does_not_answer_is_kept(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
     old = a_session("old1")
     write_sites(old.sites, [parse_site('name = "lsf"\n[provider]\nkind = "lsf"', file="lsf")])
     aged(old, 20)
@@ -140,7 +140,7 @@ def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monk
     assert "removed 1 session" in stoker("sessions", "--prune").output
 
 
-def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: Path):
+def test_folder_named_and_used_by_a_person_is_kept(stoker: Stoker, tmp_path: Path):
     old = a_session("old1", place=tmp_path / "mine")
     (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
@@ -153,7 +153,7 @@ def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: P
     assert not old.path.exists()
 
 
-def test_session_of_a_program_is_known_in_its_start_folder(stoker: Stoker, tmp_path: Path):
+def test_session_of_a_program_is_listed_in_its_start_folder(stoker: Stoker, tmp_path: Path):
     folder = SessionFolder(tmp_path / "runinfo" / "000" / "stoker")
     folder.make()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))

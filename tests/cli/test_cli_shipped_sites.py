@@ -17,11 +17,11 @@ LINES = {
     "mixed": ["# site mixed: ", "run here", "# site slurm-preemptible: ", "#SBATCH --partition=backfill"],
     "taskvine": ["-m stoker.pilot.taskvine.main --session", "vine_factory ", "--batch-type=slurm"],
 }
-"""Required lines of each site file, in order."""
+"""Lines that each rendered site file must contain, in order."""
 
 
 @pytest.mark.parametrize("site", sorted(path.stem for path in FOLDER.glob("*.toml")))
-def test_each_shipped_site_is_rendered(stoker: Stoker, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_shipped_site_file_is_rendered(stoker: Stoker, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no batch system
     shown = stoker.ok("up", str(FOLDER / f"{site}.toml"), "--dry-run")
     place = 0

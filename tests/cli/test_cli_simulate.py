@@ -31,7 +31,7 @@ def results(folder: Path) -> StudyResults:
     return msgspec.json.decode((folder / "results.json").read_bytes(), type=StudyResults)
 
 
-def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker):
+def test_simulate_without_a_scenario_lists_the_scenarios(stoker: Stoker):
     told = stoker("simulate").output
     assert all(f"  {name} " in told for name in [*KNOWN, "default", "prompt-tuner"])
     assert "next: stoker simulate static-pool" in told
@@ -64,7 +64,7 @@ def test_policies_are_compared_and_all_written_files_are_named(stoker: Stoker, t
     ]
 
 
-def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path: Path):
+def test_written_scenario_file_reads_back_as_the_same_scenario(stoker: Stoker, tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     stoker("simulate", "opportunistic", *SMALL, "--set", "links.shared=1 GB/s", "--seeds", "2", "--out", str(first))
     stoker("simulate", str(first / "scenario.toml"), "--jobs", "2", "--out", str(second))
@@ -73,13 +73,13 @@ def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path:
     assert set(logs[0]) == {"default-0.parquet", "default-1.parquet"}
 
 
-def test_a_setting_that_changes_nothing_is_noted_before_it_begins(stoker: Stoker):
+def test_setting_without_effect_is_noted_before_the_run(stoker: Stoker):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "1", "--set", "sources.gpu.capacity=40")
     said = "note: source gpu: its capacity is 40 blocks, but max_blocks = 20 limits the submitted blocks"
     assert done.output.splitlines()[2] == said
 
 
-def test_programs_get_one_document(stoker: Stoker, tmp_path: Path):
+def test_json_output_is_one_document(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--out", "here", "--json")
     document = msgspec.json.decode(done.stdout, type=dict[str, Any])
     assert len(document["results"]["runs"]) == 2
@@ -89,7 +89,7 @@ def test_programs_get_one_document(stoker: Stoker, tmp_path: Path):
 
 
 @pytest.mark.long
-def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path: Path):
+def test_plots_are_drawn_or_the_missing_package_is_named(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", "--set", "workload.inputs=200", "--seeds", "1", "--out", "here")
     drawn = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
     if "plots     none" in done.output:
@@ -111,7 +111,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
-def test_what_cannot_be_is_refused_and_leaves_nothing(stoker: Stoker, tmp_path: Path, arguments: tuple[str, ...]):
+def test_invalid_input_is_refused_and_leaves_no_file(stoker: Stoker, tmp_path: Path, arguments: tuple[str, ...]):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").touch()
     refused = stoker("simulate", *arguments)
@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(stoker: Stoker, tmp_path: 
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
 
 
-def test_a_run_that_fails_is_told_and_an_empty_folder_goes_away(stoker: Stoker, tmp_path: Path):
+def test_failing_run_is_reported_and_its_empty_folder_is_removed(stoker: Stoker, tmp_path: Path):
     (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
     text = shipped()["static-pool"].read_text()
     world = text[text.index("[world.devices") :]
@@ -147,7 +147,7 @@ class Broken(HottestFirst):
 """
 
 
-def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Stoker, tmp_path: Path):
+def test_user_policy_is_named_by_its_file_and_copied_unchanged(stoker: Stoker, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.py").write_text(OWN)
     done = stoker.ok(
@@ -165,7 +165,7 @@ def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Sto
     assert logs[0] == logs[1]
 
 
-def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker, tmp_path: Path):
+def test_failing_policy_is_reported_after_finished_runs_are_saved(stoker: Stoker, tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
     policies = ["--policy", "default", "--policy", "own.py:Broken"]
     done = stoker("simulate", "static-pool", *SMALL, *policies, "--seeds", "3", "--out", "here")
@@ -181,7 +181,7 @@ def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker,
 
 
 @pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str):
+def test_ctrl_c_keeps_finished_runs(tmp_path: Path, jobs: str):
     command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "two-kinds", "--jobs", jobs]
     options = ["--set", "workload.for=60 s", "--set", "outputs.plots=false", "--seeds", "5000", "--out", "here"]
     process = subprocess.Popen(
@@ -192,7 +192,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str):
     assert first.startswith("1/5000 runs: default, seed "), first + process.stderr.read()
     started = psutil.Process(process.pid).children(recursive=True)
     assert (len(started) >= 2) == (jobs == "2")
-    os.killpg(process.pid, signal.SIGINT)  # like a terminal, signal the whole group
+    os.killpg(process.pid, signal.SIGINT)  # signal the whole process group, like a terminal
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     found = results(tmp_path / "here")
@@ -203,7 +203,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str):
     assert psutil.wait_procs(started, timeout=30)[1] == []
 
 
-def test_on_a_terminal_a_bar_stands_still(tmp_path: Path):
+def test_progress_bar_on_a_terminal_stays_on_one_line(tmp_path: Path):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "static-pool", *SMALL, "--seeds", "3"]
     process = subprocess.Popen(
@@ -220,4 +220,4 @@ def test_on_a_terminal_a_bar_stands_still(tmp_path: Path):
     assert "runs \x1b" in text
     assert "2/3" in text
     assert "done after (s)" in text
-    assert "/3 runs:" not in text  # the lines without a progress bar
+    assert "/3 runs:" not in text  # progress lines are printed only without a progress bar

@@ -37,7 +37,7 @@ def site(*, hours: float = 1, **provider: object) -> Site:
 @pytest.mark.parametrize(
     ("partition", "limit"), [("gpu", "2 h"), ("", "2 h"), ("long", "48 h"), ("gpu,long", "gpu allows, 2 h")]
 )
-def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str):
+def test_walltime_over_the_limit_is_refused(partition: str, limit: str):
     with pytest.raises(ConfigError) as caught:
         doctor_site.refuse([site(hours=72, partition=partition)])
     said = str(caught.value)
@@ -56,24 +56,24 @@ def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str):
         {"partition": "gpu", "options": ("-p any",)},
     ],
 )
-def test_a_walltime_that_may_be_granted_is_not_refused(asked: dict[str, Any]):
+def test_walltime_that_may_be_granted_is_accepted(asked: dict[str, Any]):
     notes = doctor_site.refuse([site(hours=72, **asked)])
     assert len(notes) == ("gpu" in asked["partition"])
 
 
-def test_a_partition_that_is_down_is_told_and_not_refused():
+def test_unavailable_partition_is_reported_but_not_refused():
     assert doctor_site.refuse([site(partition="night")]) == [
         "site lab: [provider] partition night is not up; known partitions: gpu, long, any"
     ]
 
 
-def test_a_cluster_that_does_not_answer_is_not_judged(tmp_path: Path):
+def test_cluster_that_does_not_answer_is_not_checked(tmp_path: Path):
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     assert doctor_site.refuse([site(hours=72)]) == []
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"], ["--no-wait"]])
-def test_up_refuses_it_and_starts_nothing(stoker, tmp_path: Path, options: list[str]):
+def test_up_refuses_an_invalid_site_and_starts_nothing(stoker, tmp_path: Path, options: list[str]):
     (tmp_path / "lab.toml").write_text('name = "lab"\n[provider]\nkind = "slurm"\nwalltime = "3 h"\n')
     said: Result = stoker("up", "lab.toml", *options)
     assert "[provider] walltime 3 h is more than partition gpu allows, 2 h" in str(said.exception)

@@ -28,7 +28,7 @@ def write(folder, more="", *, name="job.toml", data="data.jsonl"):
     (folder / name).write_text(f'[data]\npath = "{data}"\n{more}')
 
 
-def test_help_needs_no_model():
+def test_help_requires_no_model():
     assert "submit" in tune("--help").output
     assert "--late [run|drop]" in tune("submit", "--help").output
 
@@ -43,7 +43,7 @@ def test_help_needs_no_model():
         ("[training]\nbatch = 2", "gang: 4 devices for a .training. batch of 2 samples"),
     ],
 )
-def test_a_job_that_cannot_be_meant_is_refused(folder, more, said):
+def test_invalid_tuning_job_is_refused(folder, more, said):
     write(folder, more)
     with pytest.raises(ConfigError, match=said):
         tune("submit", "job.toml", "--gang", "4")
@@ -58,14 +58,14 @@ def test_a_job_that_cannot_be_meant_is_refused(folder, more, said):
         (GOOD.rpartition("{")[0].encode(), r"has 2 different inputs; tuning needs at least 3"),
     ],
 )
-def test_data_that_cannot_be_tuned_on_is_refused(folder, data, said):
+def test_unusable_tuning_data_is_refused(folder, data, said):
     (folder / "data.jsonl").write_bytes(data)
     write(folder)
     with pytest.raises(ConfigError, match=said):
         tune("submit", "job.toml")
 
 
-def test_of_several_jobs_a_wrong_one_stops_all_of_them(folder):
+def test_one_wrong_job_stops_all_jobs_of_the_command(folder):
     write(folder)
     write(folder, name="other.toml", data="absent.jsonl")
     with pytest.raises(ConfigError, match=r"absent\.jsonl: no such file"):
@@ -76,13 +76,13 @@ def test_of_several_jobs_a_wrong_one_stops_all_of_them(folder):
         tune("submit", "job.toml", "sub/job.toml")
 
 
-def test_a_model_that_is_not_there_is_refused(folder):
+def test_missing_model_is_refused(folder):
     (folder / "job.toml").write_text('model = "./absent"\n[data]\npath = "data.jsonl"\n')
     with pytest.raises(RecipeError, match=r"there is no model at \./absent"):
         tune("submit", "job.toml")
 
 
-def test_options_that_cannot_be_meant(folder):
+def test_invalid_options_are_refused(folder):
     write(folder)
     for wrong, said in (
         (["--gang", "x"], "x is not a number of devices or a range; write 4 or 1-4"),
@@ -99,7 +99,7 @@ def test_options_that_cannot_be_meant(folder):
         tune("submit", "job.toml", "--site", "absent.toml")
 
 
-def test_there_is_nothing_to_show_yet(folder):
+def test_show_without_results_is_reported(folder):
     assert "no tuning job is known in this folder" in tune("status").output
     assert json.loads(tune("status", "--json").output) == {"jobs": []}
     assert tune("status", "--watch", "--json").exit_code == 2

@@ -41,7 +41,7 @@ def log(folder: SessionFolder, name: str, lines: list[str]) -> Path:
     return path
 
 
-def test_an_exception_is_the_programs_fault_with_its_lines(folder: SessionFolder):
+def test_exception_is_attributed_to_the_program_with_its_lines(folder: SessionFolder):
     fault = explain.verdict_of(folder, story("c-1", "submitted", RAISED))
     assert fault.kind is FaultKind.USER
     shown = explain.verdict_lines(fault)
@@ -53,7 +53,7 @@ def test_an_exception_is_the_programs_fault_with_its_lines(folder: SessionFolder
     ]
 
 
-def test_what_the_call_printed_counts(folder: SessionFolder):
+def test_output_of_the_call_is_evidence(folder: SessionFolder):
     sick = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     path = log(folder, "lib-1.log", [*TRAINING, sick, *TRAINING[:3]])
     printed = f"printed {path}:0-{path.stat().st_size}"
@@ -64,7 +64,7 @@ def test_what_the_call_printed_counts(folder: SessionFolder):
     assert f"            lib-1:51: {sick}" in explain.verdict_lines(fault)
 
 
-def test_lines_have_the_numbers_that_they_have_in_their_file(folder: SessionFolder):
+def test_lines_have_their_line_numbers_in_the_file(folder: SessionFolder):
     before, sick = "a call before\n" * 20, "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     path.write_text(f"{before}step 1\n{sick}\n")
@@ -100,14 +100,14 @@ CROWDED = (
          " be installed there", "framework", "package"),
     ],
 )  # fmt: skip
-def test_what_the_session_says_of_a_call_is_judged(folder: SessionFolder, said: str, kind: str, component: str):
+def test_session_events_of_a_call_are_judged(folder: SessionFolder, said: str, kind: str, component: str):
     fault = explain.verdict_of(folder, story("c-1", "submitted", f"ended without a result {said}"))
     assert (fault.kind.value, fault.component) == (kind, component)
     assert fault.proof[0].text in said
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
-def test_what_the_log_says_goes_before_a_bare_signal(folder: SessionFolder):
+def test_log_evidence_takes_precedence_over_a_bare_signal(folder: SessionFolder):
     path = log(folder, "lib-2.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 was killed by SIGABRT"
     fault = explain.verdict_of(folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}"))
@@ -140,14 +140,14 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
     ],
 )  # fmt: skip
-def test_what_a_newcomer_raises_is_called_by_its_name(folder: SessionFolder, raised: str, component: str):
+def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, raised: str, component: str):
     text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
     fault = explain.verdict_of(folder, story("c-1", "submitted", text))
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
     assert [line.text for line in fault.proof] == ['File "/home/ana/program.py", line 12, in verify', raised]
 
 
-def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder):
+def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
     raised = "raised an exception in your code after 3.1 s: OddError: it went\nat /opt/odd/lib.py:7 in go"
     told = story("c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
     fault = explain.verdict_of(folder, told)
@@ -168,7 +168,7 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder):
         (("its library died (lib-2 on n1 was killed)",), "also of other calls: stoker logs lib-2"),
     ],
 )
-def test_what_happened_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
+def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
     fault = explain.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
     assert (
@@ -177,7 +177,7 @@ def test_what_happened_says_where_to_look(folder: SessionFolder, texts: tuple[st
     assert fault.look.endswith(look)
 
 
-def test_what_was_done_is_told_once_each(folder: SessionFolder):
+def test_actions_are_listed_once_each(folder: SessionFolder):
     eio = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
     fault = explain.verdict_of(
         folder,
@@ -195,7 +195,7 @@ def test_what_was_done_is_told_once_each(folder: SessionFolder):
     assert fault.done == ("ran again, for 15 s not on n1", "ran again, for 15 s not on n2")
 
 
-def test_a_device_that_failed_a_call_was_probed(folder: SessionFolder):
+def test_probe_of_a_device_that_failed_a_call_is_shown(folder: SessionFolder):
     ecc = "the device met a memory error that it cannot correct: AcceleratorError: CUDA error: uncorrectable ECC error"
     texts = (
         f"lib-1 (cuda:0 of n1) failed it: {ecc}",
@@ -207,7 +207,7 @@ def test_a_device_that_failed_a_call_was_probed(folder: SessionFolder):
     assert fault.done == ("ran again, for 15 s not on cuda:0 of n1", "cuda:0 of n1 was probed at once")
 
 
-def test_traceback_of_a_loader_goes_before_the_word_that_it_failed(folder: SessionFolder):
+def test_loader_traceback_precedes_the_failure_message(folder: SessionFolder):
     path = log(
         folder,
         "lib-2.log",
@@ -241,7 +241,7 @@ def test_traceback_of_a_loader_goes_before_the_word_that_it_failed(folder: Sessi
         ("unexplained", "infrastructure", "node"),
     ],
 )
-def test_a_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, component: str):
+def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, component: str):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     texts = ("joined from n1", "cuda:0 quarantined: it computed 3, twice", "gone: lost", f"counted as lost: {loss}")
     fault = explain.verdict_of(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
@@ -250,14 +250,14 @@ def test_a_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str,
     assert fault.done == ("cuda:0 was probed, failed, and is no longer used (quarantined)",)
 
 
-def test_a_pilot_that_went_as_it_should_has_none(folder: SessionFolder):
+def test_pilot_that_left_as_planned_has_no_verdict(folder: SessionFolder):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     assert explain.verdict_of(folder, story("n1", "joined", "gone: the session ended", headline="gone")) is None
     lost = story("n1", "counted as lost: unexplained", "came back", headline="here; 1 call ended there")
     assert explain.verdict_of(folder, lost) is None
 
 
-def test_a_dead_library_has_a_verdict_and_a_serving_one_has_none(folder: SessionFolder):
+def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: SessionFolder):
     log(folder, "lib-3.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     state = "llm on cpu:0 of n1: {}, 7 calls served, 0 held, 1 GB in use"
     fault = explain.verdict_of(folder, story("lib-3", "ready", headline=state.format("gone")))
@@ -284,7 +284,7 @@ def test_a_dead_library_has_a_verdict_and_a_serving_one_has_none(folder: Session
          "infrastructure", "scheduler"),
     ],
 )  # fmt: skip
-def test_a_block_whose_job_failed_has_a_verdict(
+def test_block_with_a_failed_job_has_a_verdict(
     folder: SessionFolder, printed: str, ended: str, kind: str, component: str
 ):
     if printed:
@@ -297,7 +297,7 @@ def test_a_block_whose_job_failed_has_a_verdict(
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
-def test_a_block_that_ended_well_has_none(folder: SessionFolder):
+def test_block_that_ended_well_has_no_verdict(folder: SessionFolder):
     assert explain.verdict_of(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended")) is None
     assert explain.verdict_of(folder, story("b1", "pending as job 7", headline="running")) is None
 
@@ -340,14 +340,14 @@ SICK = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     ],
     ids=["one line of 100 MB", "binary", "a hole", "a progress bar", "mixed encodings", "no line break"],
 )
-def test_a_log_of_any_content_is_judged_by_what_can_be_read(folder: SessionFolder, content: bytes):
+def test_log_with_arbitrary_bytes_is_judged_by_its_readable_part(folder: SessionFolder, content: bytes):
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     path.write_bytes(content)
     fault = _judged(folder, path)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
 
 
-def test_of_a_log_of_a_gigabyte_the_end_is_read(folder: SessionFolder):
+def test_end_of_a_log_of_one_gigabyte_is_read(folder: SessionFolder):
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -357,7 +357,7 @@ def test_of_a_log_of_a_gigabyte_the_end_is_read(folder: SessionFolder):
     assert fault.component == "gpu"
 
 
-def test_a_log_that_is_no_file_or_vanishes_costs_its_lines_alone(folder: SessionFolder):
+def test_missing_or_vanishing_log_loses_only_its_own_lines(folder: SessionFolder):
     pipe = folder.path / "pilots" / "n1" / "lib-1.log"
     os.mkfifo(pipe)
     for path in (pipe, folder.path / "pilots", folder.path / "gone.log", Path("/dev/zero"), Path("/proc/self/mem")):
@@ -367,7 +367,7 @@ def test_a_log_that_is_no_file_or_vanishes_costs_its_lines_alone(folder: Session
     assert b"".join(iter(lambda: parts.read(100), b"")) == b"\ntwo\n"
 
 
-def test_a_log_that_is_cut_short_while_it_is_read_ends_there(tmp_path: Path):
+def test_log_truncated_during_reading_ends_there(tmp_path: Path):
     path = tmp_path / "lib-1.log"
     path.write_bytes(b"a line\n" * 1000)
     parts = LogParts([LogPart("lib-1", path=path), LogPart("", text=b"the end\n")])
@@ -386,18 +386,18 @@ def test_a_log_that_is_cut_short_while_it_is_read_ends_there(tmp_path: Path):
         ("submitted", "waits for 3 s: its 2 hot libraries are busy"),
     ],
 )
-def test_where_nothing_has_failed_there_is_no_verdict(folder: SessionFolder, texts: tuple[str, ...]):
+def test_call_without_a_failure_has_no_verdict(folder: SessionFolder, texts: tuple[str, ...]):
     assert explain.verdict_of(folder, story("c-1", *texts)) is None
 
 
-def test_a_log_that_lies_elsewhere_costs_the_verdict_of_it_alone(folder: SessionFolder):
+def test_log_on_another_machine_loses_only_its_own_verdict(folder: SessionFolder):
     away = "printed /no/such/place/lib-1.log:0-100"
     fault = explain.verdict_of(folder, story("c-1", away, RAISED))
     assert fault.kind is FaultKind.USER
     assert explain.verdict_of(folder, story("c-1", away, "ended without a result (died): it died")) is None
 
 
-def test_how_far_a_running_call_is_is_told_by_what_it_prints(folder: SessionFolder):
+def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolder):
     log(folder, "lib-3.log", [f"step {step}/200 loss {3.0 - step / 100:.2f}" for step in range(1, 91)])
     progress = explain.progress_of(folder, story("c-1", "submitted", runs_in=("lib-3",)))
     assert progress is not None
@@ -405,7 +405,7 @@ def test_how_far_a_running_call_is_is_told_by_what_it_prints(folder: SessionFold
     assert "loss" in explain.progress_line(progress)
 
 
-def test_progress_of_earlier_calls_is_not_that_of_a_call(folder: SessionFolder):
+def test_progress_of_earlier_calls_is_not_shown(folder: SessionFolder):
     path = log(folder, "lib-3.log", [f"step {step}/200" for step in range(1, 91)])
     running = story("c-2", "submitted", runs_in=("lib-3",))
     assert explain.progress_of(folder, running) is not None
@@ -414,7 +414,7 @@ def test_progress_of_earlier_calls_is_not_that_of_a_call(folder: SessionFolder):
     assert explain.progress_of(folder, msgspec.structs.replace(running, runs_from=-1)) is None
 
 
-def test_a_call_that_waits_or_prints_no_metrics_has_no_progress(folder: SessionFolder):
+def test_waiting_call_or_call_without_metrics_has_no_progress(folder: SessionFolder):
     log(folder, "lib-3.log", ["loading", "ready"])
     assert explain.progress_of(folder, story("c-1", runs_in=("lib-3",))) is None
     assert explain.progress_of(folder, story("c-1", runs_in=("lib-4",))) is None
@@ -431,7 +431,7 @@ def test_a_call_that_waits_or_prints_no_metrics_has_no_progress(folder: SessionF
         ("out of walltime", "user", "walltime"),
     ],
 )
-def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str, kind: str, component: str):
+def test_blocks_are_judged_by_reports_of_the_factory(tmp_path: Path, reason: str, kind: str, component: str):
     story = Story("b1", True, f"block of source pool, job 7: ended: {reason}", (StoryLine(1.0, f"ended: {reason}"),))
     verdict = explain.verdict_of(SessionFolder(tmp_path), story)
     assert (verdict.kind.value, verdict.component) == (kind, component)
@@ -444,20 +444,20 @@ def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str,
         ("a disk of the node is full: OSError: 4096 requested and 12 written", "disk"),
     ],
 )
-def test_what_a_pilot_has_proved_is_not_contradicted(tmp_path: Path, said: str, component: str):
+def test_proved_facts_of_a_pilot_are_not_contradicted(tmp_path: Path, said: str, component: str):
     text = f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times\n  p1: {said}"
     verdict = explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
     assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
 
 
-def test_a_long_text_of_a_story_is_looked_through_at_once(tmp_path: Path):
+def test_long_story_text_is_searched_quickly(tmp_path: Path):
     text = "raised an exception in your code after 1.0 s: ValueError: " + "x " * 20_000
     began = time.process_time()
     explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
     assert time.process_time() - began < 5
 
 
-def test_lines_of_a_log_that_is_too_long_to_count_have_no_number(tmp_path: Path):
+def test_lines_of_a_log_too_long_to_count_have_no_number(tmp_path: Path):
     log = tmp_path / "lib-1.log"
     with log.open("wb") as file:
         file.write(b"filler\n" * 5_000_000)

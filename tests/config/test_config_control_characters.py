@@ -1,4 +1,4 @@
-"""A control character in a site file's text could start a new line of a script, so it is refused with file, line and
+"""A control character in a site file could start a new line of a script, so Stoker refuses it with file, line and
 setting.
 """
 
@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 from stoker.site import Environment, Pilot, Policy, Provider, ProviderKind, Session, Site
 
 KINDS = {"queue": "pbs", "requirements": "condor", "image": "kubernetes", "namespace": "kubernetes"}
-"""For each setting that Slurm lacks, a batch system that has it."""
+"""Batch systems that have the settings which Slurm lacks, by setting."""
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"]
 
 
@@ -40,12 +40,12 @@ def site_file(table: str, setting: str, text: str) -> tuple[str, int]:
     return "\n".join(lines), len(lines)
 
 
-def test_there_are_such_settings() -> None:
+def test_list_of_text_settings_contains_known_settings() -> None:
     assert {("provider", "partition"), ("provider", "options"), ("environment", "python"), ("", "sites")} <= {*texts()}
 
 
 @pytest.mark.parametrize(("table", "setting"), texts())
-def test_it_is_refused(table: str, setting: str) -> None:
+def test_control_character_in_a_setting_is_refused(table: str, setting: str) -> None:
     for character in CHARACTERS:
         text, line = site_file(table, setting, f"a{character}#SBATCH --wrap=b")
         if setting == "worker_init" and character in "\n\t":
@@ -58,7 +58,7 @@ def test_it_is_refused(table: str, setting: str) -> None:
         assert character not in str(caught.value)
 
 
-def test_a_site_made_in_a_program_is_refused_too() -> None:
+def test_site_created_in_a_program_is_refused_too() -> None:
     with pytest.raises(ValueError, match=r"qos = .* has a line break in it"):
         Provider(kind=ProviderKind.SLURM, qos="normal\n#SBATCH --wrap=true")
     with pytest.raises(ValueError, match=r"options = .* has a line break in it"):
@@ -70,6 +70,6 @@ def test_a_site_made_in_a_program_is_refused_too() -> None:
     ['name = "lab\\n"', '[provider]\nkind = "slurm"\ngpus = "a10:2\\n"', '[pilot]\ndevices = "cpu:4\\n"',
      '[session]\nports = "21000-21999\\n"'],
 )  # fmt: skip
-def test_a_line_break_behind_what_matches_a_pattern_is_refused(text: str) -> None:
+def test_line_break_after_a_valid_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="has a line break in it"):
         parse_site(text, file="s.toml")

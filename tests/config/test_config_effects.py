@@ -27,7 +27,7 @@ VAIN = {
 
 
 @pytest.mark.parametrize("text", VAIN, ids=lambda text: text.rpartition("\n")[2] + f" {len(text)}")
-def test_a_setting_without_effect_is_refused_with_line_and_advice(text: str) -> None:
+def test_setting_without_effect_is_refused_with_line_and_advice(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_site(text, file="site.toml")
     assert str(caught.value).startswith(f"site.toml: {VAIN[text]}")
@@ -46,13 +46,13 @@ EFFECTIVE = (
 
 
 @pytest.mark.parametrize("text", EFFECTIVE)
-def test_where_it_has_an_effect_it_stands(text: str, tmp_path: Path) -> None:
+def test_setting_with_an_effect_is_accepted(text: str, tmp_path: Path) -> None:
     site = parse_site(f'name = "a"\n{text}', file="site.toml")
     write_sites(tmp_path, [site])
     assert read_sites(tmp_path)["a"] == site
 
 
-def test_a_site_of_a_program_is_held_to_the_same() -> None:
+def test_site_created_in_a_program_is_checked_for_effects() -> None:
     with pytest.raises(ConfigError, match=r"site local: \[provider\] walltime_s has no effect"):
         load_site(Site(provider=Provider(walltime_s=Duration(7200))))
     with pytest.raises(ConfigError, match=r"\[policy\] finish_within_s has no effect"):
@@ -60,7 +60,7 @@ def test_a_site_of_a_program_is_held_to_the_same() -> None:
     assert load_site(Site(provider=Provider(kind=ProviderKind.SLURM, walltime_s=Duration(7200))))
 
 
-def test_a_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) -> None:
+def test_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) -> None:
     site, other = tmp_path / "lab.toml", tmp_path / "other.toml"
     other.write_text('name = "other"\nsites = ["lab.toml"]\n')
     site.write_text('name = "lab"\nsites = ["../' + tmp_path.name + '/lab.toml"]\n')
@@ -75,11 +75,11 @@ def test_a_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) ->
     )
 
 
-def test_an_empty_name_is_no_site() -> None:
+def test_empty_site_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="site: '' names no site file; leave it out for this machine"):
         load_site("")
 
 
-def test_what_runs_before_a_local_pilot_stands_in_the_dry_run(tmp_path: Path) -> None:
+def test_worker_init_of_a_local_pilot_is_shown_in_the_dry_run(tmp_path: Path) -> None:
     site = parse_site('[provider]\nworker_init = "module load cuda"', file="s")
     assert dry_run(site, session="k", folder=SessionFolder(tmp_path)).startswith("module load cuda\nexec ")

@@ -13,7 +13,7 @@ def options(*lines: str) -> list[str]:
     return said[said.index("--probe") :] if "--probe" in said else said[4:]
 
 
-def test_what_a_site_says_reaches_the_pilots_command() -> None:
+def test_probe_settings_reach_the_pilot_command() -> None:
     assert options() == []
     assert options('probe = "auto"', 'probe_every = "5 min"') == []
     assert options('probe = "never"') == ["--probe", "never"]
@@ -29,12 +29,12 @@ def test_what_a_site_says_reaches_the_pilots_command() -> None:
         ('probe_every = "0.5 s"', "at least 1 s"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(line: str, why: str) -> None:
+def test_invalid_probe_setting_is_refused(line: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"line 2: \[pilot\] .*{why}"):
         options(line)
 
 
-def test_a_probe_that_taskvine_would_not_run_is_refused() -> None:
+def test_probe_setting_without_effect_under_taskvine_is_refused() -> None:
     site = parse_site('engine = "taskvine"\n[pilot]\nprobe = "/opt/probe"\n', file="site.toml")
     with pytest.raises(ConfigError, match="the devices of its workers are not probed"):
         refuse_site(site)

@@ -14,11 +14,11 @@ RATES = {
 
 
 @pytest.mark.parametrize("text", RATES)
-def test_rates_are_bytes_a_second(text: str) -> None:
+def test_rates_are_in_bytes_per_second(text: str) -> None:
     assert parse_rate(text) == pytest.approx(RATES[text])
 
 
 @pytest.mark.parametrize("text", ["10 Gb/s", "1.2 GB", "1.2", "fast", "-1 GB/s", "1 GB/min", "", -1.0, math.nan, True])
-def test_what_is_no_rate_is_refused_with_an_example(text: object) -> None:
+def test_invalid_rate_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(UnitError, match="is not a rate"):
         parse_rate(text)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Shipped site files load; each fault is one line with file, line, setting and advice."""
+"""Shipped site files load, and each error is one line with file, line, setting and advice."""
 
 from __future__ import annotations
 
@@ -29,48 +29,48 @@ SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
-def test_each_shipped_site_loads_and_is_called_like_its_file(path: Path) -> None:
+def test_shipped_site_loads_and_has_the_name_of_its_file(path: Path) -> None:
     site = load_site(path)
     assert site.name == path.stem
     assert site.engine is (Engine.TASKVINE if path.stem == "taskvine" else Engine.STOKER)
 
 
-def test_the_shipped_sites_are_these() -> None:
+def test_shipped_sites_are_listed() -> None:
     assert {path.stem for path in SITES} == {
         "local", "workstation", "slurm", "slurm-preemptible", "condor", "condor-no-shared-fs", "mixed", "taskvine",
     }  # fmt: skip
 
 
-def test_the_mixed_site_is_two_sites_in_one_session() -> None:
+def test_mixed_site_is_two_sites_in_one_session() -> None:
     mixed, other = load_sites(next(path for path in SITES if path.stem == "mixed"))
     assert (mixed.name, mixed.is_local, mixed.session.interface) == ("mixed", True, "auto")
     assert (other.name, other.provider.kind) == ("slurm-preemptible", ProviderKind.SLURM)
 
 
-def test_no_site_is_this_machine_with_one_pilot() -> None:
+def test_default_site_is_this_machine_with_one_pilot() -> None:
     site = load_site()
     assert site == Site.default()
     assert (site.pilot.devices, site.pilot.init_blocks, site.pilot.max_blocks) == ("auto", 1, 1)
 
 
-def test_the_local_site_says_what_no_site_says() -> None:
+def test_local_site_file_equals_the_default_site() -> None:
     local = next(path for path in SITES if path.stem == "local")
     assert load_site(local) == Site.default()
 
 
-def test_a_site_that_was_loaded_loads_again_as_itself() -> None:
+def test_loaded_site_object_is_accepted_by_load() -> None:
     site = parse_site('name = "lab"', file="lab.toml")
     assert load_site(site) is site
 
 
-def test_units_are_read() -> None:
+def test_units_of_settings_are_parsed() -> None:
     site = parse_site('[pilot]\ncache_size = "1.5 TB"\n[session]\nheartbeat = "500 ms"\nlease = "1h30m"', file="a")
     assert site.pilot.cache_bytes == 1_500_000_000_000
     assert site.session.heartbeat_s == 0.5
     assert site.session.lease_s == 5400
 
 
-def test_a_session_reads_the_sites_that_it_has_written(tmp_path: Path) -> None:
+def test_session_reads_the_site_files_that_it_has_written(tmp_path: Path) -> None:
     for name, heartbeat in (("a", "150 ms"), ("b", "1h"), ("c", "0.1 s")):
         text = f'name = "{name}"\n[session]\nheartbeat = "{heartbeat}"\nlease = "2h30m"\n[policy]\nidle = 0'
         write_sites(tmp_path, [site := parse_site(text, file=name)])
@@ -152,7 +152,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("text", FAULTS, ids=lambda text: text.strip().replace("\n", " / ")[:40])
-def test_a_fault_is_one_line_that_says_where_and_what_to_do(text: str) -> None:
+def test_site_error_is_one_line_with_location_and_advice(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_site(text + "\n", file="site.toml")
     assert str(caught.value) == f"site.toml: {FAULTS[text]}"
@@ -161,7 +161,7 @@ def test_a_fault_is_one_line_that_says_where_and_what_to_do(text: str) -> None:
     assert f"line {caught.value.line}:" in str(caught.value)
 
 
-def test_the_line_is_right_below_multi_line_strings_and_lists() -> None:
+def test_error_line_is_correct_below_multi_line_values() -> None:
     text = 'name = """\n[pilot]\ncache_size = 3\n"""\n'
     with pytest.raises(ConfigError, match="line 1: name"):
         parse_site(text, file="s")
@@ -173,7 +173,7 @@ def test_the_line_is_right_below_multi_line_strings_and_lists() -> None:
         parse_site(text, file="s")
 
 
-def test_a_number_may_stand_in_quotes_or_not() -> None:
+def test_number_may_be_quoted() -> None:
     text = '[provider]\nkind = "slurm"\n{}\n[pilot]\n{}\n'
     quoted = parse_site(text.format('gpus = "2"\nnodes = "3"\ncores = " 8"', 'max_blocks = "4"'), file="s")
     plain = parse_site(text.format("gpus = 2\nnodes = 3\ncores = 8", "max_blocks = 4"), file="s")
@@ -182,7 +182,7 @@ def test_a_number_may_stand_in_quotes_or_not() -> None:
     assert parse_site(text.format("gpus = 0", ""), file="s").provider.gpus == ""
 
 
-def test_a_site_that_ships_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_site_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_site("workstation").pilot.devices == "gpu"
     assert [site.name for site in load_sites("local")] == ["local"]
@@ -195,13 +195,13 @@ def test_a_site_that_ships_is_loaded_by_its_name(tmp_path: Path, monkeypatch: py
     assert load_site("workstation").name == "mine", "a file in the current folder is found first"
 
 
-def test_a_file_of_another_name_is_not_meant(tmp_path: Path) -> None:
+def test_file_of_another_name_is_not_suggested(tmp_path: Path) -> None:
     (tmp_path / "bad5.toml").write_text("")
     with pytest.raises(ConfigError, match=r"x\.toml: no such file; .* has bad5\.toml$"):
         load_site(tmp_path / "x.toml")
 
 
-def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+def test_missing_site_file_error_suggests_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "local.toml").write_text("")
     with pytest.raises(ConfigError, match=r"locl\.toml: no such file; did you mean .*local\.toml\?$"):
         load_site(tmp_path / "locl.toml")
@@ -211,7 +211,7 @@ def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
         load_site(tmp_path / "no" / "local.toml")
 
 
-def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
+def test_unreadable_site_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_site(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b'name = "\xff"')
@@ -219,7 +219,7 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
         load_site(tmp_path / "latin.toml")
 
 
-def test_the_error_survives_pickling() -> None:
+def test_config_error_survives_pickling() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_site("[pilot]\ncache_size = true", file="site.toml")
     again = pickle.loads(pickle.dumps(caught.value))
@@ -242,7 +242,7 @@ def test_the_error_survives_pickling() -> None:
         (["--array=nonsense"], 1),
     ],
 )
-def test_an_array_brings_a_pilot_a_task_of_each_node(options: list[str], tasks: int) -> None:
+def test_array_starts_one_pilot_per_task_and_node(options: list[str], tasks: int) -> None:
     text = f'[provider]\nkind = "slurm"\nnodes = 2\noptions = {options!r}'
     assert parse_site(text, file="s").provider.pilots == 2 * tasks
 
@@ -250,7 +250,7 @@ def test_an_array_brings_a_pilot_a_task_of_each_node(options: list[str], tasks: 
 @pytest.mark.parametrize(
     ("kind", "option"), [("pbs", "-J 0-3"), ("lsf", '#BSUB -J "name[1-4]"'), ("grid_engine", "-t 1-4")]
 )
-def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
+def test_job_arrays_of_other_batch_systems_are_refused(kind: str, option: str) -> None:
     with pytest.raises(ConfigError, match=f"a block of {kind} is no array; raise max_blocks instead"):
         parse_site(f"[provider]\nkind = '{kind}'\noptions = ['{option}']", file="s")
     assert parse_site(f"[provider]\nkind = '{kind}'\noptions = ['-P word', '-j y']", file="s")
@@ -297,7 +297,7 @@ def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
         ("condor", "Output = o", "Output"),
     ],
 )
-def test_an_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
+def test_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
     text = f'[provider]\nkind = "{kind}"\noptions = ["{option}"]'.replace('"mine"', "'mine'")
     said = rf"line 3: \[provider\] options has .*: {own} is not for a site file: .*; remove it$"
     with pytest.raises(ConfigError, match=said):
@@ -315,7 +315,7 @@ def test_an_option_that_would_hide_a_job_is_refused(kind: str, option: str, own:
         ("condor", ["+ProjectName = 'x'", "error_action = 1", "request_disk = 5"]),
     ],
 )
-def test_other_options_stay(kind: str, options: list[str]) -> None:
+def test_other_batch_options_are_kept(kind: str, options: list[str]) -> None:
     text = f'[provider]\nkind = "{kind}"\noptions = [{", ".join(map(json.dumps, options))}]'
     assert list(parse_site(text, file="s").provider.options) == options
 
@@ -324,14 +324,14 @@ def test_other_options_stay(kind: str, options: list[str]) -> None:
     ("kind", "init"),
     [("slurm", "\n# ours\n#SBATCH --chdir=/tmp\ntrue"), ("lsf", "true\n#BSUB -J x"), ("grid_engine", "true\n#$ -N x")],
 )
-def test_a_batch_system_line_in_worker_init_is_an_option(kind: str, init: str) -> None:
+def test_batch_directive_in_worker_init_counts_as_an_option(kind: str, init: str) -> None:
     with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not for a site file"):
         parse_site(f"[provider]\nkind = '{kind}'\nworker_init = {json.dumps(init)}", file="s")
     assert parse_site(f"[provider]\nkind = 'slurm'\nworker_init = {json.dumps('true' + init)}", file="s")
 
 
 @given(st.text(alphabet="ab=[]{}\"'#.\n 1x_", max_size=60))
-def test_any_text_is_a_site_or_a_config_error(text: str) -> None:
+def test_arbitrary_text_is_a_site_or_a_config_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
         assert isinstance(parse_site(text, file="f"), Site)
         return
@@ -340,7 +340,7 @@ def test_any_text_is_a_site_or_a_config_error(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_blocks_idle_time_depends_on_the_session_or_the_site() -> None:
+def test_idle_time_of_a_block_depends_on_the_session_or_the_site() -> None:
     silent, explicit = parse_site("", file="a"), parse_site('[policy]\nidle = "5 min"', file="b")
     assert [source_of(silent, kept=kept).idle_s for kept in (False, True)] == [120.0, 1800.0]
     assert [source_of(explicit, kept=kept).idle_s for kept in (False, True)] == [300.0, 300.0]

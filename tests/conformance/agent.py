@@ -1,4 +1,4 @@
-"""The agent with real processes and sockets; the sequence replaces its manager."""
+"""The pilot agent with real processes and sockets; the sequence acts as the manager."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RealAgent(Shell):
         return time.monotonic() - self.said_at
 
     def settle(self) -> None:
-        """Request a hello, which arrives after all messages about earlier orders."""
+        """Request a hello, which follows all messages about earlier orders."""
         self.hello()
 
     def hear(self) -> bool:
@@ -179,7 +179,7 @@ class _Listening(FakeManager):
         self._passed = 0
 
     def pass_on(self) -> bool:
-        """True if the pilot has sent anything since the last call."""
+        """True if the pilot has sent a message since the last call."""
         fresh, self._passed = self.said[self._passed :], len(self.said)
         wanted, self.wanted = self.wanted, []
         if wanted:

@@ -1,4 +1,4 @@
-"""The pilot's core alone: the driver gives each event and its time."""
+"""The pilot core alone: the driver sends each event with its time."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from stoker.protocol.ids import CallId, LibraryId
 
 
 class ModelProcess:
-    """A library that runs its first call while the other calls wait."""
+    """A library that runs its first call while other calls wait."""
 
     def __init__(self, number: LibraryId, tell: Callable[[Event], None]) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Reactions of every pilot to orders and faults, over any shell."""
+"""Sequences of orders and faults, with the reactions required of every pilot."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """A sequence of orders and checks. `without`: shells that cannot express it, with reasons. `ends_pilot`: no
-    sequence can follow.
+    """A sequence of orders and checks. `without`: shells that cannot run the sequence, with reasons. `ends_pilot`: the
+    pilot ends.
     """
 
     run: Callable[[Shell], None]

@@ -1,6 +1,6 @@
-"""A pilot as its manager sees it, over any shell (the program around a pilot's core). A driver controls a shell's
-surroundings. A library runs one call at a time until the driver ends the call. Each call must leave its library as
-often as it was sent.
+"""A pilot from the view of its manager, over any shell (the program around a pilot core). A driver controls the
+environment of a shell. A library runs one call at a time until the driver ends the call. Each call must leave its
+library as often as it was sent.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Loads(enum.Enum):
 
 
 class Shell(abc.ABC):
-    """One welcomed pilot."""
+    """One pilot after its welcome."""
 
     def __init__(self) -> None:
-        self.unread: list[FromPilot] = []  # the pilot's messages that no sequence has read
+        self.unread: list[FromPilot] = []  # unread messages of the pilot
         self.owed: Counter[CallId] = Counter()  # for each call, times sent to a library minus times returned
-        self.open: set[LibraryId] = set()  # libraries that were ordered and have not ended
+        self.open: set[LibraryId] = set()  # ordered libraries that have not ended
         self.numbers = 0
 
     # ---- methods of drivers
 
     @abc.abstractmethod
     def say(self, message: ToPilot) -> None:
-        """Send a manager's message."""
+        """Send a message of the manager."""
 
     @abc.abstractmethod
     def settle(self) -> None:
@@ -203,7 +203,7 @@ class Shell(abc.ABC):
                 raise AssertionError(f"no {kind.__name__} {fields}; unread: {self.unread}")
 
     def expect_returned(self, library: LibraryId, calls: list[CallId]) -> CallsReturned:
-        """Expect these calls back in order, in one or several messages."""
+        """Expect the return of these calls in order, in one or several messages."""
         back: list[CallId] = []
         while len(back) < len(calls):
             returned = self.expect(CallsReturned, library=library)
@@ -212,8 +212,8 @@ class Shell(abc.ABC):
         return returned
 
     def silent(self, kind: type, *, due_in_s: float = math.inf, **fields: Any) -> None:
-        """Assert that no such message is unread or comes at once. Skip the check if the manager's last message is older
-        than `due_in_s`: then one may be due.
+        """Assert that no message of this kind is unread or arrives at once. Skip the check if a message may be due: the
+        last manager message is older than `due_in_s`.
         """
         self.settle()
         if self.said_s_ago() >= due_in_s:

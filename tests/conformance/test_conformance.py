@@ -1,4 +1,4 @@
-"""The same sequences over all shells of a pilot's core."""
+"""Run the same sequences over all shells of a pilot core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = [one.name for one in SEQUENCES]
 
 
 class SharedAgent:
-    """One pilot for sequences that leave it unchanged; replaced after a failure."""
+    """A pilot for sequences that do not change it; replaced after a failure."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
@@ -62,29 +62,29 @@ def expressible(sequence: Sequence, name: str) -> None:
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_the_core_alone(sequence: Sequence) -> None:
+def test_core_alone_passes_every_sequence(sequence: Sequence) -> None:
     play(CoreAlone(walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_the_simulator(sequence: Sequence) -> None:
+def test_simulator_passes_every_sequence(sequence: Sequence) -> None:
     expressible(sequence, SIMULATED)
     play(Simulated(walltime_s=sequence.walltime_s), sequence)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_a_taskvine_pool(sequence: Sequence) -> None:
+def test_taskvine_pool_passes_every_sequence(sequence: Sequence) -> None:
     expressible(sequence, POOL)
     play(Pooled(), sequence)
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if not one.ends_pilot], ids=lambda one: one.name)
-def test_the_agent(sequence: Sequence, shared_agent: SharedAgent) -> None:
+def test_pilot_agent_passes_every_sequence(sequence: Sequence, shared_agent: SharedAgent) -> None:
     expressible(sequence, AGENT)
     shared_agent.play(sequence)
 
 
-def test_a_sequence_that_fails_leaves_nothing_to_the_next_one(shared_agent: SharedAgent) -> None:
+def test_failed_sequence_leaves_nothing_for_the_next_sequence(shared_agent: SharedAgent) -> None:
     def stops_in_the_middle(shell: Shell) -> None:
         shell.ready()
         shell.run(shell.new_library(), shell.new_calls(1))
@@ -96,12 +96,12 @@ def test_a_sequence_that_fails_leaves_nothing_to_the_next_one(shared_agent: Shar
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
-def test_an_agent_that_ends(sequence: Sequence, tmp_path: Path) -> None:
+def test_pilot_agent_passes_every_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
     expressible(sequence, AGENT)
     play(RealAgent(tmp_path, walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
 
 
-def test_nearly_all_sequences_are_expressed_by_nearly_all_shells() -> None:
+def test_nearly_all_sequences_run_in_nearly_all_shells() -> None:
     shells = {CORE, AGENT, SIMULATED, POOL}
     left_out = [(one.name, name) for one in SEQUENCES for name in one.without]
     assert {name for _, name in left_out} <= shells - {CORE}

@@ -1,5 +1,3 @@
-"""One class of each kind, for test_contexts_payloads.py; see objects_that_travel.py."""
-
 # ruff: noqa: E731, RUF012, UP042
 
 import abc

@@ -1,4 +1,4 @@
-"""A private state folder for every test, and PyTorch on one thread."""
+"""Give every test a private state folder, and run PyTorch on one thread."""
 
 from __future__ import annotations
 

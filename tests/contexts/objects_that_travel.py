@@ -1,5 +1,5 @@
-"""Functions and objects of each kind for test_contexts_payloads.py. `use_` functions return True elsewhere; `make_`
-functions return their local value; `refuse_` functions are refused from a script.
+"""Functions and objects of each kind for test_contexts_payloads.py. `use_` functions return True in another process;
+`make_` functions return a local value; Stoker refuses `refuse_` functions of a script.
 """
 
 # ruff: noqa: B019, E731

@@ -1,4 +1,4 @@
-"""Sends functions to a process without their modules, and compares the results."""
+"""Send functions to a process without their modules, and compare the results."""
 
 import pickle
 import subprocess
@@ -23,7 +23,7 @@ sys.stdout.buffer.write(pickle.dumps(ended))
 
 
 def outcomes(here):
-    """Return each function's outcome in another process: `ok` or an error."""
+    """Run each function in another process; return `ok` or an error for each function."""
     sent, found = {}, {}
     for name, function in dict(here).items():
         if name.partition("_")[0] in ("use", "make", "refuse"):

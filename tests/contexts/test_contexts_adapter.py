@@ -1,4 +1,4 @@
-"""Streamed text has whole characters, no stop text, and its end."""
+"""Streamed text contains only whole characters, no stop text, and the complete end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(
     return found, written
 
 
-def test_characters_of_several_tokens_come_whole() -> None:
+def test_characters_of_several_tokens_are_sent_whole() -> None:
     found, written = write("aé€😀z")
     assert [piece for piece in found if piece] == ["a", "é", "€", "😀", "z"]
     assert written.finish is Finish.STOP
@@ -48,7 +48,7 @@ def of_bytes(ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
-def test_invalid_bytes_come_within_three_tokens(decoded: Callable[[Sequence[int]], str]) -> None:
+def test_invalid_bytes_are_sent_within_three_tokens(decoded: Callable[[Sequence[int]], str]) -> None:
     written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
     pieces = [written.add(0xFF) for _ in range(20)]
     assert pieces == ["", "", "", *[LOST] * 17]
@@ -56,19 +56,19 @@ def test_invalid_bytes_come_within_three_tokens(decoded: Callable[[Sequence[int]
 
 
 @pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
-def test_neighbouring_characters_of_several_tokens_come_whole(decoded: Callable[[Sequence[int]], str]) -> None:
+def test_neighbouring_characters_of_several_tokens_are_sent_whole(decoded: Callable[[Sequence[int]], str]) -> None:
     written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
     pieces = [written.add(byte) for byte in "€😀é😀".encode()]
     assert [piece for piece in pieces if piece] == ["€", "😀", "é", "😀"]
 
 
-def test_characters_that_share_tokens_come_whole() -> None:
+def test_characters_that_share_tokens_are_sent_whole() -> None:
     parts = [
         b"\xe2",
         b"\x82",
         *[b"\xac\xe2", b"\x82"] * 6,
         b"\xac",
-    ]  # each third byte is in a token with the next first
+    ]  # each third byte shares a token with the following byte
 
     def joined(ids: Sequence[int]) -> str:
         return b"".join(parts[id] for id in ids).decode("utf-8", "replace")
@@ -82,7 +82,7 @@ def test_characters_that_share_tokens_come_whole() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=40), stop=st.lists(st.text(min_size=1, max_size=2), max_size=2))
-def test_pieces_of_any_bytes_are_the_whole_text(data: bytes, stop: list[str]) -> None:
+def test_pieces_of_arbitrary_bytes_join_to_the_whole_text(data: bytes, stop: list[str]) -> None:
     found = []
     for pieces in (True, False):
         written = Written(decode=decode, ends=frozenset({END}), most=1000, stop=tuple(stop), pieces=pieces)
@@ -95,12 +95,12 @@ def test_pieces_of_any_bytes_are_the_whole_text(data: bytes, stop: list[str]) ->
     assert found[0] == found[1]
 
 
-def test_without_pieces_the_text_comes_at_the_end() -> None:
+def test_text_without_pieces_is_sent_at_the_end() -> None:
     found, _ = write("hello", pieces=False)
     assert found == ["", "", "", "", "", "hello"]
 
 
-def test_what_may_become_a_stop_text_is_held_back() -> None:
+def test_possible_start_of_a_stop_text_is_held_back() -> None:
     found, written = write("one\n\ntwo", stop=("\n\n",))
     assert found == ["o", "n", "e", "", ""]
     assert written.finish is Finish.STOP
@@ -108,7 +108,7 @@ def test_what_may_become_a_stop_text_is_held_back() -> None:
     assert found == ["o", "n", "e", "", "\nt", ""]
 
 
-def test_the_most_tokens_end_it_and_give_what_was_held_back() -> None:
+def test_token_limit_ends_the_text_and_releases_held_text() -> None:
     found, written = write("abc\n", stop=("\n\n",), most=4)
     assert found == ["a", "b", "c", "\n"]
     assert written.finish is Finish.LENGTH
@@ -116,7 +116,7 @@ def test_the_most_tokens_end_it_and_give_what_was_held_back() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=40), stop=st.lists(st.text(min_size=1, max_size=4), max_size=3), most=st.integers(1, 60))
-def test_pieces_and_whole_are_the_same_text(text: str, stop: list[str], most: int) -> None:
+def test_pieces_and_the_whole_text_are_equal(text: str, stop: list[str], most: int) -> None:
     stops = tuple(stop)
     pieces, one = write(text, stop=stops, most=most)
     whole, other = write(text, stop=stops, pieces=False, most=most)
@@ -131,12 +131,12 @@ def test_pieces_and_whole_are_the_same_text(text: str, stop: list[str], most: in
 @pytest.mark.parametrize(
     ("text", "piece", "raw"),
     [
-        (LOST, "<0xE2>", b"\xe2"),  # a token of one byte in a vocabulary with byte fallback
-        (LOST, "ðŁ", b"\xf0\x9f"),  # a token in a vocabulary of bytes, two bytes of a character
+        (LOST, "<0xE2>", b"\xe2"),  # one byte as a token in a vocabulary with byte fallback
+        (LOST, "ðŁ", b"\xf0\x9f"),  # two bytes of a character as a token in a byte vocabulary
         (f" {LOST}", "ĠðŁ", b" \xf0\x9f"),
     ],
 )
-def test_a_part_of_a_character_has_its_bytes(text, piece, raw):
+def test_incomplete_character_is_returned_as_bytes(text, piece, raw):
     found = token_text(text, piece)
     assert isinstance(found, TokenText)
     assert (found, found.raw) == (text, raw)
@@ -150,11 +150,11 @@ def test_a_part_of_a_character_has_its_bytes(text, piece, raw):
         ("Paris", "▁Paris", " Paris"),  # the piece has the space that the decoder drops
         (" Paris", "ĠParis", " Paris"),
         ("é", "Ã©", "é"),
-        (LOST, "ï¿½", LOST),  # the text has the replacement character itself
+        (LOST, "ï¿½", LOST),  # the text contains a real replacement character
         ("<s>", "<s>", "<s>"),
         (LOST, "日", LOST),  # a piece that stands for no bytes
     ],
 )
-def test_a_whole_text_is_a_text(text, piece, found):
+def test_complete_text_is_a_string(text, piece, found):
     assert token_text(text, piece) == found
     assert type(token_text(text, piece)) is str

@@ -14,7 +14,7 @@ from stoker.contexts.ambient import Evicted
 from stoker.errors import SerializationError, StokerError
 
 
-def test_devices_are_named_as_pytorch_names_them_here() -> None:
+def test_devices_have_the_names_of_pytorch() -> None:
     for given, seen in {
         "cpu": ("cpu",),
         "cpu:3": ("cpu",),
@@ -27,7 +27,7 @@ def test_devices_are_named_as_pytorch_names_them_here() -> None:
         assert contexts.device() == seen[0]
 
 
-def test_outside_of_a_library() -> None:
+def test_ambient_functions_work_outside_a_library() -> None:
     assert contexts.device() in ("cpu", "cuda:0")
     contexts.progress(1, 2)
     assert contexts.saved_state("fresh") == "fresh"
@@ -37,7 +37,7 @@ def test_outside_of_a_library() -> None:
         contexts.load_variable_from_serverless("model")
 
 
-def test_variables_of_the_context() -> None:
+def test_variables_of_the_context_are_available_in_calls() -> None:
     ambient.enter_library(device="cpu", context={"model": 1, "tokenizer": 2})
     assert contexts.load_variable_from_serverless("model") == 1
     with pytest.raises(StokerError, match=r"no variable 'modle'.*'model', 'tokenizer'"):
@@ -54,7 +54,7 @@ def test_objects_survive_the_load() -> None:
     assert contexts.local_path("other") == Path("other")
 
 
-def test_progress_reaches_the_hook() -> None:
+def test_progress_is_passed_to_the_hook() -> None:
     seen: list[tuple[float, float, float, Any]] = []
 
     def hook(done: float, total: float, metric: float, state: bytes) -> bool:
@@ -70,7 +70,7 @@ def test_progress_reaches_the_hook() -> None:
     assert seen == [(1, 10, 0, None), (2, 10, 0.5, {"step": 2}), (3, 0, 0, [3])]
 
 
-def test_a_call_that_is_evicted_goes_on_elsewhere() -> None:
+def test_evicted_call_continues_on_another_pilot() -> None:
     def work() -> int:
         step = contexts.saved_state(0)
         while step < 10:
@@ -90,15 +90,15 @@ def test_a_call_that_is_evicted_goes_on_elsewhere() -> None:
     assert work() == 10
 
 
-def test_a_checkpoint_that_cannot_travel_is_told() -> None:
+def test_unpicklable_checkpoint_raises_an_error() -> None:
     ambient.enter_call(hook=lambda *_: False)
     with pytest.raises(SerializationError, match="checkpoint"):
         contexts.progress(1, state=[threading.Lock()])
     with pytest.raises(SerializationError, match="checkpoint"):
-        contexts.progress(1, state=threading.Lock)  # the argument makes a state when called
+        contexts.progress(1, state=threading.Lock)  # a callable state is called
 
 
-def test_slots_do_not_mix(tmp_path: Path) -> None:
+def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
     """Calls in concurrent threads use their own hooks and folders."""
     barrier = threading.Barrier(8)
 
@@ -119,7 +119,7 @@ def test_slots_do_not_mix(tmp_path: Path) -> None:
             assert folder == tmp_path / str(number)
 
 
-def test_a_thread_of_the_users_own_finds_the_call() -> None:
+def test_thread_of_the_user_finds_its_call() -> None:
     heard: list[float] = []
     ambient.enter_call(hook=lambda done, *_: bool(heard.append(done)))  # type: ignore[func-returns-value]
     thread = threading.Thread(target=lambda: contexts.progress(7))

@@ -51,7 +51,7 @@ def bare_text(model: Any, prompt: str, most: int) -> str:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_scores_and_texts(name: str) -> None:
+def test_scores_and_texts_match_transformers(name: str) -> None:
     """Only models with plain attention share prompt prefixes."""
     model = random_model(CONFIGS[name]())
     engine = models.CausalLM(model, Letters())

@@ -46,8 +46,8 @@ def did_next(batch: RunningBatch) -> None:
     st.sampled_from([1, 3, 32]),
     st.sampled_from([0, 512, 1024]),
 )
-def test_a_step_that_repeats_gives_what_its_repetitions_give(requests, rows, cache_tokens):
-    """Compare two equal batches: one gets a repeated step's results one by one, the other together."""
+def test_repeated_step_equals_the_same_number_of_single_steps(requests, rows, cache_tokens):
+    """Compare two equal batches: one batch gets the results of a repeated step one by one, the other batch together."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
         if not batches[0].why_not(prompt=prompt, most=most):
@@ -76,7 +76,7 @@ def _ends(batch: RunningBatch, step: Step, id: int) -> bool:
     return request.unread == count and request.made + 1 == request.most
 
 
-def test_prompts_are_read_one_at_a_time_where_the_limits_say_so() -> None:
+def test_prompts_are_read_one_at_a_time_if_the_limits_require_it() -> None:
     batch = RunningBatch(BatchLimits(prefill_tokens=100, prefill_requests=1))
     for id in (1, 2):
         batch.add(id, prompt=10, most=5)
@@ -84,7 +84,7 @@ def test_prompts_are_read_one_at_a_time_where_the_limits_say_so() -> None:
     assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
 
 
-def test_the_next_token_is_due_a_tpot_later() -> None:
+def test_next_token_is_due_one_tpot_later() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
     for made in range(3):
@@ -92,7 +92,7 @@ def test_the_next_token_is_due_a_tpot_later() -> None:
         did_next(batch)
 
 
-def test_without_a_tpot_only_the_first_token_is_due() -> None:
+def test_only_the_first_token_is_due_without_a_tpot() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
     assert batch.due_at == 3.0
@@ -100,7 +100,7 @@ def test_without_a_tpot_only_the_first_token_is_due() -> None:
     assert batch.due_at == math.inf
 
 
-def test_requests_are_read_together_and_each_leaves_when_it_has_ended() -> None:
+def test_requests_are_read_together_and_leave_when_finished() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=100))
     batch.add(1, prompt=10, most=5)
     batch.add(2, prompt=20, most=5)
@@ -113,7 +113,7 @@ def test_requests_are_read_together_and_each_leaves_when_it_has_ended() -> None:
     assert batch.mean_output == 2
 
 
-def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
+def test_free_row_is_reused_before_other_requests_end() -> None:
     batch = RunningBatch(BatchLimits(rows=2, prefill_tokens=100))
     for id in (1, 2, 3):
         batch.add(id, prompt=4, most=9)
@@ -121,7 +121,7 @@ def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
     assert [step.requests for step in steps[:4]] == [(1, 2), (1, 2), (3,), (2, 3)]
 
 
-def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
+def test_long_prompt_is_read_in_parts_between_decode_steps() -> None:
     batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16))
     steps = beside_a_long_prompt(batch)
     assert [(step.prefill, step.tokens) for step in steps[:6]] == [
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
     ]  # fmt: skip
 
 
-def test_where_steps_mix_those_that_write_take_part_in_every_step() -> None:
+def test_decoding_requests_take_part_in_every_mixed_step() -> None:
     batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=True))
     steps = beside_a_long_prompt(batch)
     assert steps[:4] == [
@@ -140,7 +140,7 @@ def test_where_steps_mix_those_that_write_take_part_in_every_step() -> None:
     ]
 
 
-def test_what_is_due_first_is_read_first() -> None:
+def test_prompt_with_the_nearest_deadline_is_read_first() -> None:
     batch = RunningBatch(BatchLimits(rows=1, prefill_tokens=100))
     batch.add(1, prompt=4, most=2)
     batch.add(2, prompt=4, most=2, due_at=9.0, tpot_s=0.25)
@@ -150,7 +150,7 @@ def test_what_is_due_first_is_read_first() -> None:
     assert order == [3, 2, 1]
 
 
-def test_requests_wait_for_memory_and_grow_into_it() -> None:
+def test_requests_wait_for_memory_and_grow_into_freed_memory() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
     for id in (1, 2, 3, 4):
         batch.add(id, prompt=50, most=60)
@@ -159,15 +159,15 @@ def test_requests_wait_for_memory_and_grow_into_it() -> None:
     assert step.requests == (1, 2, 3)
     steps = run(batch, {1: 60, 2: 60, 3: 5, 4: 60})
     assert any(step.evicted for step in steps)
-    assert not any(1 in step.evicted for step in steps)  # request 1, the oldest, has the least headroom
+    assert not any(1 in step.evicted for step in steps)  # the oldest request 1 has the least headroom
 
 
-def test_a_request_that_outgrows_its_estimate_needs_a_further_row() -> None:
+def test_request_that_outgrows_its_estimate_needs_another_row() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=1024, page_tokens=16))
     batch.add(1, prompt=16, most=32)
     run(batch, {1: 32})
     batch.add(2, prompt=16, most=200)
-    assert batch.outgrown_tokens() == 16 + 32  # the mean of ended requests
+    assert batch.outgrown_tokens() == 16 + 32  # the mean length of ended requests
     step = batch.next()
     assert step is not None
     batch.did(step)
@@ -176,7 +176,7 @@ def test_a_request_that_outgrows_its_estimate_needs_a_further_row() -> None:
     assert batch.outgrown_tokens(unrecorded=190) == 16 + 208  # at most its limit
 
 
-def test_what_can_never_fit_is_told() -> None:
+def test_request_that_can_never_fit_is_refused() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=256))
     assert batch.why_not(prompt=200, most=56) == ""
     assert "need 512 tokens" in batch.why_not(prompt=200, most=57)
@@ -187,7 +187,7 @@ def test_what_can_never_fit_is_told() -> None:
     assert [request.id for request in batch.requests()] == [1], "a request that would wait forever is refused"
 
 
-def test_arrivals_and_aborts_look_at_few_of_the_many_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrivals_and_aborts_examine_few_of_many_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     urgency = batching._urgency
 
@@ -216,7 +216,7 @@ def test_arrivals_and_aborts_look_at_few_of_the_many_that_wait(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("tokens", "row"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
-def test_rows_are_powers_of_two(tokens: int, row: int) -> None:
+def test_row_lengths_are_powers_of_two(tokens: int, row: int) -> None:
     assert row_tokens(tokens) == row
 
 
@@ -231,7 +231,7 @@ requests = st.lists(
     asked=requests, rows=st.integers(1, 6), part=st.integers(1, 200), room=st.sampled_from([0, 512, 1024]),
     aborted=st.sets(st.integers(0, 11), max_size=3), mixes=st.booleans(),
 )  # fmt: skip
-def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, room, aborted, mixes):
+def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, mixes):
     batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room, mixes=mixes))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):
@@ -247,7 +247,7 @@ def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, roo
         writing = {id for id, request in batch.running.items() if request.decodes}
         assert sum(step.tokens) <= (part * step.prefill + (rows if mixes or not step.prefill else 0))
         if mixes or not step.prefill:
-            assert writing <= set(step.requests)  # every row that can write is included
+            assert writing <= set(step.requests)  # every row that can decode is included
         assert not room or batch.reserved <= room
         done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
         for id in done:
@@ -261,7 +261,7 @@ def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, roo
     assert {id: wrote[id] for id in ends} == ends
 
 
-def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
+def test_paged_row_has_only_the_required_length() -> None:
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
     assert [limits.longest_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [96, 64, 0]
@@ -269,7 +269,7 @@ def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
     assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 
 
-def test_peak_counts_each_request_at_least_with_the_mean() -> None:
+def test_peak_counts_each_request_with_at_least_the_mean() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=1000, page_tokens=10))
     batch.add(1, prompt=20, most=500)
     assert batch.peak_tokens(prompt=30, output=100) == 120 + 130
@@ -278,7 +278,7 @@ def test_peak_counts_each_request_at_least_with_the_mean() -> None:
     assert batch.peak_tokens(prompt=30, output=100) == 170 + 130
 
 
-def test_a_request_that_waits_for_memory_makes_no_turn_urgent() -> None:
+def test_request_that_waits_for_memory_makes_no_turn_urgent() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=128))
     batch.add(1, prompt=100, most=20, due_at=50.0, tpot_s=1.0)
     assert batch.next() is not None

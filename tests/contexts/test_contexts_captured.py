@@ -68,12 +68,12 @@ def test_immutable_captures_are_compared_by_identity(source: str, change: str, n
 @pytest.mark.parametrize(
     ("source", "change"),
     [
-        ("def use(x): return x.scale\nscale = 1", "scale = 2"),  # an attribute's name is not a global
+        ("def use(x): return x.scale\nscale = 1", "scale = 2"),  # an attribute name is not a global
         ("import sys\ndef use(): return sys.path", "sys.stoker_marker = 1"),
         ("def use(): return 1", "other = 2"),
     ],
 )
-def test_names_that_a_function_does_not_use_are_no_change(source: str, change: str) -> None:
+def test_change_of_an_unused_name_is_no_change(source: str, change: str) -> None:
     names = namespace(source)
     captured = Captured(names["use"])
     exec(change, names)
@@ -94,7 +94,7 @@ MUTABLE = [
 
 
 @pytest.mark.parametrize("source", MUTABLE)
-def test_an_object_that_may_change_in_place_is_mutable(source: str) -> None:
+def test_object_that_may_change_in_place_is_mutable(source: str) -> None:
     use = namespace(f"{source}\ndef use(): return held")["use"]
     assert is_pickled_again(Captured(use), use)
     through = namespace(f"{source}\ndef helper(): return held\ndef use(): return helper()")["use"]
@@ -181,7 +181,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
-def test_a_change_below_a_held_function_is_never_missed(holder: str) -> None:
+def test_change_inside_a_captured_function_is_never_missed(holder: str) -> None:
     names = namespace(holder + USE)
     use = names["use"]
     captured = Captured(use)
@@ -189,7 +189,7 @@ def test_a_change_below_a_held_function_is_never_missed(holder: str) -> None:
     assert is_pickled_again(captured, use)
 
 
-def test_a_module_of_the_user_is_mutable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_of_the_user_is_mutable(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("stoker_test_settings")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = namespace("def use(): return settings.rate")
@@ -197,12 +197,12 @@ def test_a_module_of_the_user_is_mutable(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(Captured(names["use"]).mutable) == ["settings"]
 
 
-def test_many_helpers_end_and_count_as_mutable() -> None:
+def test_search_through_many_helpers_stops_and_counts_as_mutable() -> None:
     source = "".join(f"def f{i}(): return f{i + 1}()\n" for i in range(1_100)) + "def use(): return f0()"
     assert Captured(namespace(source)["use"]).mutable
 
 
-def test_no_code_of_the_user_runs() -> None:
+def test_comparison_runs_no_code_of_the_user() -> None:
     never = "def never(*_): raise SystemExit('code of the user ran')\n"
     names = namespace(
         never
@@ -216,7 +216,7 @@ def test_no_code_of_the_user_runs() -> None:
     assert captured.changed(names["use"]) == ""
 
 
-def test_a_function_that_its_helpers_hold_is_freed() -> None:
+def test_function_referenced_by_its_helpers_is_freed() -> None:
     names = namespace(
         "def make():\n def helper(): return use()\n def use(f=helper): return helper, use\n use.me = use\n"
         " return use\nuse = make()"
@@ -230,7 +230,7 @@ def test_a_function_that_its_helpers_hold_is_freed() -> None:
     assert gone() is None
 
 
-def test_a_loader_whose_names_are_bound_again_is_known_by_its_recipe() -> None:
+def test_loader_whose_names_are_rebound_is_found_by_its_recipe() -> None:
     names = namespace("import stoker\nsettings = {'layers': [1]}\n@stoker.context\ndef table(): return settings\n")
     recipe = names["table"]()
     assert isinstance(recipe, Recipe)
@@ -240,5 +240,5 @@ def test_a_loader_whose_names_are_bound_again_is_known_by_its_recipe() -> None:
     assert changed_since_made(names["table"]().key) == ""
 
 
-def test_a_loader_that_is_a_partial_makes_a_recipe() -> None:
+def test_partial_function_is_accepted_as_a_loader() -> None:
     assert changed_since_made(stoker.contexts.recipe_of(functools.partial(dict, a=[1])).key) == ""

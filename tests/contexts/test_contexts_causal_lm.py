@@ -1,4 +1,4 @@
-"""The ready-made causal LM scores and generates like the bare model. `real` tests use the shipped weights; the others
+"""The built-in causal LM scores and generates like the bare model. `real` tests use the shipped weights; other tests
 use random weights.
 """
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def snapshots(request: pytest.FixtureRequest) -> Path:
-    """Keep the folder between runs: converting the model takes most of the time."""
+    """Return a folder that is kept between runs, because the conversion of the model takes most of the time."""
     return Path(request.config.cache.mkdir("stoker-snapshots"))
 
 
@@ -79,7 +79,7 @@ def close(found: list[list[float]], expected: list[list[float]], *, limit: float
 
 @without_gradients
 def bare_score(model: Any, prompt: str, label: str) -> float:
-    """Return the sum of the label tokens' log-probabilities, by definition, from one plain pass."""
+    """Return the sum of the log-probabilities of the label tokens from one plain forward pass."""
     start = model.tokenizer(prompt, return_tensors="pt").input_ids
     whole = model.tokenizer(prompt + label, return_tensors="pt").input_ids
     assert (whole[0, : start.shape[1]] == start[0]).all()
@@ -98,12 +98,12 @@ def really_expected(real: Any) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
-def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
+def test_scores_equal_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
     assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
 
 
-def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
-    """From the second call on, calls of one prompt reuse the prompts' common beginning. No score changes."""
+def test_scores_are_equal_in_separate_calls(model: Any, expected: list[list[float]]) -> None:
+    """Calls of one prompt reuse the common prefix of earlier prompts without changing any score."""
     before = model.reused_tokens
     order = [0, 1, 2, 2, 0]
     found = {index: model.label_scores([PROMPTS[index]], LABELS)[0] for index in order}
@@ -113,7 +113,7 @@ def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
     assert model.batch_load().reused_tokens == model.reused_tokens
 
 
-def test_a_given_prefix_changes_nothing_but_the_work(model: Any, expected: list[list[float]]) -> None:
+def test_given_prefix_changes_only_the_work(model: Any, expected: list[list[float]]) -> None:
     rest = [prompt.removeprefix(TEMPLATE) for prompt in PROMPTS]
     assert close(model.label_scores(rest[:1], LABELS, prefix=TEMPLATE), expected[:1])
     before = model.reused_tokens
@@ -121,8 +121,8 @@ def test_a_given_prefix_changes_nothing_but_the_work(model: Any, expected: list[
     assert model.reused_tokens - before >= 2 * (model.count_tokens(TEMPLATE) - 1)
 
 
-def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
-    """If the label has other tokens after the prompt than alone, its tokens alone count."""
+def test_label_merged_with_the_prompt_in_one_token_is_scored(real: Any) -> None:
+    """If the tokens of a label depend on the prompt, the tokens of the label alone count."""
     found = real.label_scores(["Answer: fal"], ["se", " se"])
     assert len(found[0]) == 2
     assert all(score < 0 for score in found[0])
@@ -138,14 +138,14 @@ def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
         ((["word " * 9000], LABELS), "the model reads 2048"),
     ],
 )
-def test_what_cannot_be_scored_is_told(model: Any, arguments: Any, says: str) -> None:
+def test_unscorable_labels_raise_an_error(model: Any, arguments: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         model.label_scores(*arguments)
     assert model.label_scores([], LABELS) == []
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_greedy_texts_are_those_of_transformers(model: Any, batch_size: int) -> None:
+def test_greedy_texts_equal_those_of_transformers(model: Any, batch_size: int) -> None:
     expected = []
     for prompt in PROMPTS:
         ids = model.tokenizer(prompt, return_tensors="pt")
@@ -155,7 +155,7 @@ def test_greedy_texts_are_those_of_transformers(model: Any, batch_size: int) -> 
     assert model.generate(PROMPTS, max_new_tokens=8, batch_size=batch_size) == expected
 
 
-def test_draws_depend_on_the_seed_alone(model: Any) -> None:
+def test_sampled_tokens_depend_only_on_the_seed(model: Any) -> None:
     one = model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1)
     assert model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1, batch_size=3) == one
     assert model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=2) != one
@@ -165,7 +165,7 @@ def test_draws_depend_on_the_seed_alone(model: Any) -> None:
     assert model.generate(PROMPTS[:1], max_new_tokens=6, temperature=1.0, top_p=1e-9) == greedy
 
 
-def test_texts_end_where_they_should(real: Any) -> None:
+def test_texts_end_at_stop_texts_and_limits(real: Any) -> None:
     counting = ["One, two, three, four,"]
     full = real.generate(counting, max_new_tokens=9)[0]
     assert "six" in full
@@ -175,7 +175,7 @@ def test_texts_end_where_they_should(real: Any) -> None:
     assert real.count_tokens(answer) < 60
 
 
-def test_options_that_no_engine_follows_are_refused(model: Any) -> None:
+def test_options_that_no_engine_supports_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="max_new_tokens"):
         model.generate(PROMPTS, max_new_tokens=0)
     with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
@@ -185,7 +185,7 @@ def test_options_that_no_engine_follows_are_refused(model: Any) -> None:
             model.generate(PROMPTS, temperature=temperature)
 
 
-def test_pieces_are_the_text(model: Any) -> None:
+def test_pieces_join_to_the_text(model: Any) -> None:
     [text] = model.generate(PROMPTS[:1], max_new_tokens=12)
     pieces = list(model.stream(PROMPTS[0], max_new_tokens=12))
     assert "".join(pieces) == text
@@ -202,7 +202,7 @@ def test_pieces_are_the_text(model: Any) -> None:
         model.stream_completion(PROMPTS[0], json_schema="{")
 
 
-def test_a_stream_that_is_closed_ends_its_request(model: Any) -> None:
+def test_closed_stream_aborts_its_request(model: Any) -> None:
     pieces = model.stream(PROMPTS[0], max_new_tokens=1500, temperature=1.0)
     next(pieces)
     assert model.batch_load().running == 1
@@ -212,7 +212,7 @@ def test_a_stream_that_is_closed_ends_its_request(model: Any) -> None:
     assert model.batch_load().running == 0
 
 
-def test_a_completion_has_its_facts(model: Any) -> None:
+def test_completion_has_its_usage_and_finish_reason(model: Any) -> None:
     found = model.complete(PROMPTS[0], max_new_tokens=5, logprobs=2)
     assert [found.text] == model.generate(PROMPTS[:1], max_new_tokens=5)
     assert (found.finish_reason, found.completion_tokens) == ("length", 5)
@@ -225,7 +225,7 @@ def test_a_completion_has_its_facts(model: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"logprobs": 2}, {"temperature": 1.0, "seed": 3}, {"stop": ["e"]}])
-def test_a_completion_that_is_streamed_has_the_facts_of_the_whole_one(model: Any, options: Any) -> None:
+def test_streamed_completion_has_the_facts_of_the_whole_completion(model: Any, options: Any) -> None:
     whole = model.complete(PROMPTS[0], max_new_tokens=12, **options)
     tokens = list(model.stream_completion(PROMPTS[0], max_new_tokens=12, **options))
     assert "".join(token.text for token in tokens) == whole.text
@@ -246,12 +246,12 @@ def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
         assert all(close(found.result(60), scores) for found in beside)
     after = model.batch_load()
     rows, steps = after.row_steps - before.row_steps, after.decode_steps - before.decode_steps
-    assert rows / steps > 2  # single requests would give 1
+    assert rows / steps > 2  # separate requests would give 1
     assert after.most_running > 2
 
 
 @pytest.mark.long
-def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) -> None:
+def test_call_of_one_prompt_does_not_wait_for_a_whole_larger_call(model: Any) -> None:
     with ThreadPoolExecutor(2) as threads:
         many = threads.submit(model.generate, PROMPTS * 200, max_new_tokens=30)
         while not model.batch_load().running:
@@ -261,17 +261,17 @@ def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) 
         assert many.result(120)[0].startswith(text)
 
 
-def test_its_memory_by_cached_tokens_is_known_once_it_is_loaded(model: Any) -> None:
+def test_memory_per_cached_token_is_known_after_the_load(model: Any) -> None:
     memory, cache = model.memory(), model.token_cache()
     assert cache == TokenCache(memory.weights_bytes + 500_000_000, 2 * 2 * 64 * 4, tokens=2048)
-    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than weights and process
+    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than the memory of weights and process
     try:
         assert model.token_cache().weights_bytes == 336_000_000  # the engine keeps a cache of 64 MB
     finally:
         ambient.leave_library()
 
 
-def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
+def test_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     config = model.model.config
     head = config.hidden_size // config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.model.dtype.itemsize
@@ -282,7 +282,7 @@ def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     with pytest.raises(ValueError, match=refused):
         small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=1)
     assert small.batch_load().steps == 0
-    for batch_size in (0, 2):  # the other requests were submitted too and are aborted
+    for batch_size in (0, 2):  # the other submitted requests are aborted
         with pytest.raises(ValueError, match=refused):
             small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=batch_size)
     assert small.generate(PROMPTS, max_new_tokens=20) == model.generate(PROMPTS, max_new_tokens=20)
@@ -291,7 +291,7 @@ def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) -> None:
+def test_program_exits_cleanly_while_its_model_writes(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "tiny")
     program = (
         "import sys\nfrom stoker.contexts import load_causal_lm\n"
@@ -308,7 +308,7 @@ def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
-def test_a_model_that_is_dropped_ends_its_thread(model: Any) -> None:
+def test_deleted_model_ends_its_thread(model: Any) -> None:
     dropped = language_model.CausalLM(model.model, model.tokenizer)
     assert dropped.generate(PROMPTS[:1], max_new_tokens=2)
     thread = dropped._thread
@@ -319,7 +319,7 @@ def test_a_model_that_is_dropped_ends_its_thread(model: Any) -> None:
         thread.run(lambda: None)
 
 
-def test_a_model_says_how_many_calls_it_serves(model: Any) -> None:
+def test_model_reports_its_number_of_slots(model: Any) -> None:
     assert model.engine == "continuous"
     few = model.slots(model.memory().weights_bytes + 520_000_000)
     try:
@@ -358,7 +358,7 @@ def snapshot_of_model(snapshots: Path) -> Path:
     )
 
 
-def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
+def test_recipe_has_a_name_an_object_and_a_key(tmp_path: Path) -> None:
     recipe = causal_lm()
     assert recipe.name.startswith("SmolLM2-135M-Instruct")
     assert len(recipe.objects) == 1
@@ -375,7 +375,7 @@ def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
     assert causal_lm(tmp_path).preload == recipe.preload, "models of all architectures share a zygote"
 
 
-def test_a_model_over_several_devices_needs_its_share_of_each(tmp_path: Path) -> None:
+def test_model_over_several_devices_needs_its_share_of_each(tmp_path: Path) -> None:
     facts = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     one, four = causal_lm(tmp_path).needs, causal_lm(tmp_path, devices=4).needs
@@ -394,7 +394,7 @@ def test_a_model_over_several_devices_needs_its_share_of_each(tmp_path: Path) ->
         ({"devices": 2, "graphs": True}, "graphs capture the steps of one device"),
     ],
 )  # fmt: skip
-def test_a_split_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_impossible_device_split_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "num_attention_heads": 4}))
     with pytest.raises(RecipeError, match=said):
         causal_lm(tmp_path, **options)
@@ -412,7 +412,7 @@ def test_graphs_are_an_option_of_the_continuous_engine() -> None:
 
 
 @pytest.mark.long
-def test_on_a_cpu_graphs_change_nothing(real: Any, snapshots: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_graphs_option_changes_nothing_on_a_cpu(real: Any, snapshots: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         there = load(causal_lm(graphs=True), snapshots)
         assert there.generate(PROMPTS, max_new_tokens=4) == real.generate(PROMPTS, max_new_tokens=4)
@@ -420,7 +420,7 @@ def test_on_a_cpu_graphs_change_nothing(real: Any, snapshots: Path, caplog: pyte
     there.close()
 
 
-def test_models_that_are_none(tmp_path: Path) -> None:
+def test_invalid_model_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "weights.safetensors").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("")
@@ -446,7 +446,7 @@ def cuda() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_a_gpu(snapshots: Path, really_expected: list[list[float]], dtype: str) -> None:
+def test_scores_on_a_gpu_equal_those_on_a_cpu(snapshots: Path, really_expected: list[list[float]], dtype: str) -> None:
     there = load(causal_lm(dtype=dtype), snapshots, device="cuda:0")
     assert there.device == "cuda:0"
     limit = 0.05 if dtype == "float32" else 1.0

@@ -45,7 +45,7 @@ class Backend:
         return run
 
 
-def test_a_runtime_is_compiled_at_its_load_and_never_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_is_compiled_once_at_its_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
     backend = Backend()
@@ -62,7 +62,7 @@ def test_a_runtime_is_compiled_at_its_load_and_never_again(folder: Path, monkeyp
     model.close()
 
 
-def test_the_load_fails_where_a_runtime_has_to_be_compiled_and_cannot(folder, monkeypatch):
+def test_load_fails_if_a_required_compilation_is_impossible(folder, monkeypatch):
     monkeypatch.setattr(BACKEND, fails)
     with pytest.raises(ContextError, match=r"the runtime of 8 tokens cannot be compiled on cpu: .*no kernel for this"):
         load(folder, length=8, compiled=True)
@@ -70,7 +70,7 @@ def test_the_load_fails_where_a_runtime_has_to_be_compiled_and_cannot(folder, mo
 
 
 @pytest.mark.long
-def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(folder, monkeypatch, caplog):
+def test_optional_compilation_that_fails_leaves_an_eager_runtime(folder, monkeypatch, caplog):
     import numpy as np
 
     monkeypatch.setattr(BACKEND, fails)
@@ -87,7 +87,7 @@ def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(folder, mon
 
 
 @pytest.mark.long
-def test_a_node_without_a_compiler_says_so_in_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_without_a_compiler_is_reported_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such/folder")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ContextError, match=r"tokens cannot be compiled on cpu: .*No working C\+\+ compiler") as raised:
@@ -100,11 +100,11 @@ def test_a_node_without_a_compiler_says_so_in_a_line(folder: Path, monkeypatch: 
     ("device", "wanted", "expected"),
     [("cpu", "auto", False), ("cuda:0", "auto", True), ("cpu", True, True), ("cuda:0", False, False)],
 )
-def test_where_runtimes_are_compiled(device: str, wanted: bool | str, expected: bool) -> None:
+def test_compilation_depends_on_the_device_and_the_option(device: str, wanted: bool | str, expected: bool) -> None:
     assert compiling.wants_compiling(device, wanted) is expected
 
 
-def test_a_form_names_the_version_the_device_and_the_shape(folder: Path) -> None:
+def test_artifact_form_names_version_device_and_shape(folder: Path) -> None:
     import torch
 
     models = [load(folder, length=8), load(folder, length=9), load(folder, length=8, batch=2)]
@@ -116,7 +116,7 @@ def test_a_form_names_the_version_the_device_and_the_shape(folder: Path) -> None
 
 
 @pytest.mark.gpu
-def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Path) -> None:
+def test_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Path) -> None:
     import numpy as np
     import torch
 
@@ -137,7 +137,7 @@ def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Pa
 
 
 class Compile:
-    """Compiles if the artifact's folder is empty or comes from another machine."""
+    """A compiler that compiles if the artifact folder is empty or comes from another machine."""
 
     def __init__(self, machine: str = "here") -> None:
         self.machine = machine
@@ -159,7 +159,7 @@ class Compile:
         return "made"
 
 
-def test_what_was_compiled_is_kept_offered_and_used_as_it_was(state: Path) -> None:
+def test_compiled_artifact_is_kept_offered_and_used_unchanged(state: Path) -> None:
     compile, offers = Compile(), list[tuple[str, str, float]]()
     ambient.enter_library(offer=lambda *offer: offers.append(offer))
     made, how = compiling.compile_once("compiled-x", compile)
@@ -177,7 +177,7 @@ def test_what_was_compiled_is_kept_offered_and_used_as_it_was(state: Path) -> No
     assert [(form, folder) for form, folder, _ in offers] == [("compiled-x", str(place))] * 2
 
 
-def test_what_another_pilot_has_compiled_is_used(state: Path, tmp_path: Path) -> None:
+def test_artifact_compiled_by_another_pilot_is_used(state: Path, tmp_path: Path) -> None:
     compile = Compile()
     there = tmp_path / "object"
     compile(there / "cache")
@@ -188,7 +188,7 @@ def test_what_another_pilot_has_compiled_is_used(state: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("from_peer", [False, True])
-def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path: Path, from_peer: bool) -> None:
+def test_artifact_compiled_for_another_machine_is_replaced(state: Path, tmp_path: Path, from_peer: bool) -> None:
     there = tmp_path / "object" if from_peer else snapshot_folder() / "compiled-x"
     Compile()(there / "cache")
     (there / "stoker-snapshot.json").write_text(json.dumps({"made_s": 27.0}))
@@ -203,7 +203,7 @@ def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path
     assert offers == ["compiled-x"] * 2
 
 
-def test_a_damaged_artifact_is_compiled_again(state, caplog):
+def test_damaged_artifact_is_compiled_again(state, caplog):
     compile = Compile()
     compiling.compile_once("compiled-x", compile)
     kernel = snapshot_folder() / "compiled-x" / "cache" / "kernel.so"
@@ -215,7 +215,7 @@ def test_a_damaged_artifact_is_compiled_again(state, caplog):
     assert kernel.read_text() == "code"
 
 
-def test_a_disk_that_takes_nothing_costs_the_artifact_alone(state, monkeypatch, caplog, tmp_path):
+def test_unwritable_disk_loses_only_the_artifact(state, monkeypatch, caplog, tmp_path):
     (tmp_path / "a-file").touch()
     monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "a-file" / "below"))
     compile = Compile()
@@ -224,7 +224,7 @@ def test_a_disk_that_takes_nothing_costs_the_artifact_alone(state, monkeypatch, 
     assert "is not kept in" in caplog.text
 
 
-def test_an_error_of_the_compiler_is_not_taken_for_one_of_the_disk(state: Path) -> None:
+def test_compiler_error_is_not_treated_as_a_disk_error(state: Path) -> None:
     def compile(cache: Path) -> str:
         raise OSError("g++: command not found")
 
@@ -251,9 +251,9 @@ print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **co
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(1000)  # a real compiler, twice, on a machine that may be busy
-def test_a_process_with_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:
-    """Use the real compiler for this CPU. The second process has another disk, and got the artifact from a pilot."""
+@pytest.mark.timeout(1000)  # a real compiler runs twice on a machine that may be busy
+def test_process_with_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:
+    """Use the real compiler for this CPU. The second process has another disk and gets the artifact from a pilot."""
     found: list[dict[str, Any]] = []
     objects: dict[str, str] = {}
     for home in ("first", "second"):

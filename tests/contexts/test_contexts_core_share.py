@@ -24,11 +24,11 @@ def threads_stay() -> Iterator[None]:
 
 
 class Machine:
-    """Simulated cores, partly used by other processes. The share under test computes for a second at a time."""
+    """Simulated cores that other processes use partly. The tested share computes for a second at a time."""
 
     def __init__(self, most: int, *, cores: float) -> None:
         self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
-        self.busy = 1.0  # share of time in which each of its threads has work
+        self.busy = 1.0  # share of time in which each thread has work
         self.idle: float | None = 0.0
         self.seems_idle: Callable[[], float] = lambda: self.idle  # type: ignore[assignment, return-value]
         torch.set_num_threads(most)
@@ -53,39 +53,39 @@ class Machine:
         return used
 
 
-def test_alone_it_computes_with_all_its_threads() -> None:
+def test_single_process_computes_with_all_its_threads() -> None:
     assert set(Machine(4, cores=4).compute(times=20)) == {4}
 
 
-def test_next_to_others_it_uses_as_many_threads_as_it_has_cores() -> None:
+def test_process_next_to_others_uses_one_thread_per_core() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
-    # other processes have a thread per core: this one gets a smaller part of the cores if it has fewer threads
+    # other processes have a thread per core, so fewer threads get a smaller part of the cores
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=4) == [4, 2, 1, 1]
     machine = Machine(2, cores=2)
     assert machine.compute(times=4, others=2) == [2, 1, 1, 1]
 
 
-def test_threads_that_have_nothing_to_do_are_no_sign_of_others() -> None:
+def test_idle_threads_are_no_sign_of_other_processes() -> None:
     machine = Machine(8, cores=8)
     machine.busy = 0.3
     assert set(machine.compute(times=20)) == {8}
 
 
-def test_where_idle_time_is_not_known_the_number_stays() -> None:
+def test_thread_count_stays_if_idle_time_is_unknown() -> None:
     machine = Machine(4, cores=4)
     machine.idle = None
     assert set(machine.compute(times=10, others=8)) == {4}
 
 
-def test_when_the_others_have_gone_it_has_its_threads_back() -> None:
+def test_thread_count_is_restored_after_other_processes_end() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=3, others=2)[-1] == 2
     assert machine.compute(times=8, others=0)[-1] == 4
 
 
-def test_it_tries_less_often_where_cores_only_seem_idle() -> None:
+def test_probes_for_free_cores_get_rarer_if_they_fail() -> None:
     machine = Machine(2, cores=2)
     machine.compute(times=2, others=2)
     # the other processes seem to pause whenever the share measures
@@ -97,14 +97,14 @@ def test_it_tries_less_often_where_cores_only_seem_idle() -> None:
     assert pauses[-1] >= 4 * pauses[0]
 
 
-def test_each_thread_that_computes_has_what_fits() -> None:
+def test_each_computing_thread_gets_its_share() -> None:
     machine = Machine(3, cores=3)
     with ThreadPoolExecutor(1) as pool:
         assert machine.compute(times=2, others=6) == [3, 1]
         assert pool.submit(machine.compute).result(10) == [1]
 
 
-def test_a_number_that_a_program_sets_counts_as_its_wish() -> None:
+def test_thread_count_set_by_a_program_is_respected() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=2, others=2) == [4, 2]
     torch.set_num_threads(1)
@@ -115,20 +115,20 @@ def test_a_number_that_a_program_sets_counts_as_its_wish() -> None:
 
 def test_idle_time_of_the_cores_of_this_process_is_read() -> None:
     clock = core_share._IdleClock()
-    assert clock() is None  # the first reading has no earlier one to compare with
+    assert clock() is None  # the first reading has no earlier reading to compare with
     found = clock()
     assert found is not None
     assert found >= 0.0
 
 
-def test_idle_time_that_the_system_takes_back_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decreasing_idle_time_counts_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter([100.0, 99.9])
     monkeypatch.setattr(core_share._IdleClock, "_read", lambda _: next(said))
     clock = core_share._IdleClock()
     assert [clock(), clock()] == [None, 0.0]
 
 
-def test_on_a_gpu_nothing_is_counted() -> None:
+def test_thread_count_is_not_adjusted_on_a_gpu() -> None:
     with core_share.computing_on("cuda:0")():
         pass
     assert core_share.computing_on("cpu") == core_share.core_share().computing
@@ -139,7 +139,7 @@ def threads() -> int:
 
 
 def threads_once_below(most: int) -> int:
-    """Wait until fewer than `most` threads exist and return their number. The system shows a joined thread a moment
+    """Wait until fewer than `most` threads exist; return their number. The system shows joined threads a moment
     longer.
     """
     for _ in polls(PATIENCE_S):
@@ -175,8 +175,8 @@ def test_helpers_end_and_come_back() -> None:
         torch.set_num_threads(before)
 
 
-def test_helpers_end_where_other_packages_bring_openmp_too(tmp_path: Path) -> None:
-    """Several OpenMP libraries may be loaded, in any order of addresses, so the first one found may be unused."""
+def test_helpers_end_if_other_packages_load_openmp_too(tmp_path: Path) -> None:
+    """Several OpenMP libraries may be loaded in any order of addresses, so the first library found may be unused."""
     torch.set_num_threads(torch.get_num_threads())  # PyTorch is loaded
     libraries = core_share._openmp_libraries()
     if not libraries:

@@ -39,7 +39,7 @@ def make_driver(*, captures: bool = True, dtype: str = "float32") -> Any:
 
 
 def asked(driver: Any) -> list[list[int]]:
-    """Return the tokens of greedy and sampled requests in one batch; one request leaves, and one joins later."""
+    """Return the tokens of greedy and sampled requests in one batch that one request leaves and another joins."""
     options = [{}, {"temperature": 1.0, "seed": (1, 0)}, {"temperature": 0.8, "top_p": 0.7, "seed": (2, 0)}]
     ids = [
         driver.ask(prompt, max_new_tokens=60 + 7 * at, **options[at % 3], **ENDLESS)
@@ -72,13 +72,13 @@ def test_captured_steps_run_in_half_precision() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.7, "seed": (2, 0)}])
-def test_a_step_waits_for_nothing_but_the_tokens_of_the_one_before(options: dict[str, Any]) -> None:
+def test_step_waits_only_for_the_tokens_of_the_step_before(options: dict[str, Any]) -> None:
     driver = make_driver()
     for prompt in PROMPTS[:2]:
         driver.ask(prompt, max_new_tokens=50, **options, **ENDLESS)
     driver.run(steps=5)
     assert driver.ahead.launched
-    # implicit waits raise from now on; explicit waits for a copy's event are allowed
+    # implicit synchronization raises from now on; waits for the event of a copy are allowed
     torch.cuda.set_sync_debug_mode("error")
     found = driver.run(steps=10)
     torch.cuda.set_sync_debug_mode("default")

@@ -1,4 +1,4 @@
-"""The engine contract over captured decode steps with a recording backend. Tokens are read one step late."""
+"""Test the engine contract with captured decode steps and a recording backend. Tokens are read one step late."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestContractOverGraphs(EngineContract):
         assert not driver.ahead.graphs.failed
 
 
-def test_greedy_tokens_come_from_replays() -> None:
+def test_greedy_tokens_are_computed_by_graph_replays() -> None:
     driver = make_driver()
     before = driver.backend.replays
     ids = [driver.ask(prompt, max_new_tokens=20) for prompt in PROMPTS]
@@ -65,10 +65,10 @@ def test_greedy_tokens_come_from_replays() -> None:
     assert driver.engine.load().steps == driver.engine.load().decode_steps + 1
 
 
-def test_a_step_is_launched_before_the_last_tokens_are_read() -> None:
+def test_step_is_launched_before_the_last_tokens_are_read() -> None:
     driver = make_driver()
     driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
-    driver.run(steps=3)  # the engine reads the prompt, launches two steps and reads the first step's token
+    driver.run(steps=3)  # the engine reads the prompt, launches two steps and reads the token of the first step
     replays, waits = driver.backend.replays, driver.backend.waits
     uploads: list[int] = []
     driver.backend.upload = lambda values, into: uploads.append(len(values))
@@ -79,19 +79,19 @@ def test_a_step_is_launched_before_the_last_tokens_are_read() -> None:
     assert not uploads  # an unchanged batch copies nothing to the device
 
 
-def test_a_request_joins_in_the_step_after_it_was_added() -> None:
+def test_request_joins_in_the_step_after_it_was_added() -> None:
     driver = make_driver()
     first = driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
     found = driver.run(steps=6)
     assert driver.ahead.launched
     second = driver.ask(PROMPTS[1], max_new_tokens=3)
     before = len(found[first])
-    driver.run(found, steps=1)  # the engine reads the launched step's token, and then the second prompt
+    driver.run(found, steps=1)  # the engine reads the token of the launched step, then the second prompt
     assert len(found[first]) == before + 2
     assert len(found[second]) == 1
 
 
-def test_requests_of_several_threads_come_and_go(eager: Any) -> None:
+def test_requests_of_several_threads_start_and_end(eager: Any) -> None:
     engine = make_driver().engine
     expected = {at: eager.tokens(PROMPTS[at], max_new_tokens=25, temperature=1.0, seed=(at, 0)) for at in range(6)}
     thread = engine_thread.EngineThread(lambda: engine)
@@ -116,7 +116,7 @@ def test_requests_of_several_threads_come_and_go(eager: Any) -> None:
         assert tokens == (expected[number % 6][:5] if number % 4 == 3 else expected[number % 6])
 
 
-def test_shapes_are_captured_after_some_uses_and_again_when_rows_move(eager: Any) -> None:
+def test_shapes_are_captured_after_some_uses_and_when_rows_move(eager: Any) -> None:
     driver = make_driver(uses=3)
     one = driver.ask(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
     found = driver.run(steps=4)
@@ -131,7 +131,7 @@ def test_shapes_are_captured_after_some_uses_and_again_when_rows_move(eager: Any
     assert all([token.token for token in found[id]] == expected[:40] for id in more)
 
 
-def test_a_step_with_log_likelihoods_runs_eagerly() -> None:
+def test_step_with_log_likelihoods_runs_eagerly() -> None:
     driver = make_driver()
     before = driver.backend.replays
     driver.tokens(PROMPTS[0], max_new_tokens=6, logprobs=2)
@@ -139,7 +139,7 @@ def test_a_step_with_log_likelihoods_runs_eagerly() -> None:
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_logits_that_are_no_numbers_cost_their_request_alone(eager: Any, top_p: float) -> None:
+def test_invalid_logits_fail_only_their_request(eager: Any, top_p: float) -> None:
     driver = make_driver()
     bad = 33
     expected = eager.tokens(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=top_p)
@@ -156,7 +156,7 @@ def test_logits_that_are_no_numbers_cost_their_request_alone(eager: Any, top_p: 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), MemoryError("out of memory")])
-def test_a_capture_that_fails_leaves_the_engine_eager(eager, error, caplog):
+def test_failed_capture_leaves_the_engine_eager(eager, error, caplog):
     driver = make_driver()
     driver.backend.error = error
     with caplog.at_level(logging.WARNING):
@@ -166,7 +166,7 @@ def test_a_capture_that_fails_leaves_the_engine_eager(eager, error, caplog):
     assert driver.backend.held_bytes == 0
 
 
-def test_a_backend_that_computes_otherwise_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_attention_backend_with_other_results_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(recorded.RecordedGraphs):  # type: ignore[misc, name-defined]
         def upload(self, values: Any, into: Any) -> None:
             super().upload(values + (into.dtype == torch.int64), into)  # shift every token and position by one
@@ -178,7 +178,7 @@ def test_a_backend_that_computes_otherwise_is_not_used(caplog: pytest.LogCapture
     assert driver.tokens(PROMPTS[0], max_new_tokens=5) == driver.own_tokens(PROMPTS[0], most=5)
 
 
-def test_a_backend_that_cannot_capture_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_backend_that_cannot_be_captured_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         driver = make_driver(backend=recorded.RecordedGraphs(error=RuntimeError("no graphs here")))
     assert driver.ahead is None
@@ -209,7 +209,7 @@ def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCapture
     assert driver.backend.held_bytes == 0
 
 
-def test_a_budget_that_changes_while_a_step_is_unread_loses_no_token(eager: Any) -> None:
+def test_budget_change_during_an_unread_step_loses_no_token(eager: Any) -> None:
     driver = make_driver()
     options = {"max_new_tokens": 12, "temperature": 1.0, "seed": (4, 2)}
     expected = {at: eager.tokens(PROMPTS[at], **options) for at in (0, 2, 5)}
@@ -223,7 +223,7 @@ def test_a_budget_that_changes_while_a_step_is_unread_loses_no_token(eager: Any)
     assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
 
 
-def test_fused_weights_give_the_same_and_can_move() -> None:
+def test_fused_weights_give_the_same_result_and_can_move() -> None:
     driver = make_driver(captures=False)
     expected = driver.tokens(PROMPTS[0], max_new_tokens=5)
     decoder, _ = decoder_module.decoder_of(driver.model)

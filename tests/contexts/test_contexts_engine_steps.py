@@ -1,4 +1,4 @@
-"""Engine steps become samples; the simulator runs the same steps; a profiler requests more."""
+"""Engine steps become samples, the simulator runs the same steps, and a profiler requests more samples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ask_all(engine: InferenceEngine, *, most: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-def test_a_profiler_measures_an_engine_and_leaves_it_idle(kind: str) -> None:
+def test_profiler_measures_an_engine_and_leaves_it_idle(kind: str) -> None:
     engine, now = make_engine(kind), [0.0]
     step = engine.step
 
@@ -74,7 +74,7 @@ def test_every_step_of_the_continuous_engine_becomes_a_sample() -> None:
     assert all(cell.seconds > 0 for cell in (*times.prefill, *times.decode))
 
 
-def test_the_simulator_runs_the_steps_that_the_engine_runs() -> None:
+def test_simulator_runs_the_same_steps_as_the_engine() -> None:
     real: list[Step] = []
     engine: Any = make_engine(took=lambda step, _length, _seconds: real.append(step))
     ask_all(engine, most=12)

@@ -1,4 +1,4 @@
-"""Slots submit requests to the engine's thread, which batches them without blocking other slots."""
+"""Slots submit requests to the engine thread, which batches requests without blocking other slots."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: E
     engine.gate.set()
     found = [[token.token for token in generation.tokens()] for generation in generations]
     assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1, 7)]
-    assert engine.most_running >= 5  # 5 of 6: the first request may start, and so end, before the others
+    assert engine.most_running >= 5  # 5 of 6, because the first request may start and end before the other requests
 
 
-def test_a_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
+def test_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
     bad, good = thread.submit((0,), Sampling()), thread.submit((5,), Sampling(max_new_tokens=1))
     with pytest.raises(ValueError, match="no prompt may be zero"):
         list(bad.tokens())
     assert [token.token for token in good.tokens()] == [5]
 
 
-def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineThread) -> None:
+def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thread: EngineThread) -> None:
     generation = thread.submit((7,), Sampling(max_new_tokens=1_000_000), pieces=True)
     tokens = generation.tokens()
     assert [next(tokens).token for _ in range(3)] == [7, 8, 9]
@@ -60,7 +60,7 @@ def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineT
 
 
 class Sink:
-    """Takes `room` texts."""
+    """A sink that accepts `room` texts."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -76,7 +76,7 @@ class Sink:
         self.came.append("sent")
 
 
-def test_a_sink_gets_the_texts_of_each_step(engine: CountingEngine, thread: EngineThread) -> None:
+def test_sink_receives_the_texts_of_each_step(engine: CountingEngine, thread: EngineThread) -> None:
     engine.gate.clear()
     sink = Sink(100)
     generation = thread.submit((1,), Sampling(max_new_tokens=3), pieces=True, sink=sink)
@@ -86,14 +86,14 @@ def test_a_sink_gets_the_texts_of_each_step(engine: CountingEngine, thread: Engi
     assert sink.came == ["x", "sent"] * 3, "also the last text is sent before the reader learns of the end"
 
 
-def test_the_reader_gets_what_a_sink_does_not_take(thread: EngineThread) -> None:
+def test_reader_receives_texts_that_the_sink_rejects(thread: EngineThread) -> None:
     sink = Sink(2)
     generation = thread.submit((1,), Sampling(max_new_tokens=5), pieces=True, sink=sink)
     assert [(token.token, token.text) for token in generation.tokens()] == [(3, "x"), (4, "x"), (5, "x")]
     assert sink.came == ["x", "sent", "x", "sent", "sent"]
 
 
-def test_a_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThread) -> None:
+def test_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThread) -> None:
     stop = CallStop()
     ambient.enter_call(stop=stop)
     try:
@@ -108,8 +108,8 @@ def test_a_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineTh
     assert engine.open == {}
 
 
-def test_a_call_that_is_to_stop_waits_for_no_step(engine: CountingEngine, thread: EngineThread) -> None:
-    """A stopped call frees its slot before the current step ends, and its request is in no further step."""
+def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thread: EngineThread) -> None:
+    """A stopped call frees its slot before the current step ends, and its request is in no later step."""
     stop = CallStop()
     ambient.enter_call(stop=stop)
     try:
@@ -133,7 +133,7 @@ def test_a_call_that_is_to_stop_waits_for_no_step(engine: CountingEngine, thread
     assert engine.steps <= thread_waits + 1
 
 
-def test_a_job_that_waits_does_not_run_when_its_call_stops(engine: CountingEngine, thread: EngineThread) -> None:
+def test_waiting_job_does_not_run_if_its_call_stops(engine: CountingEngine, thread: EngineThread) -> None:
     stop, ran, raised = CallStop(), list[int](), list[BaseException]()
 
     def call() -> None:
@@ -160,7 +160,7 @@ def test_a_job_that_waits_does_not_run_when_its_call_stops(engine: CountingEngin
     assert ran == []
 
 
-def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(engine, thread):
+def test_failed_step_fails_its_requests_and_later_requests_run(engine, thread):
     engine.gate.clear()
     generations = [thread.submit((n,), Sampling(max_new_tokens=2)) for n in (1, 2)]
     engine.broken = RuntimeError("CUDA error: unspecified launch failure")
@@ -179,17 +179,17 @@ def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine
     assert thread.run(threading.current_thread) is not threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         thread.run(lambda: 1 / 0)
-    assert engine.steps > before  # the batch continued in the meantime
+    assert engine.steps > before  # the batch continued during the wait
     generation.abort()
 
 
-def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: EngineThread) -> None:
+def test_holder_of_the_model_has_exclusive_access(engine: CountingEngine, thread: EngineThread) -> None:
     generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
     next(generation.tokens())
     with thread.hold() as held:
         assert held is engine
         steps = engine.steps
-        with thread.hold():  # a thread that holds the engine may hold it a second time
+        with thread.hold():  # a thread may hold the engine a second time
             pass
         assert engine.steps == steps
     tokens = generation.tokens()
@@ -198,7 +198,7 @@ def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: Engine
     generation.abort()
 
 
-def test_a_closed_model_refuses_and_fails_what_is_open(engine: CountingEngine) -> None:
+def test_closed_model_refuses_requests_and_fails_open_requests(engine: CountingEngine) -> None:
     thread = EngineThread(lambda: engine)
     assert thread.engine is engine
     engine.gate.clear()
@@ -214,7 +214,7 @@ def test_a_closed_model_refuses_and_fails_what_is_open(engine: CountingEngine) -
     assert engine.stopped
 
 
-def test_an_engine_is_made_when_it_is_wanted_first(engine: CountingEngine) -> None:
+def test_engine_is_created_on_first_use(engine: CountingEngine) -> None:
     made: list[CountingEngine] = []
 
     def make() -> CountingEngine:
@@ -235,7 +235,7 @@ def test_an_engine_is_made_when_it_is_wanted_first(engine: CountingEngine) -> No
     assert engine.stopped
 
 
-def test_a_request_that_fails_by_itself_costs_no_other(engine: CountingEngine, thread: EngineThread) -> None:
+def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingEngine, thread: EngineThread) -> None:
     engine.gate.clear()
     bad, good = thread.submit((1,), Sampling(max_new_tokens=2)), thread.submit((5,), Sampling(max_new_tokens=2))
     plain = engine.step
@@ -255,7 +255,7 @@ def test_a_request_that_fails_by_itself_costs_no_other(engine: CountingEngine, t
     assert [token.token for token in good.tokens()] == [5, 6]
 
 
-def test_the_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> None:
+def test_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> None:
     with thread.alone():
         assert thread.run(threading.current_thread) is threading.current_thread()
         with pytest.raises(StokerError, match="holds the model for itself"):
@@ -265,7 +265,7 @@ def test_the_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> Non
     assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
 
 
-def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(thread, monkeypatch):
+def test_interrupted_wait_for_the_model_blocks_nothing(thread, monkeypatch):
     class Interrupted:
         def acquire(self, *, timeout: float) -> None:
             raise KeyboardInterrupt
@@ -278,7 +278,7 @@ def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(thread, monke
 
 
 @pytest.mark.parametrize("ask", ["submit", "hold", "run"])
-def test_a_forked_child_is_told(thread: EngineThread, ask: str) -> None:
+def test_forked_child_gets_a_clear_error(thread: EngineThread, ask: str) -> None:
     child = os.fork()
     if child == 0:
         code = 1
@@ -307,7 +307,7 @@ begun = threading.Event()
 
 class Large(CountingEngine):
     def stop(self):
-        time.sleep(0.5)  # the program has dropped its thread by then
+        time.sleep(0.5)  # the program has dropped its engine thread by now
 
     def __del__(self):
         begun.set()
@@ -322,8 +322,8 @@ begun.wait(30)
 """
 
 
-def test_a_program_ends_after_a_dropped_engine_freed_its_model() -> None:
-    """PyTorch aborts a process whose interpreter ends while another thread frees tensors."""
+def test_program_exits_after_a_deleted_engine_freed_its_model() -> None:
+    """PyTorch aborts the process if the interpreter exits while another thread frees tensors."""
     paths = os.pathsep.join(sys.path)
     said = subprocess.run(
         [sys.executable, "-c", DROPS], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,

@@ -36,7 +36,7 @@ def make_model(kind: str) -> Any:
 
 
 class OwnDriver(EngineDriver):
-    """One of Stoker's engines over a Transformers model."""
+    """An engine of Stoker over a Transformers model."""
 
     def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.model = make_model(kind)
@@ -65,8 +65,8 @@ class TestOwnEngines(EngineContract):
         return OwnDriver(request.param)
 
 
-def test_requests_that_outgrow_the_memory_write_the_same() -> None:
-    # a token takes 384 bytes: the cache holds six of the smallest rows, or one of 512 tokens
+def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
+    # a token uses 384 bytes, so the cache fits six rows of the smallest size or one row of 512 tokens
     driver = OwnDriver("llama", cache_bytes=250_000)
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
@@ -77,7 +77,7 @@ def test_requests_that_outgrow_the_memory_write_the_same() -> None:
         driver.ask(PROMPTS[4], max_new_tokens=1_500)
 
 
-def test_a_smaller_budget_holds_from_the_next_step_on() -> None:
+def test_smaller_budget_applies_from_the_next_step_on() -> None:
     driver = OwnDriver("llama")
     expected = {at: driver.own_tokens(PROMPTS[at], most=40) for at in (0, 2, 5)}
     ids = {at: driver.ask(PROMPTS[at], max_new_tokens=40) for at in (0, 2, 5)}
@@ -93,7 +93,7 @@ def test_a_smaller_budget_holds_from_the_next_step_on() -> None:
     assert driver.engine.memory().held_bytes <= 40_000
 
 
-def test_a_budget_that_an_open_request_could_never_run_in_is_refused() -> None:
+def test_budget_too_small_for_an_open_request_is_refused() -> None:
     driver = OwnDriver("llama")
     expected = driver.own_tokens(PROMPTS[4], most=30)
     id = driver.ask(PROMPTS[4], max_new_tokens=30)
@@ -104,7 +104,7 @@ def test_a_budget_that_an_open_request_could_never_run_in_is_refused() -> None:
     assert [token.token for token in found[id]] == expected
 
 
-def test_what_a_request_leaves_in_its_row_reaches_no_other() -> None:
+def test_reused_row_leaks_nothing_to_the_next_request() -> None:
     driver = OwnDriver("llama")
     expected = driver.tokens(PROMPTS[0], max_new_tokens=6)
     store = driver.engine._store
@@ -116,7 +116,7 @@ def test_what_a_request_leaves_in_its_row_reaches_no_other() -> None:
     assert driver.tokens(PROMPTS[0], max_new_tokens=6) == expected
 
 
-def test_memory_that_ends_in_a_step_costs_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_step_fails_only_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = OwnDriver("llama")
     expected = driver.own_tokens(PROMPTS[0], most=5)
     plain, layers = torch.empty, iter(range(100))
@@ -135,7 +135,7 @@ def test_memory_that_ends_in_a_step_costs_its_requests_alone(monkeypatch: pytest
     assert driver.tokens(PROMPTS[0], max_new_tokens=5) == expected
 
 
-def test_a_beginning_that_prompts_share_is_read_once() -> None:
+def test_shared_prompt_prefix_is_read_once() -> None:
     driver = OwnDriver("llama")
     begin = PROMPTS[4]
     prompts = [(*begin, 50 + number) for number in range(4)]
@@ -144,7 +144,7 @@ def test_a_beginning_that_prompts_share_is_read_once() -> None:
     assert driver.engine.load().prompt_tokens < 2 * len(begin)
 
 
-def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
+def test_long_prompt_delays_decoding_by_at_most_one_part() -> None:
     driver = OwnDriver("llama")
     limits = driver.engine._batch.limits
     driver.engine._batch.limits = type(limits)(
@@ -174,7 +174,7 @@ def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
     ],
 )
-def test_unsupported_models_are_left_to_their_own_modules(change, says):
+def test_unsupported_models_use_their_own_modules(change, says):
     kind = transformers.MistralConfig if "sliding_window" in change else transformers.LlamaConfig
     decoder, why = decoder_module.decoder_of(
         transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **change)).eval()
@@ -183,9 +183,9 @@ def test_unsupported_models_are_left_to_their_own_modules(change, says):
     assert says in why
 
 
-def test_a_decoder_that_computes_otherwise_is_not_used() -> None:
+def test_decoder_with_other_computations_is_not_used() -> None:
     model = make_model.__wrapped__("llama")
-    model.config.num_key_value_heads = 1  # wrong: the weights have two key-value heads
+    model.config.num_key_value_heads = 1  # wrong value: the weights have two key-value heads
     decoder, why = decoder_module.decoder_of(model)
     assert decoder is None
     assert "not as expected" in why or "other numbers" in why
@@ -199,6 +199,6 @@ def test_a_decoder_that_computes_otherwise_is_not_used() -> None:
     ("kind", "token_bytes"), [("llama", 384), ("qwen3", 384), ("static llama", 384), ("sliding", 0)]
 )
 def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
-    """Keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; a sliding window does not grow by tokens."""
+    """A token needs keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; sliding windows do not grow."""
     memory = OwnDriver(kind).engine.memory()
     assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)

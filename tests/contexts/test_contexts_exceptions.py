@@ -1,4 +1,4 @@
-"""A user's exception returns unchanged, with the library's traceback as its cause."""
+"""An exception of user code arrives unchanged, with the traceback of the library as its cause."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _fail() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_comes_back_as_itself(error: BaseException) -> None:
+def test_exception_arrives_with_its_own_type(error: BaseException) -> None:
     back = travel(raises(error))
     assert type(back) is type(error)
     assert str(back) == str(error)
@@ -99,7 +99,7 @@ def test_comes_back_as_itself(error: BaseException) -> None:
     assert "deep_in_the_function" in str(cause)
 
 
-def test_the_remote_chain_is_told() -> None:
+def test_remote_exception_chain_is_shown() -> None:
     def chained() -> None:
         try:
             raise KeyError("inner")
@@ -112,16 +112,16 @@ def test_the_remote_chain_is_told() -> None:
     assert "ValueError: outer" in text
 
 
-def test_an_attribute_that_cannot_travel_stays_behind() -> None:
+def test_unpicklable_attribute_is_left_out() -> None:
     error = WithLock("held")
     back = travel(raises(error))
     assert type(back) is WithLock
     assert back.good == "kept"
-    assert back.lock is not error.lock  # __init__ made a new lock, because a lock cannot be pickled
+    assert back.lock is not error.lock  # __init__ made a new lock, because locks cannot be pickled
     assert any("lock" in note for note in back.__notes__)
 
 
-def test_what_cannot_travel_is_told_as_remote_error() -> None:
+def test_unpicklable_exception_arrives_as_remote_error() -> None:
     back = travel(raises(LockArgument(threading.Lock())))
     assert isinstance(back, RemoteCallError)
     assert back.kind.endswith("LockArgument")
@@ -130,20 +130,20 @@ def test_what_cannot_travel_is_told_as_remote_error() -> None:
 
 
 @pytest.mark.parametrize("error", [BadReduce("x"), RefusesToBeMade("x")], ids=lambda error: type(error).__name__)
-def test_a_broken_reduce_is_gone_around(error: BaseException) -> None:
+def test_exception_with_a_broken_reduce_is_sent(error: BaseException) -> None:
     back = travel(raises(error))
     assert type(back) is type(error)
     assert back.args == ("x",)
 
 
-def test_a_message_that_cannot_be_made() -> None:
+def test_exception_with_a_broken_str_is_sent() -> None:
     back = travel(raises(BadString("x")))
     assert isinstance(back, BadString)
     assert back.__cause__ is not None
 
 
-def test_class_of_main_and_of_an_unknown_module(tmp_path: Path) -> None:
-    """Raise classes of another process's `__main__` and of a module that this process can't import."""
+def test_classes_of_main_and_of_unknown_modules_are_sent(tmp_path: Path) -> None:
+    """Raise exceptions of classes in `__main__` of another process and in a module that this process can't import."""
     (tmp_path / "elsewhere.py").write_text(
         "import threading\nclass Lost(Exception):\n    pass\nclass Plain(Exception):\n    lock = threading.Lock()\n"
     )
@@ -164,22 +164,22 @@ def test_class_of_main_and_of_an_unknown_module(tmp_path: Path) -> None:
     mine, lost, plain = (load_exception((tmp_path / str(number)).read_bytes()) for number in range(3))
     assert (type(mine).__name__, mine.args, mine.b) == ("Mine", (1,), 2)  # type: ignore[attr-defined]
     assert (type(lost).__name__, lost.args) == ("Lost", ("gone",))
-    # A class that can't be pickled by value is pickled by name, which is unknown here.
+    # A class that can't be pickled by value is pickled by name, and this process does not know the name.
     assert isinstance(plain, RemoteCallError)
     assert plain.kind == "elsewhere.Plain"
     assert "gone" in str(plain)
     assert "elsewhere" in str(plain)
 
 
-def test_an_exception_that_came_back_can_travel_again() -> None:
+def test_received_exception_can_be_sent_again() -> None:
     once = travel(raises(ValueError("x")))
     again = travel(raises(once))
     assert type(again) is ValueError
     assert "deep_in_the_function" in str(again.__cause__)
 
 
-def test_comes_back_as_itself_where_tblib_is_installed():
-    """Parsl imports tblib, which bypasses `__init__`. The import cannot be undone, so use another process."""
+def test_exception_keeps_its_type_if_tblib_is_installed():
+    """Parsl imports tblib, which bypasses `__init__`. Imports cannot be undone, so use another process."""
     program = """
 import tblib.pickling_support
 from stoker.contexts import payloads
@@ -193,7 +193,7 @@ print(type(error).__name__, error)
     )
 
 
-def test_members_of_a_group_come_back_as_exceptions() -> None:
+def test_members_of_a_group_arrive_as_exceptions() -> None:
     inner = ExceptionGroup("inner", [KeywordOnly(code=3), ValueError("plain")])
     whole = ExceptionGroup("outer", [TwoArguments(7, "why"), inner])
     whole.good = "kept"  # type: ignore[attr-defined]

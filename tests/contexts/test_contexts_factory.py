@@ -28,7 +28,7 @@ def full(path: str) -> str:
     return path
 
 
-def test_a_recipe_says_what_it_needs() -> None:
+def test_recipe_declares_its_requirements() -> None:
     recipe = full("m")
     assert recipe.needs.memory_bytes == 4 * 10**9
     assert recipe.needs.device_memory_bytes == 2 * 2**30
@@ -40,7 +40,7 @@ def test_a_recipe_says_what_it_needs() -> None:
     assert recipe.name == f"full-{recipe.key[:4]}"
 
 
-def test_slots_may_be_left_to_the_loaded_context() -> None:
+def test_number_of_slots_may_be_left_to_the_loaded_context() -> None:
     def load() -> int:
         return 1
 
@@ -48,7 +48,7 @@ def test_slots_may_be_left_to_the_loaded_context() -> None:
     assert context(load)().key == context(slots=1)(load)().key != context(slots="auto")(load)().key
 
 
-def test_the_key_is_of_the_content() -> None:
+def test_key_is_derived_from_the_content() -> None:
     assert plain("a").key == plain("a").key
     assert plain("a", n=4).key != plain("a").key
     assert plain("a").key != plain("b").key
@@ -57,7 +57,7 @@ def test_the_key_is_of_the_content() -> None:
     assert plain.named("other")("a").name.startswith("other-")
 
 
-def test_recipes_load() -> None:
+def test_recipes_can_be_loaded() -> None:
     ran: list[int] = []
     recipe = context(lambda: ran.append(1))()
     assert ran == [], "the loader runs only when the context loads"
@@ -71,7 +71,7 @@ def test_recipes_load() -> None:
     assert recipe_of(plain, ["a"], memory="1 GB").needs.memory_bytes == parse_bytes("1 GB")
 
 
-def test_a_coroutine_is_no_context() -> None:
+def test_coroutine_function_is_refused_as_a_context() -> None:
     async def later() -> int:
         return 1
 
@@ -80,7 +80,7 @@ def test_a_coroutine_is_no_context() -> None:
     assert load_context(recipe_of(lambda: asyncio.run(later())), {}) == 1
 
 
-def test_the_repr_is_one_line() -> None:
+def test_repr_is_one_line() -> None:
     assert repr(plain) == "<context plain(path: 'str', *, n: 'int' = 3) -> 'dict[str, Any]'; call it to make a recipe>"
     recipe = full("m")
     assert repr(recipe) == (
@@ -89,7 +89,7 @@ def test_the_repr_is_one_line() -> None:
     )
 
 
-def test_a_factory_travels() -> None:
+def test_factory_can_be_pickled() -> None:
     again = payloads.loads(payloads.dumps(full))
     assert again("m").key == full("m").key
     assert load_context(again("m"), {}) == "m"
@@ -121,14 +121,14 @@ def test_a_factory_travels() -> None:
         (lambda: recipe_of("nothing"), "must be a function"),  # type: ignore[arg-type]
     ],
 )
-def test_mistakes_are_told(make: Any, says: str) -> None:
+def test_mistakes_raise_clear_errors(make: Any, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         make()
     with pytest.raises(AttributeError, match=r"call it first: plain\(\.\.\.\)"):
         plain.key  # noqa: B018
 
 
-def test_files_become_objects(tmp_path: Path) -> None:
+def test_declared_files_become_objects(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(b"123")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x").write_bytes(b"4")
@@ -147,7 +147,7 @@ def test_files_become_objects(tmp_path: Path) -> None:
     assert more == [Path(next(path for name, path in local.items() if name.startswith("folder-")))]
     with pytest.raises(RecipeError, match="is not on this pilot"):
         load_context(recipe, {})
-    # The same content in another place is the same context.
+    # Equal content at another path is the same context.
     (tmp_path / "copy.bin").write_bytes(b"123")
     assert loader(str(tmp_path / "copy.bin"), [tmp_path / "d"]).key == recipe.key
     (tmp_path / "copy.bin").write_bytes(b"124")
@@ -155,7 +155,7 @@ def test_files_become_objects(tmp_path: Path) -> None:
     assert load_context(loader(str(tmp_path / "w.bin")), local)[1] is None
 
 
-def test_files_by_path(tmp_path: Path) -> None:
+def test_files_are_declared_by_path(tmp_path: Path) -> None:
     path = tmp_path / "labels.txt"
     path.write_text("a")
 
@@ -176,7 +176,7 @@ def test_files_by_path(tmp_path: Path) -> None:
         ("pth", "x", "neither a parameter of loader"),
     ],
 )
-def test_files_that_are_none_are_refused(files: str, given: Any, says: str) -> None:
+def test_missing_or_invalid_files_are_refused(files: str, given: Any, says: str) -> None:
     @context(files=files)
     def loader(path: Any) -> None:
         return None
@@ -203,8 +203,8 @@ def test_preload_is_what_the_loader_imports() -> None:
     assert recipe_of(loader, preload=["numpy"]).key == recipe_of(loader).key
 
 
-def test_importing_contexts_is_light() -> None:
-    """A login node has no GPU library; a manager needs neither pickles nor models."""
+def test_import_of_contexts_loads_no_heavy_modules() -> None:
+    """Login nodes have no GPU library, and the manager needs neither pickles nor models."""
     program = """
 import sys
 import stoker.contexts, stoker.contexts.recipe
@@ -220,7 +220,7 @@ assert callable(stoker.contexts.causal_lm) and callable(causal_lm) and callable(
     assert done.returncode == 0, done.stderr
 
 
-def test_every_exported_name_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     import stoker.contexts
 
     for name in stoker.contexts.__all__:
@@ -231,7 +231,7 @@ def test_every_exported_name_is_there() -> None:
 
 
 @pytest.mark.parametrize("awareness", ["none", "disk"])
-def test_a_library_of_which_not_all_outlives_a_call_serves_one(awareness: str) -> None:
+def test_library_of_an_unaware_context_serves_one_call(awareness: str) -> None:
     @context(awareness=awareness)
     def model() -> int:
         return 1
@@ -239,7 +239,7 @@ def test_a_library_of_which_not_all_outlives_a_call_serves_one(awareness: str) -
     assert model().calls_per_library == 1
 
 
-def test_a_context_is_no_argument_of_another_one() -> None:
+def test_context_is_refused_as_an_argument_of_another_context() -> None:
     inner = context(lambda: 1)
     outer = context(lambda loaded: loaded)
     for given in (inner, inner()):
@@ -249,7 +249,7 @@ def test_a_context_is_no_argument_of_another_one() -> None:
             outer(loaded=given)
 
 
-def test_limits_travel_with_a_recipe_and_are_no_part_of_its_key() -> None:
+def test_limits_are_sent_with_a_recipe_and_not_in_its_key() -> None:
     limited = context(max_libraries=3, min_libraries=1, keep_alive="2 min")(plain.loader)("x")
     assert limited.limits == LibraryLimits(1, 3, 120.0)
     assert limited.key == plain("x").key

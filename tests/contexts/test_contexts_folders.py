@@ -1,4 +1,4 @@
-"""A pilot proves that it sees the program's folder; a recipe belongs to its loader's folder."""
+"""A pilot proves that it sees the folder of the program; a recipe belongs to the folder of its loader."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _folder(path: Path) -> ProgramFolder:
     return found
 
 
-def test_folder_is_seen_on_its_own_machine(tmp_path: Path) -> None:
+def test_folder_is_visible_on_its_own_machine(tmp_path: Path) -> None:
     home = _folder(tmp_path)
     assert home.path == str(tmp_path)
     assert is_seen_here(home)
     assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
 
 
-def test_folder_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+def test_folder_with_an_equal_name_is_another_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     home = _folder(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -40,7 +40,7 @@ def test_folder_of_the_same_name_is_another_one(tmp_path: Path) -> None:
     assert program_folder(tmp_path / "gone") is None
 
 
-def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
+def test_equal_inode_on_the_disk_of_another_machine_proves_nothing() -> None:
     """Nodes installed from one image have equal inodes on their own disks."""
     for path in ("/dev", "/proc"):
         local = _folder(Path(path))
@@ -48,7 +48,7 @@ def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
         assert not is_seen_here(msgspec.structs.replace(local, boot="another boot"))
 
 
-def test_equal_inode_on_a_shared_disk_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_inode_on_a_shared_disk_identifies_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device number of a shared disk differs between machines."""
     home = msgspec.structs.replace(_folder(tmp_path), boot="another boot", device=7)
     for kind, seen in (("nfs4", True), ("lustre", True), ("ext4", False), ("tmpfs", False)):
@@ -62,7 +62,7 @@ def test_equal_inode_on_a_shared_disk_is_the_folder(tmp_path: Path, monkeypatch:
     shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
     reason="this user may not make mount namespaces, in which a node has other files under the same path",
 )
-def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> None:
+def test_private_mount_of_a_node_is_not_the_folder_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "node").mkdir()
     (tmp_path / "home").write_bytes(msgspec.msgpack.encode(_folder(tmp_path / "run")))
@@ -100,8 +100,8 @@ def _load() -> str:
         return file.read()
 
 
-def test_own_loader_makes_one_context_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader may read files by relative names. A ready-made context is the same in every folder."""
+def test_own_loader_makes_one_context_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader may read files by relative names. A built-in context is the same in every folder."""
     for name in "ab":
         (tmp_path / name).mkdir()
     own, ready = _own(tmp_path / "a", monkeypatch)

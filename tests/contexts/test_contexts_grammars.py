@@ -46,7 +46,7 @@ def is_person(text: str) -> bool:
     )
 
 
-def test_every_text_follows_its_schema_in_a_batch_of_all_kinds(model: Any) -> None:
+def test_every_text_of_a_mixed_batch_follows_its_schema(model: Any) -> None:
     plain = model.complete("Once", max_new_tokens=30, temperature=1.0)
     found: dict[int, Any] = {}
 
@@ -69,7 +69,7 @@ def test_every_text_follows_its_schema_in_a_batch_of_all_kinds(model: Any) -> No
     assert model.complete("Once", max_new_tokens=300, temperature=1.0, seed=3, json_schema=PERSON) == found[3]
 
 
-def test_a_text_in_pieces_follows_its_schema(model: Any) -> None:
+def test_text_in_pieces_follows_its_schema(model: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 300, "temperature": 1.0, "seed": 5, "json_schema": PERSON}
     pieces = list(model.stream_completion("Once", **options))
     assert "".join(piece.text for piece in pieces) == model.complete("Once", **options).text
@@ -87,13 +87,13 @@ def test_a_text_in_pieces_follows_its_schema(model: Any) -> None:
         ("grammar", 'root ::= "yes" | "no"', "yes|no"),
     ],
 )
-def test_the_other_forms_of_a_text_hold(model: Any, option: str, value: Any, pattern: str) -> None:
+def test_other_text_formats_are_followed(model: Any, option: str, value: Any, pattern: str) -> None:
     found = model.complete("Once", max_new_tokens=60, temperature=1.0, engine_options={option: value})
     assert re.fullmatch(pattern, found.text)
     assert found.finish_reason == "stop"
 
 
-def test_a_text_that_is_cut_has_the_finish_length(model: Any) -> None:
+def test_truncated_text_has_the_finish_reason_length(model: Any) -> None:
     found = model.complete("Once", max_new_tokens=5, json_schema=PERSON)
     assert (found.finish_reason, found.completion_tokens) == ("length", 5)
 
@@ -120,7 +120,7 @@ DEEP = "(" * 5_000 + "a" + ")" * 5_000
         ("choice", "red", "a list of texts"),
     ],
 )
-def test_a_form_that_cannot_be_compiled_is_refused_by_name(model: Any, option: str, value: Any, says: str) -> None:
+def test_format_that_cannot_be_compiled_is_refused_by_name(model: Any, option: str, value: Any, says: str) -> None:
     given = {option: value} if option == "json_schema" else {"engine_options": {option: value}}
     with pytest.raises(ValueError, match=says) as refused:
         model.complete("Once", **given)
@@ -128,13 +128,13 @@ def test_a_form_that_cannot_be_compiled_is_refused_by_name(model: Any, option: s
     assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
 
 
-def test_two_forms_of_one_text_are_refused(model: Any) -> None:
+def test_two_formats_for_one_text_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="one of json_schema and regex"):
         model.complete("Once", json_schema="{}", engine_options={"regex": "a"})
 
 
-def test_a_form_that_explodes_costs_its_request_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of this grammar can be read in many ways, more with each token."""
+def test_format_with_too_many_states_fails_only_its_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token multiplies the number of possible parses in this grammar."""
     monkeypatch.setattr(grammars, "_LIMITS", {"max_items_in_row": 30})
     options = {"grammar": 'start: item\nitem: "a" | item item', "min_tokens": 100}
     with pytest.raises(ValueError, match="cannot be continued within its grammar") as refused:
@@ -143,7 +143,7 @@ def test_a_form_that_explodes_costs_its_request_alone(model: Any, monkeypatch: p
     assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
 
 
-def test_forms_are_compiled_once_and_the_last_ones_are_kept(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_are_compiled_once_and_the_last_ones_are_cached(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "_MOST_COMPILED", 2)
     compiled: list[str] = []
     cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
@@ -154,20 +154,20 @@ def test_forms_are_compiled_once_and_the_last_ones_are_kept(model: Any, monkeypa
     assert compiled == ["a", "b", "c", "b"]
 
 
-def test_a_tokenizer_that_is_not_readable_is_named() -> None:
+def test_unreadable_tokenizer_is_named() -> None:
     cache = grammars.Grammars(object(), ends=frozenset({0}))
     with pytest.raises(ValueError, match="llguidance cannot read this model's tokenizer"):
         cache.matcher(Sampling(json_schema="{}"))
 
 
-def test_a_missing_package_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
     with pytest.raises(ValueError, match=r"pip install 'stoker\[models\]'"):
         cache.matcher(Sampling(json_schema="{}"))
 
 
-def test_a_model_without_an_end_token_ends_with_its_schema(tmp_path: Path) -> None:
+def test_model_without_an_end_token_ends_with_its_schema(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "tiny", layers=1, ends=False)
     model = load_causal_lm(str(tmp_path / "tiny"))
     found = model.complete("Once", max_new_tokens=300, temperature=1.0, json_schema=PERSON)

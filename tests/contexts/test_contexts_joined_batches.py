@@ -1,4 +1,4 @@
-"""Rows of many callers in one batch: the computing thread, joined rows, errors."""
+"""Rows of many callers join one batch: test the computing thread, joined rows and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 30.0
 
 
 class Engine:
-    """An engine that records its batches of rows (numbers, for their lengths), and waits at a gate before each."""
+    """An engine that waits at a gate before each batch and records the batch (rows are numbers: their lengths)."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.batches: list[list[int]] = []
@@ -39,7 +39,7 @@ class Engine:
 
 
 def busy(pool: ThreadPoolExecutor, *, kind: str = "k", row: int = 50) -> tuple[Engine, Future[list[str]]]:
-    """Return an engine that computes one row until its gate opens, and the result."""
+    """Return an engine that computes one row until its gate opens, and the future result."""
     engine = Engine(is_open=False)
     first = pool.submit(engine.joined.run, kind, [row], batch_size=8)
     assert engine.entered.wait(WAIT_S)
@@ -57,7 +57,7 @@ def until_waiting(engine: Engine, rows: int) -> None:
 
 
 @given(st.lists(st.integers(1, 400), max_size=40), st.integers(1, 9))
-def test_results_come_in_order_and_little_is_padded(rows: list[int], batch_size: int) -> None:
+def test_results_keep_their_order_with_little_padding(rows: list[int], batch_size: int) -> None:
     engine = Engine()
     assert engine.joined.run("k", rows, batch_size=batch_size) == [f"k{row}" for row in rows]
     assert sorted(row for batch in engine.batches for row in batch) == sorted(rows)
@@ -65,7 +65,7 @@ def test_results_come_in_order_and_little_is_padded(rows: list[int], batch_size:
     assert all(max(batch) <= 2 * min(batch) + 16 for batch in engine.batches)
 
 
-def test_rows_of_waiting_callers_are_one_batch(pool: ThreadPoolExecutor) -> None:
+def test_rows_of_waiting_callers_join_one_batch(pool: ThreadPoolExecutor) -> None:
     engine, first = busy(pool)
     others = [pool.submit(engine.joined.run, "k", [row, row + 1], batch_size=8) for row in (10, 20, 12)]
     until_waiting(engine, 6)
@@ -75,7 +75,7 @@ def test_rows_of_waiting_callers_are_one_batch(pool: ThreadPoolExecutor) -> None
     assert [sorted(batch) for batch in engine.batches] == [[50], [10, 11, 12, 13, 20, 21]]
 
 
-def test_a_batch_is_as_small_as_any_caller_in_it_wants(pool: ThreadPoolExecutor) -> None:
+def test_batch_size_is_the_smallest_limit_of_its_callers(pool: ThreadPoolExecutor) -> None:
     engine, first = busy(pool)
     others = [pool.submit(engine.joined.run, "k", [10] * 4, batch_size=size) for size in (8, 2)]
     until_waiting(engine, 8)
@@ -88,7 +88,7 @@ def test_a_batch_is_as_small_as_any_caller_in_it_wants(pool: ThreadPoolExecutor)
     assert sum(map(len, engine.batches)) == 13
 
 
-def test_other_kinds_are_computed_apart(pool: ThreadPoolExecutor) -> None:
+def test_different_kinds_of_rows_are_computed_separately(pool: ThreadPoolExecutor) -> None:
     engine, first = busy(pool, kind="a", row=5)
     others = [pool.submit(engine.joined.run, kind, [5], batch_size=8) for kind in "bab"]
     until_waiting(engine, 3)
@@ -97,7 +97,7 @@ def test_other_kinds_are_computed_apart(pool: ThreadPoolExecutor) -> None:
     assert sorted(map(str, engine.kinds)) == ["a", "a", "b"]
 
 
-def test_an_error_comes_to_every_caller_of_its_batch_and_to_no_other(pool: ThreadPoolExecutor) -> None:
+def test_error_of_a_batch_reaches_only_its_callers(pool: ThreadPoolExecutor) -> None:
     engine, first = busy(pool, row=500)
     engine.fails_at = 10
     poor = [pool.submit(engine.joined.run, "k", rows, batch_size=8) for rows in ([10, 900], [11])]
@@ -114,7 +114,7 @@ def test_an_error_comes_to_every_caller_of_its_batch_and_to_no_other(pool: Threa
     assert engine.joined.run("k", [10], batch_size=1) == ["k10"]
 
 
-def test_many_callers_get_what_is_theirs(pool: ThreadPoolExecutor) -> None:
+def test_many_callers_receive_their_own_results(pool: ThreadPoolExecutor) -> None:
     engine = Engine()
     calls = [[length, 3 * length] for length in range(1, 200)]
     found = list(pool.map(lambda rows: engine.joined.run("k", rows, batch_size=4), calls, timeout=WAIT_S))

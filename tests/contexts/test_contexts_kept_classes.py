@@ -1,4 +1,4 @@
-"""A library's results do not change the program's classes; a program's calls set them in the library."""
+"""Results do not change classes of the program; calls of the program set class attributes in the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except Exception as error:
 
 
 def of_a_library(function: Callable[[], Any], *, pack: Callable[[Any], bytes] | None = None) -> bytes:
-    """Return a function's pickled result or exception from another process, which lacks this test's classes."""
+    """Return the pickled result or exception of a function from another process without the classes of this test."""
     data = dumps_code((function, pack), what="function")
     done = subprocess.run([sys.executable, "-c", _LIBRARY], input=data, capture_output=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
@@ -83,7 +83,7 @@ def train() -> Config:
     return Config()
 
 
-def test_a_result_leaves_its_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_received_result_does_not_change_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     data, before, method = of_a_library(train), dumps_code(train, what="function"), Config.level
     assert type(payloads.loads(data, keep_classes=True)) is Config
     assert dumps_code(train, what="function") == before
@@ -95,7 +95,7 @@ def test_a_result_leaves_its_class_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert back.level() == 2
 
 
-def test_an_enumeration_and_its_members_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enumeration_and_its_members_are_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
     method = Colour.level
     assert payloads.loads(of_a_library(lambda: Colour.RED), keep_classes=True) is Colour.RED
     assert Colour.level is method
@@ -103,7 +103,7 @@ def test_an_enumeration_and_its_members_stay(monkeypatch: pytest.MonkeyPatch) ->
     assert Colour.RED.level() == 2
 
 
-def test_an_exception_leaves_its_class_alone() -> None:
+def test_received_exception_does_not_change_its_class() -> None:
     data = of_a_library(fail)
     method = ConfigError.level
     payloads.dump_exception(ConfigError("too much"))
@@ -114,7 +114,7 @@ def test_an_exception_leaves_its_class_alone() -> None:
     assert (ConfigError.rate, ConfigError.level) == (0.5, method)
 
 
-def test_an_argument_brings_what_the_program_has_set() -> None:
+def test_argument_carries_class_attributes_set_by_the_program() -> None:
     data = payloads.dumps(Config())
     Config.rate = 0.5
     payloads.loads(data)
@@ -131,7 +131,7 @@ def make_there() -> list[Any]:
     return [Found(), Found()]
 
 
-def test_a_class_that_came_with_a_result_is_complete_and_stays() -> None:
+def test_class_received_with_a_result_is_complete_and_kept() -> None:
     data = of_a_library(make_there)
     first, second = payloads.loads(data, keep_classes=True)
     kind = type(first)
@@ -144,7 +144,7 @@ def test_a_class_that_came_with_a_result_is_complete_and_stays() -> None:
 
 
 class Reads:
-    """An object that unpickles as the text of a file."""
+    """An object that unpickles to the text of a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -177,7 +177,7 @@ def with_and_without_text(file: Path) -> tuple[bytes, bytes]:
     return both
 
 
-def test_a_class_that_failed_to_rebuild_is_complete_next_time(tmp_path: Path) -> None:
+def test_class_that_failed_to_rebuild_is_complete_next_time(tmp_path: Path) -> None:
     data, _ = with_and_without_text(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         payloads.loads(data, keep_classes=True)
@@ -193,7 +193,7 @@ def test_two_threads_rebuild_values_of_one_new_class(tmp_path: Path) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(payloads.loads(slow, keep_classes=True)))
     thread.start()
-    # open returns when the thread reads the file; then the class exists, without attributes
+    # `open` returns when the thread reads the file; the class then exists without attributes
     with open(fifo, "w") as file:
         back = payloads.loads(quick, keep_classes=True)
         assert (back.rate, back.level()) == (1.0, 1)
@@ -215,12 +215,12 @@ class Child(Family):
     pass
 
 
-def test_a_base_class_hears_of_no_copy() -> None:
+def test_base_class_is_not_notified_of_a_copy() -> None:
     assert type(payloads.loads(payloads.dumps(Child()), keep_classes=True)) is Child
     assert Family.children == ("Child",)
 
 
-def test_a_class_that_goes_by_name_keeps_its_attributes() -> None:
+def test_class_pickled_by_name_keeps_its_attributes() -> None:
     data = dumps_code(Config(), what="result", by_name=frozenset({__name__}))
     assert b"class_by_name" in data
     Config.rate = 0.5
@@ -230,7 +230,7 @@ def test_a_class_that_goes_by_name_keeps_its_attributes() -> None:
     assert Config.rate == 1.0
 
 
-def test_a_checkpoint_leaves_its_class_alone() -> None:
+def test_received_checkpoint_does_not_change_its_class() -> None:
     data = payloads.dumps(Config(), what="checkpoint")
     Config.rate = 0.5
     ambient.enter_call(hook=lambda *_: False, state=data)

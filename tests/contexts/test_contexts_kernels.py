@@ -13,7 +13,7 @@ torch, kernels, static = lazily("torch", "stoker.contexts.inference.kernels", "s
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (4, 4), (8, 2), (5, 1)])
 @pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-5), ("bfloat16", 0.03)])
-def test_all_ways_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
+def test_all_kernels_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
     chance = torch.Generator().manual_seed(3)
     dtype, rows, length, size = getattr(torch, precision), 6, 48, 16
     q, held, values = (
@@ -29,10 +29,10 @@ def test_all_ways_agree(heads: int, key_heads: int, precision: str, apart: float
         other = way(q, held, values, mask)
         assert one.shape == other.shape == (rows, heads * size)
         assert (one.float() - other.float()).abs().max() < apart
-    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # rows differ, so the comparison can fail
+    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # different rows let the comparison fail
 
 
-def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for tiles, half, expected in (
         (True, True, kernels.shared_keys),
@@ -48,10 +48,10 @@ def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: p
 
 @pytest.mark.parametrize("vocabulary", [120, 257, 49152])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_likeliest_token_is_the_one_that_argmax_finds(vocabulary: int, precision: str) -> None:
+def test_likeliest_token_equals_argmax(vocabulary: int, precision: str) -> None:
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(5)).to(getattr(torch, precision))
-    logits[2] = 0  # all equal: the first token wins
-    logits[3, [7, vocabulary - 1]] = 50  # equal values in two parts: the first part's token wins
+    logits[2] = 0  # all logits are equal: the first token is chosen
+    logits[3, [7, vocabulary - 1]] = 50  # equal maxima in two parts: the first token is chosen
     logits[4] = float("-inf")
     logits[5, 11] = float("nan")
     assert kernels.likeliest_tokens(logits) == logits.float().argmax(dim=-1).tolist()
@@ -65,7 +65,7 @@ def layers_of(dtype: Any, *, bias: bool) -> list[Any]:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 70])
-def test_a_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: bool) -> None:
+def test_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: bool) -> None:
     layers = layers_of(torch.bfloat16, bias=bias)
     wide = kernels.PackedLinear(layers, packs=torch.float32)
     if not wide.packed_bytes:
@@ -81,7 +81,7 @@ def test_a_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: b
     assert wide.packed_bytes == 64 * 48 * 4
 
 
-def test_a_processor_without_half_precision_gets_a_wide_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_without_half_precision_uses_a_wide_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     for half, expected in ((True, (torch.bfloat16,)), (False, (torch.float32, torch.bfloat16))):
         monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
         assert kernels.packed_dtypes(torch.bfloat16) == expected
@@ -100,7 +100,7 @@ def test_a_processor_without_half_precision_gets_a_wide_copy(monkeypatch: pytest
         (564_001_900, 1 << 40, ""),
     ],
 )
-def test_a_copy_is_made_where_there_is_room(declared, free, expected, monkeypatch):
+def test_wide_copy_is_made_if_memory_is_sufficient(declared, free, expected, monkeypatch):
     model = torch.nn.Linear(25, 20, bias=False).bfloat16()  # 1,000 bytes; a wide copy has 2,000
     model.dtype = torch.bfloat16
     monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda: False)
@@ -119,7 +119,7 @@ def logits_of(*chances: float, rows: int = 1) -> Any:
 
 
 def shares(options: Sampling, logits: Any) -> list[float]:
-    """Draw `DRAWS` tokens; return each token's share."""
+    """Sample `DRAWS` tokens; return the share of each token."""
     draw = kernels.TokenDraw(options)
     counts = Counter(kernels.take_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
     return [counts[token] / DRAWS for token in range(logits.shape[-1])]
@@ -136,13 +136,13 @@ def shares(options: Sampling, logits: Any) -> list[float]:
         ({"temperature": 1e-310}, (0, 1, 0, 0, 0)),
     ],
 )
-def test_tokens_are_drawn_as_often_as_their_chances_say(options: dict[str, float], expected: Any) -> None:
+def test_tokens_are_sampled_with_their_probabilities(options: dict[str, float], expected: Any) -> None:
     found = shares(Sampling(seed=(3, 1), **options), logits_of(*CHANCES).double())
-    assert found == pytest.approx(expected, abs=0.03)  # a share's standard deviation is at most 0.008
+    assert found == pytest.approx(expected, abs=0.03)  # the standard deviation of a share is at most 0.008
     assert all(share == 0 for share, chance in zip(found, expected, strict=True) if not chance)
 
 
-def test_a_token_is_the_first_whose_sum_exceeds_the_number() -> None:
+def test_sampled_token_is_the_first_whose_sum_exceeds_the_number() -> None:
     numbers = torch.tensor([0.0, 0.0499, 0.0501, 0.44, 0.46, 0.9999999])
     draws = torch.stack([torch.ones(6), torch.ones(6), numbers]).double()
     logits = logits_of(*CHANCES, rows=6)
@@ -150,7 +150,7 @@ def test_a_token_is_the_first_whose_sum_exceeds_the_number() -> None:
     assert kernels.drawn_tokens(logits, draws, nucleus=True).tolist() == [1, 1, 1, 4, 4, 0]
 
 
-def test_a_request_draws_the_same_tokens_in_every_batch() -> None:
+def test_request_samples_the_same_tokens_in_every_batch() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     options = [
         Sampling(temperature=1.0, seed=(5, 0)), Sampling(), Sampling(temperature=0.7, top_p=0.6, seed=(5, 1)),
@@ -170,7 +170,7 @@ def test_a_request_draws_the_same_tokens_in_every_batch() -> None:
 
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_cost_their_request_alone(wrong: float, top_p: float) -> None:
+def test_invalid_logits_fail_only_their_request(wrong: float, top_p: float) -> None:
     logits = logits_of(*CHANCES, rows=3)
     logits[1, 2] = wrong
     draws = [kernels.TokenDraw(Sampling(temperature=1.0, top_p=top_p, seed=(4, place))) for place in range(3)]

@@ -64,7 +64,7 @@ def greedy(prompt: Sequence[int], *, most: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-def test_a_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
+def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
     first, second, long, one = PROMPTS
     expected = {prompt: greedy(prompt, most=8) for prompt in (first, second, long, one)}
     with pretended.pretended_devices():
@@ -76,15 +76,15 @@ def test_a_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
         driver.engine.abort(gone)
         ids[one] = driver.ask(one, max_new_tokens=8)
         driver.run(found)
-        again = driver.tokens(long, max_new_tokens=8)  # from kept prefixes
+        again = driver.tokens(long, max_new_tokens=8)  # with cached prefixes
     assert {prompt: [token.token for token in found[id]] for prompt, id in ids.items()} == expected
     assert again == expected[long]
 
 
-def test_a_token_takes_the_cache_of_the_device_with_most_layers() -> None:
+def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
     with pretended.pretended_devices():
         split = SplitDriver("continuous").engine
-    # layers 1 and 2 are on the second device: 2 layers, keys and values, 2 heads of 8 numbers of 4 bytes
+    # the second device has layers 1 and 2: keys and values of 2 layers with 2 heads of 8 numbers of 4 bytes
     assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
     whole = forward.ModelRunner(whole_model(), limit_bytes=1_000)
     texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
@@ -105,26 +105,26 @@ def test_scores_of_labels_equal_those_of_one_device() -> None:
         assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-4)
 
 
-def test_layers_are_spread_by_their_bytes() -> None:
+def test_layers_are_distributed_by_their_bytes() -> None:
     split = layer_split.device_map(llama(8, vocab_size=1000, tie_word_embeddings=True), DEVICES)
     assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("00111111")
     split = layer_split.device_map(llama(8), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
     assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("01112233")
 
 
-def test_everything_else_is_on_the_first_device() -> None:
+def test_other_modules_are_on_the_first_device() -> None:
     split = layer_split.device_map(llama(), DEVICES)
     for part in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq"):
         assert layer_split.device_at(split, part) == "gpu:0"
     assert layer_split.device_at(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
 
 
-def test_every_device_has_a_layer_also_beside_a_large_embedding() -> None:
+def test_every_device_has_a_layer_even_with_a_large_embedding() -> None:
     split = layer_split.device_map(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
     assert [split[f"model.layers.{layer}"][-1] for layer in range(4)] == list("0123")
 
 
-def test_experts_are_not_taken_for_layers() -> None:
+def test_experts_are_not_counted_as_layers() -> None:
     config = transformers.MixtralConfig(**SMALL, num_hidden_layers=2, num_local_experts=8)
     split = layer_split.device_map(config, DEVICES)
     assert {name for name in split if "layers" in name} == {"model.layers.0", "model.layers.1"}

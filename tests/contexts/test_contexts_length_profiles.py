@@ -29,7 +29,7 @@ def profile(seconds: Callable[[int], float], lengths: range = range(16, 257, 16)
 
 
 def stairs(tokens: int) -> float:
-    """Arlo's figure 2: seconds rise every 64 tokens."""
+    """Latency rises every 64 tokens, as in Figure 2 of the Arlo paper."""
     return 0.001 * math.ceil(tokens / 64)
 
 
@@ -50,30 +50,30 @@ def folder(tmp_path: Path) -> Path:
         (0, 128, (128, 256, 384, 512)),
     ],
 )
-def test_lengths_are_multiples_of_a_step_and_the_longest(longest: int, step: int, expected: tuple[int, ...]) -> None:
+def test_lengths_are_multiples_of_a_step_plus_the_longest(longest: int, step: int, expected: tuple[int, ...]) -> None:
     assert usual_lengths(longest, step=step) == expected
     assert [len(usual_lengths(longest)) for longest in (512, 8192)] == [32, 32]
     assert len(usual_lengths(8194)) <= 33
 
 
-def test_runtimes_stand_at_the_ends_of_the_steps() -> None:
+def test_runtime_lengths_are_at_the_ends_of_latency_steps() -> None:
     assert lengths_that_pay(profile(stairs)).tokens == (64, 128, 192, 256)
     assert lengths_that_pay(profile(lambda tokens: 0.005)).tokens == (256,), "without steps one length is enough"
 
 
-def test_texts_that_are_expected_decide() -> None:
+def test_expected_text_lengths_decide() -> None:
     counts = [50] * 90 + [200] * 10
     assert lengths_that_pay(profile(stairs), counts).tokens == (64, 256)
     assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one length is too long"
     assert lengths_that_pay(profile(stairs), [64] * 50 + [65] * 50).tokens == (64, 80, 256)
 
 
-def test_texts_of_which_none_is_short_enough_are_refused() -> None:
+def test_sample_without_a_short_enough_text_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"every expected text has more tokens than the longest .* measured, 256"):
         lengths_that_pay(profile(stairs), [257, 1000])
 
 
-def test_what_was_measured_is_found_by_the_model_and_its_options(folder: Path, state: Path) -> None:
+def test_profile_is_found_by_the_model_and_its_options(folder: Path, state: Path) -> None:
     file = keep_encoder_profile(folder, profile(stairs))
     found = kept_encoder_profile(str(folder))
     assert file.parent == state / "encoder-lengths"
@@ -86,7 +86,7 @@ def test_what_was_measured_is_found_by_the_model_and_its_options(folder: Path, s
     assert kept_encoder_profile(folder) is None, "a changed file is another model"
 
 
-def test_the_last_profile_counts_whatever_the_device(folder: Path) -> None:
+def test_last_profile_is_used_for_any_device(folder: Path) -> None:
     for at, device in enumerate(["NVIDIA H100", "cpu", "NVIDIA H100"]):
         keep_encoder_profile(folder, profile(lambda tokens, at=at: 0.001 * (at + 1), device=device, measured_at=at))
     found = kept_encoder_profile(folder)
@@ -107,7 +107,7 @@ def test_the_last_profile_counts_whatever_the_device(folder: Path) -> None:
         lambda text: b"[1, 2]",
     ],
 )
-def test_a_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, caplog):
+def test_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, caplog):
     file = keep_encoder_profile(folder, profile(stairs))
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
@@ -121,13 +121,13 @@ def test_a_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, c
     assert kept_encoder_profile(folder) is not None
 
 
-def test_a_model_that_is_not_there_has_no_profile(tmp_path: Path) -> None:
+def test_missing_model_has_no_profile(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="there is no model at"):
         kept_encoder_profile(tmp_path / "nowhere")
 
 
 class Stairs:
-    """A model with staircase batch times; every fifth batch takes ten times as long."""
+    """A model whose batch times rise in steps; every fifth batch takes ten times as long."""
 
     name, longest, device, model, labels, source, runtime = "stairs", 256, "cpu", None, list[str](), "", None
     is_compiled = False
@@ -151,7 +151,7 @@ class Stairs:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) -> None:
+def test_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) -> None:
     told: list[tuple[float, float]] = []
     found = profiling.profile_lengths(
         Stairs(), compiled=compiled, repeats=21, told=lambda done, total: told.append((done, total))
@@ -177,7 +177,7 @@ def test_a_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) 
         ((32, 512), "a length of 512 tokens cannot be measured: the model reads at most 256"),
     ],
 )
-def test_lengths_that_cannot_be_measured_are_refused(lengths: tuple[int, ...], says: str) -> None:
+def test_unmeasurable_lengths_are_refused(lengths: tuple[int, ...], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         profiling.profile_lengths(Stairs(), lengths)
 
@@ -186,18 +186,18 @@ def lengths(seconds: Callable[[int], float], *, step: int = 16, longest: int = 5
     return [LengthProfile(tokens, seconds(tokens)) for tokens in range(step, longest + 1, step)]
 
 
-def test_where_latency_rises_steadily_there_are_no_more_than_pay() -> None:
+def test_steadily_rising_latency_gives_only_lengths_that_pay() -> None:
     found = choose_lengths(lengths(lambda tokens: 0.001 + 0.0001 * tokens), most=32)
     assert 3 <= len(found.tokens) < 32
     assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
 
 
-def test_a_slower_shorter_runtime_is_not_chosen() -> None:
+def test_slower_shorter_runtime_is_not_chosen() -> None:
     noisy = [LengthProfile(64, 0.009), LengthProfile(128, 0.002), LengthProfile(256, 0.004)]
     assert choose_lengths(noisy).tokens == (128, 256)
 
 
-def test_no_choice_of_as_many_lengths_is_better() -> None:
+def test_no_other_choice_with_as_many_lengths_is_better() -> None:
     chance = random.Random(3)
     for _ in range(40):
         times = sorted(chance.uniform(0.001, 0.02) for _ in range(7))
@@ -221,7 +221,7 @@ def test_no_choice_of_as_many_lengths_is_better() -> None:
             assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + LEAST_GAIN) + 1e-12
 
 
-def test_a_profile_that_says_nothing_is_refused() -> None:
+def test_invalid_profile_is_refused() -> None:
     for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
         with pytest.raises(ValueError, match=r"each larger|expected"):
             choose_lengths(bad)

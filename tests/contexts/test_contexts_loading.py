@@ -1,4 +1,4 @@
-"""The hub's real client against local ports that refuse or hang."""
+"""Run the real client of the Hugging Face hub against local ports that refuse or hang."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def run(endpoint: str, folder: str, **more: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_hub_that_refuses_is_not_asked_again(tmp_path):
+def test_hub_that_refuses_is_not_contacted_again(tmp_path):
     assert run(f"http://127.0.0.1:{free_port()}", str(tmp_path)) == ["True", "True", "0", "True"]
 
 
-def test_a_hub_behind_a_firewall_is_not_asked_again(tmp_path):
+def test_hub_behind_a_firewall_is_not_contacted_again(tmp_path):
     with contextlib.ExitStack() as open_sockets:
         full = open_sockets.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for _ in range(8):  # the queue is full: the kernel drops further packets, as a firewall does
+        for _ in range(8):  # with a full queue the kernel drops further packets, like a firewall
             waiting = open_sockets.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
@@ -65,5 +65,5 @@ def test_a_hub_behind_a_firewall_is_not_asked_again(tmp_path):
         assert run(endpoint, str(tmp_path), HF_HUB_ETAG_TIMEOUT="1") == ["True", "True", "0", "True"]
 
 
-def test_an_offline_user_hears_what_to_do(tmp_path):
+def test_offline_user_gets_an_error_with_advice(tmp_path):
     assert run("http://127.0.0.1:9", str(tmp_path), HF_HUB_OFFLINE="1") == ["True", "True", "0", "False"]

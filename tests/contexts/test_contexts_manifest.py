@@ -58,7 +58,7 @@ folders = st.dictionaries(component, content, max_size=5).map(
 
 
 @given(folders)
-def test_what_is_encoded_is_decoded(manifest: Manifest) -> None:
+def test_encoded_manifest_decodes_to_itself(manifest: Manifest) -> None:
     data = encode(manifest)
     assert decode(data) == manifest
     name = name_of(data)
@@ -68,7 +68,7 @@ def test_what_is_encoded_is_decoded(manifest: Manifest) -> None:
 
 
 @given(folders, st.data())
-def test_no_change_passes(manifest: Manifest, draw: st.DataObject) -> None:
+def test_changed_manifest_is_rejected(manifest: Manifest, draw: st.DataObject) -> None:
     data = encode(manifest)
     place = draw.draw(st.integers(0, len(data) - 1))
     changed = data[:place] + bytes([data[place] ^ draw.draw(st.integers(1, 255))]) + data[place + 1 :]
@@ -78,7 +78,7 @@ def test_no_change_passes(manifest: Manifest, draw: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_strangers_are_refused_or_mean_themselves(data: bytes) -> None:
+def test_foreign_bytes_are_refused_or_decode_to_themselves(data: bytes) -> None:
     try:
         found = decode(data)
     except ValueError:
@@ -100,13 +100,13 @@ def test_bytes_of_strangers_are_refused_or_mean_themselves(data: bytes) -> None:
         [b"a/"],
     ],
 )
-def test_names_that_lead_elsewhere_are_refused(names: list[bytes]) -> None:
+def test_names_outside_the_folder_are_refused(names: list[bytes]) -> None:
     data = encode(Manifest(EntryKind.FOLDER, tuple(Entry(name, EntryKind.FILE) for name in names)))
     with pytest.raises(ValueError, match="at an invalid place"):
         decode(data)
 
 
-def test_nothing_lies_below_a_link() -> None:
+def test_entries_below_a_link_are_refused() -> None:
     made = Manifest(EntryKind.FOLDER, (Entry(b"out", EntryKind.LINK, target=b".."), Entry(b"out/x", EntryKind.FILE)))
     with pytest.raises(ValueError, match="at an invalid place"):
         decode(encode(made))
@@ -115,7 +115,7 @@ def test_nothing_lies_below_a_link() -> None:
             decode(encode(Manifest(EntryKind.FOLDER, (Entry(b"out", EntryKind.LINK, target=target),))))
 
 
-def test_half_a_manifest_is_none() -> None:
+def test_truncated_manifest_is_refused() -> None:
     data = encode(files(5, 2 * PART_BYTES, 0))
     refused = 0
     for end in range(len(data)):
@@ -123,7 +123,7 @@ def test_half_a_manifest_is_none() -> None:
             decode(data[:end])
         except ValueError:
             refused += 1
-    # a few cuts are valid manifests: a folder may end after any entry, and only its name reveals the loss
+    # some truncated bytes are valid manifests, because a folder may end after any entry: only the name reveals the loss
     assert refused > len(data) - 5
 
 
@@ -138,7 +138,7 @@ def test_pieces_are_whole_parts_of_at_most_four_mebibytes() -> None:
     assert order == sorted(order)
 
 
-def test_an_object_of_many_parts(tmp_path: Path) -> None:
+def test_object_with_many_parts_is_encoded(tmp_path: Path) -> None:
     data = os.urandom(2 * PART_BYTES + 5)
     (tmp_path / "big").write_bytes(data)
     ref = object_of(tmp_path / "big")

@@ -36,7 +36,7 @@ CONFIG = {
         ({"max_position_embeddings": None}, Needs(), "auto", (0, 0)),
     ],
 )
-def test_a_token_takes_its_keys_and_values_in_all_layers(tmp_path, more, needs, dtype, found):
+def test_token_memory_is_keys_and_values_of_all_layers(tmp_path, more, needs, dtype, found):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **more}))
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
     made = with_cache(needs, str(tmp_path), dtype=dtype)
@@ -44,13 +44,13 @@ def test_a_token_takes_its_keys_and_values_in_all_layers(tmp_path, more, needs, 
 
 
 @pytest.mark.parametrize("config", [None, "[]", "{", "7"])
-def test_a_model_that_does_not_tell_keeps_its_needs(tmp_path: Path, config: str | None) -> None:
+def test_model_without_a_usable_config_keeps_its_declared_needs(tmp_path: Path, config: str | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert with_cache(Needs(disk_bytes=3), str(tmp_path), dtype="auto") == Needs(disk_bytes=3)
 
 
-def test_the_recipe_of_a_language_model_says_it(tmp_path: Path) -> None:
+def test_recipe_of_a_language_model_declares_token_memory(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model")
     needs = causal_lm(str(tmp_path / "model")).needs
     assert (needs.token_bytes, needs.cache_tokens) == (2 * 6 * 64 * 4, 2048)
@@ -61,19 +61,19 @@ ABSENT = importlib.util.find_spec("vllm") is None
 
 
 @pytest.mark.skipif(not ABSENT, reason="vLLM is installed here")
-def test_missing_vllm_says_what_to_install() -> None:
+def test_missing_vllm_error_names_the_package_to_install() -> None:
     with pytest.raises(StokerError, match=r"vLLM is not installed here; pip install 'stoker\[vllm\]'"):
         loading.load_model("models/mine", engine="vllm")
     assert loading.why_vllm("auto", device="cuda:0") == ""
 
 
-def test_no_other_engine_asks_for_vllm() -> None:
+def test_other_engines_do_not_import_vllm() -> None:
     for engine in ("transformers", "continuous", "static"):
         assert loading.why_vllm(engine, device="cuda:0") == ""
     assert loading.why_vllm("auto", device="cpu") == ""
 
 
-def test_vllm_that_is_broken_is_told_of_and_auto_goes_on(tmp_path, monkeypatch, caplog):
+def test_broken_vllm_is_reported_and_auto_uses_another_engine(tmp_path, monkeypatch, caplog):
     (tmp_path / "vllm.py").write_text("raise OSError('libcuda.so.1: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
@@ -84,7 +84,7 @@ def test_vllm_that_is_broken_is_told_of_and_auto_goes_on(tmp_path, monkeypatch, 
     assert "libcuda.so.1" in caplog.text
 
 
-def test_vllm_that_imports_is_taken_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importable_vllm_is_chosen_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vllm.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)

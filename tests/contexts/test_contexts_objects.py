@@ -1,4 +1,4 @@
-"""Names of objects are equal exactly if the contents are equal."""
+"""Object names are equal exactly if the contents are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.contexts.objects import copy_object, is_object_name, manifest_of, ma
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 
-# A tree maps names to bytes (a file, executable or not), a dict (a folder), or a text (a link's target).
+# A tree maps names to bytes (a file, executable or not), a dict (a folder), or a string (the target of a link).
 letters = st.characters(blacklist_characters="/\x00", blacklist_categories=["Cs"])
 odd = st.sampled_from(["a\nb", 'q"', "'", "é", " ", "-", "file", "a b", "\t"])
 name = odd | st.text(letters, min_size=1, max_size=6).filter(lambda text: text not in (".", ".."))
@@ -44,7 +44,7 @@ def build(folder: Path, content: Tree) -> Path:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree, tree)
-def test_folders_are_named_alike_only_if_they_are(tmp_path_factory, one, other):
+def test_folders_have_equal_names_only_if_they_are_equal(tmp_path_factory, one, other):
     folder = tmp_path_factory.mktemp("t")
     first, second = object_of(build(folder / "1", one)), object_of(build(folder / "2", other))
     assert (first.name == second.name) == (one == other)
@@ -56,7 +56,7 @@ def test_folders_are_named_alike_only_if_they_are(tmp_path_factory, one, other):
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree)
-def test_a_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFactory, one: Tree) -> None:
+def test_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFactory, one: Tree) -> None:
     folder = tmp_path_factory.mktemp("t")
     ref = object_of(build(folder / "1", one))
     copy_object(folder / "1", folder / "2")
@@ -68,7 +68,7 @@ def test_a_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"a": (b"", False)}, {"a": {}}),  # an empty file, an empty folder
+        ({"a": (b"", False)}, {"a": {}}),  # an empty file and an empty folder
         ({"a": {"b": (b"x", False)}}, {"a": {}, "b": (b"x", False)}),
         ({"a\nb": (b"", False)}, {"a": (b"", False), "b": (b"", False)}),
         ({"a": (b"b", False)}, {"ab": (b"", False)}),
@@ -76,11 +76,11 @@ def test_a_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFa
         ({"a": (b"x", True)}, {"a": (b"x", False)}),
     ],
 )
-def test_near_misses(tmp_path: Path, one: Tree, other: Tree) -> None:
+def test_nearly_equal_folders_have_different_names(tmp_path: Path, one: Tree, other: Tree) -> None:
     assert object_of(build(tmp_path / "1", one)).name != object_of(build(tmp_path / "2", other)).name
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_file_has_an_object_name(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"weights")
     ref = object_of(tmp_path / "m.gguf")
     assert ref.name.startswith("file-")
@@ -95,13 +95,13 @@ def test_a_file(tmp_path: Path) -> None:
     assert matches(tmp_path / "other.gguf", ref)
 
 
-def test_a_file_is_not_a_folder_of_it(tmp_path: Path) -> None:
+def test_file_differs_from_a_folder_with_that_file(tmp_path: Path) -> None:
     build(tmp_path / "d", {"x": (b"x", False)})
     assert object_of(tmp_path / "d").name.split("-")[1] != object_of(tmp_path / "d" / "x").name.split("-")[1]
 
 
-def test_links(tmp_path: Path) -> None:
-    """A link inside the folder stays a link. A link out of it, as in a model hub's cache, counts as its target."""
+def test_links_are_part_of_the_name(tmp_path: Path) -> None:
+    """A link inside the folder stays a link. A link to the outside, as in a hub cache, counts as its target."""
     plain = build(tmp_path / "plain", {"weights": (b"w", False), "sub": {"deep": (b"d", False)}})
     (tmp_path / "blob").write_bytes(b"w")
     hub = build(tmp_path / "hub", {"sub": {"deep": (b"d", False)}})
@@ -121,7 +121,7 @@ def test_links(tmp_path: Path) -> None:
     assert object_of(tmp_path / "door").name == object_of(plain).name
 
 
-def test_what_cannot_be_an_object(tmp_path: Path) -> None:
+def test_invalid_objects_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="nowhere"):
         object_of(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
@@ -138,8 +138,8 @@ def test_what_cannot_be_an_object(tmp_path: Path) -> None:
         object_of(tmp_path / "dangling")
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
-    """A pilot receives the folder's path, which must be text; names inside a folder may be any bytes."""
+def test_file_names_that_are_not_text_are_named(tmp_path: Path) -> None:
+    """The path of the folder must be text, because pilots receive the path; names in a folder may be any bytes."""
     folder = tmp_path / "d"
     folder.mkdir()
     odd = Path(os.fsdecode(os.fsencode(folder) + b"/\xff\n"))
@@ -151,7 +151,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         object_of(odd)
 
 
-def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.contexts import objects
 
     file = tmp_path / "big"
@@ -169,7 +169,7 @@ def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     assert reads
 
 
-def test_a_young_file_is_not_remembered(tmp_path: Path) -> None:
+def test_recently_changed_file_is_not_remembered(tmp_path: Path) -> None:
     file, memo = tmp_path / "young", tmp_path / "memo.sqlite"
     file.write_bytes(b"x")
     object_of(file, memo=memo)
@@ -177,7 +177,7 @@ def test_a_young_file_is_not_remembered(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM parts").fetchone() == (0,)
 
 
-def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
+def test_damaged_or_closed_memo_affects_only_speed(tmp_path: Path) -> None:
     file, memo = tmp_path / "f", tmp_path / "memo.sqlite"
     file.write_bytes(b"x")
     memo.write_bytes(b"this is no database, and long enough to be taken for one" * 50)
@@ -185,7 +185,7 @@ def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
     assert object_of(file, memo=tmp_path / "f" / "not-a-folder" / "memo") == ref
 
 
-def test_a_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.contexts import objects
 
     file = tmp_path / "f.gguf"

@@ -65,7 +65,7 @@ class Holder:
         self.log = log
 
     def write(self) -> None:
-        """A method of an object that holds a handle."""
+        """A method of an object with an open handle."""
 
 
 class Slotted:
@@ -99,7 +99,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", HANDLES)
-def test_handle_is_refused_wherever_it_is(kind: str) -> None:
+def test_open_handle_is_refused_at_any_depth(kind: str) -> None:
     handle = HANDLES[kind]()
     try:
         for place in PLACES.values():
@@ -130,7 +130,7 @@ def test_error_names_the_place_the_file_and_the_remedy(place: str, what: str) ->
     assert "Pass its path, and open it in the function." in str(refused.value)
 
 
-def test_error_of_a_result_says_what_to_return() -> None:
+def test_error_of_a_result_advises_what_to_return() -> None:
     with open("notes.txt") as file, pytest.raises(SerializationError) as refused:
         payloads.dumps([file], what="result")
     assert str(refused.value) == (
@@ -139,7 +139,7 @@ def test_error_of_a_result_says_what_to_return() -> None:
     )
 
 
-def test_loader_with_an_open_file_is_no_recipe() -> None:
+def test_loader_with_an_open_file_is_refused_as_a_recipe() -> None:
     with open("notes.txt", "w+") as file, pytest.raises(RecipeError):
         stoker.context(lambda: file)()
     with tempfile.TemporaryDirectory(dir=".") as folder, open("notes.txt") as file:
@@ -148,7 +148,7 @@ def test_loader_with_an_open_file_is_no_recipe() -> None:
         assert os.path.isdir(folder)
 
 
-def test_refused_temporary_file_and_folder_stay() -> None:
+def test_refused_temporary_file_and_folder_are_kept() -> None:
     with tempfile.NamedTemporaryFile("w+", dir=".") as file, tempfile.TemporaryDirectory(dir=".") as folder:
         for value in (file, [file], Holder(file)):
             with pytest.raises(SerializationError, match=r"temporary file.*\.name"):
@@ -159,8 +159,8 @@ def test_refused_temporary_file_and_folder_stay() -> None:
         assert os.path.isdir(folder)
 
 
-def test_module_that_holds_an_open_file_is_not_opened_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the module were pickled by name, the library's import would empty the program's file."""
+def test_module_with_an_open_file_is_not_opened_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the module were pickled by name, the import in the library would truncate the file of the program."""
     (here / "keeps_a_log.py").write_text("LOG = open('log.txt', 'w+')\ndef note():\n    LOG.write('x')\n")
     monkeypatch.syspath_prepend(str(here))
     import keeps_a_log
@@ -173,7 +173,7 @@ def test_module_that_holds_an_open_file_is_not_opened_again(here: Path, monkeypa
         sys.modules.pop("keeps_a_log")
 
 
-def test_streams_and_files_in_memory_travel() -> None:
+def test_streams_and_files_in_memory_can_be_sent() -> None:
     assert payloads.loads(payloads.dumps(sys.stdout)) is sys.stdout
     assert payloads.loads(payloads.dumps([sys.stderr])) == [sys.stderr]
     assert payloads.loads(payloads.dumps(io.StringIO("text"))).read() == "text"
@@ -186,16 +186,16 @@ class Reopened(io.RawIOBase):
         return Reopened, ()
 
 
-def test_file_class_that_pickles_itself_travels() -> None:
+def test_file_class_that_pickles_itself_can_be_sent() -> None:
     assert type(payloads.loads(payloads.dumps(Reopened()))).__name__ == "Reopened"
 
 
 class Workspace:
     def __del__(self) -> None:
-        """Would remove files."""
+        """A finalizer that would remove files."""
 
 
-def test_object_with_a_finalizer_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_object_with_a_finalizer_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     by_value._told.discard("Workspace")
     with caplog.at_level(logging.WARNING, logger="stoker.captured"):
         payloads.dumps([Workspace()])

@@ -1,4 +1,4 @@
-"""Short descriptions of arguments, also of pickles, which are not run."""
+"""Test short descriptions of arguments, which read pickles without running them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.contexts import context, payload_layout, payloads
 
 
 class Touches:
-    """Its pickle runs a command when loaded."""
+    """An object whose pickle runs a command when loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,23 +41,23 @@ def packed(*args: Any, **kwargs: Any) -> bytes:
         (packed("x" * 30, "y" * 30, "z" * 30), f"('{'x' * 30}', '{'y' * 30}', '{'z' * 8}…)"),
     ],
 )
-def test_a_calls_arguments_are_read_from_their_pickle(data: bytes, shown: str) -> None:
+def test_arguments_of_a_call_are_read_from_their_pickle(data: bytes, shown: str) -> None:
     assert payload_layout.short_payload(data) == shown
     assert len(shown) <= payload_layout.LONGEST
 
 
-def test_what_a_pickle_would_run_is_not_run(tmp_path: Path) -> None:
+def test_code_in_a_pickle_is_not_executed(tmp_path: Path) -> None:
     touched = tmp_path / "ran"
     assert payload_layout.short_payload(packed(Touches(touched))) == "(<posix.system>)"
     assert not touched.exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"B" * 40, b"\x80\x05.", b"no pickle", packed(1)[:-3]])
-def test_bytes_that_are_no_arguments_are_shown_as_nothing(data: bytes) -> None:
+def test_invalid_argument_bytes_are_shown_as_nothing(data: bytes) -> None:
     assert payload_layout.short_payload(data) == ""
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secrets_are_not_shown_in_arguments() -> None:
     assert (
         payload_layout.short_payload(packed("gpt2", api_key="sk-1", hf_token="hf_2", n=1))
         == "('gpt2', api_key=…, hf_token=…, n=1)"
@@ -71,7 +71,7 @@ def llm(path: str, token: str = "", *, layers: int = 1) -> str:
     return path
 
 
-def test_a_recipe_says_which_arguments_it_is_of() -> None:
+def test_recipe_shows_its_arguments() -> None:
     one, other = llm("small"), llm("large", "hf_1", layers=2)
     assert one.title == f"{one.name}('small')"
     assert other.title == f"{other.name}('large', …, layers=2)"

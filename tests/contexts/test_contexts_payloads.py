@@ -1,4 +1,4 @@
-"""Every kind of object is sent from a script and a module, and returns unchanged or is refused in a clear error."""
+"""Every kind of object from a script or a module returns unchanged from a call, or is refused with a clear error."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ values = st.recursive(
 
 
 @given(values)
-def test_round_trip(value: Any) -> None:
+def test_values_survive_a_round_trip(value: Any) -> None:
     for data in (payloads.dumps(value), b"".join(payloads.dump_parts(value))):
         back = payloads.loads(data)
         assert back == value
         assert type(back) is type(value)
 
 
-def test_plain_values_are_plain_pickles() -> None:
+def test_plain_values_use_plain_pickle() -> None:
     data = payloads.dumps(((1, "a", [2.0, None]), {"k": (b"x", {"deep": True})}))
     assert data == pickle.dumps(((1, "a", [2.0, None]), {"k": (b"x", {"deep": True})}), 5)
 
@@ -71,7 +71,7 @@ def test_subclasses_of_plain_types_keep_their_class(value: Any) -> None:
     assert Text in map(type, texts(back))
 
 
-def test_big_arrays_stay_out_of_the_pickle() -> None:
+def test_large_arrays_are_stored_outside_the_pickle() -> None:
     array = numpy.arange(200_000, dtype=numpy.float64).reshape(400, 500)
     parts = payloads.dump_parts(((array,), {}))
     assert any(isinstance(part, memoryview) and part.nbytes == array.nbytes for part in parts)
@@ -80,7 +80,7 @@ def test_big_arrays_stay_out_of_the_pickle() -> None:
     assert numpy.shares_memory(numpy.frombuffer(big, dtype=numpy.uint8), array)
 
 
-def test_arrays_come_back_writable_and_apart() -> None:
+def test_arrays_are_restored_writable_and_separate() -> None:
     array = numpy.arange(50_000)
     data = payloads.dumps([array, array[::2], numpy.asfortranarray(array.reshape(500, 100))])
     one, strided, fortran = payloads.loads(data)
@@ -99,7 +99,7 @@ def test_writable_memory_is_not_copied() -> None:
     assert numpy.shares_memory(back, numpy.frombuffer(data, dtype=numpy.uint8))
 
 
-def test_arrays_that_were_read_only_stay_so() -> None:
+def test_read_only_arrays_stay_read_only() -> None:
     array = numpy.zeros(50_000)
     array.flags.writeable = False
     assert not payloads.loads(payloads.dumps([array]))[0].flags.writeable
@@ -114,7 +114,7 @@ def test_buffers_are_aligned() -> None:
         assert array.ctypes.data % 64 == 0
 
 
-def test_cut_and_strange_bytes_are_an_error() -> None:
+def test_truncated_and_invalid_bytes_are_an_error() -> None:
     whole = payloads.dumps([numpy.zeros(50_000)])
     for data in (*(whole[:cut] for cut in (1, 5, 20, 70, -1)), b"", b"xyz", b"B"):
         with pytest.raises(SerializationError):
@@ -127,7 +127,7 @@ class Holder:
         self.lock = threading.Lock()
 
 
-def test_the_attribute_is_named() -> None:
+def test_unpicklable_attribute_is_named() -> None:
     with pytest.raises(SerializationError) as caught:
         payloads.dumps(((1, {"model": [Holder()]}), {}))
     text = str(caught.value)
@@ -137,12 +137,12 @@ def test_the_attribute_is_named() -> None:
     assert caught.value.what == "argument"
 
 
-def test_the_keyword_is_named() -> None:
+def test_unpicklable_keyword_is_named() -> None:
     with pytest.raises(SerializationError, match=r"argument 'door'"):
         payloads.dumps(((), {"door": threading.Lock()}))
 
 
-def test_a_closure_is_named() -> None:
+def test_unpicklable_closure_variable_is_named() -> None:
     lock = threading.Lock()
 
     def guarded() -> None:
@@ -152,7 +152,7 @@ def test_a_closure_is_named() -> None:
         payloads.dumps(guarded, what="function")
 
 
-def test_a_generator_as_result() -> None:
+def test_generator_as_a_result_is_an_error() -> None:
     with pytest.raises(SerializationError, match=r"the result can't be sent back.*generator"):
         payloads.dumps((n for n in range(3)), what="result")
 
@@ -197,7 +197,7 @@ def run(program: str, *args: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_module_beside_the_script_travels_by_value(tmp_path: Path) -> None:
+def test_module_next_to_the_script_is_sent_by_value(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -239,7 +239,7 @@ def test_a_module_beside_the_script_travels_by_value(tmp_path: Path) -> None:
     assert out == "True\n"
 
 
-def test_a_module_that_holds_a_lock_still_travels_by_name(tmp_path: Path) -> None:
+def test_module_that_contains_a_lock_is_sent_by_name(tmp_path: Path) -> None:
     (tmp_path / "guarded.py").write_text(
         "import threading\nlock = threading.Lock()\ndef work():\n    return lock.locked()\n"
     )
@@ -255,7 +255,7 @@ def test_a_module_that_holds_a_lock_still_travels_by_name(tmp_path: Path) -> Non
     assert out == "True\n"
 
 
-def test_installed_code_travels_by_name() -> None:
+def test_installed_code_is_sent_by_name() -> None:
     assert len(payloads.dumps(textwrap.dedent)) < 100
     assert len(payloads.dumps(math.floor)) < 100
     assert len(payloads.dumps(SerializationError)) < 100
@@ -271,7 +271,7 @@ class Point:
     colour: Colour = Colour.RED
 
 
-def test_classes_of_this_test_come_back_as_themselves() -> None:
+def test_classes_of_this_test_keep_their_identity() -> None:
     back = payloads.loads(payloads.dumps([Point(1), Point]))
     assert back == [Point(1), Point]
     assert type(back[0]) is Point
@@ -297,7 +297,7 @@ FUTURE: concurrent.futures.Future[int] = concurrent.futures.Future()
         ({"k": [Wrapped((FUTURE,))]}, r"\['k'\]\[0\]\.part\[0\]"),
     ],
 )
-def test_a_future_within_a_value_is_called_one(value: Any, place: str) -> None:
+def test_future_inside_a_value_is_named_in_the_error(value: Any, place: str) -> None:
     for arguments, name in ((((1, value), {}), "1"), (((), {"xs": value}), "'xs'")):
         with pytest.raises(SerializationError, match=rf"^argument {name}, {place} is a future, and only.*\.result\(\)"):
             payloads.dumps(arguments)
@@ -307,7 +307,7 @@ def test_a_future_within_a_value_is_called_one(value: Any, place: str) -> None:
         recipe_of(lambda _: None, [value])
 
 
-def test_a_future_is_called_one() -> None:
+def test_future_as_a_value_is_named_in_the_error() -> None:
     def uses() -> Any:
         return FUTURE
 
@@ -376,8 +376,8 @@ _IMPORTED = "import json, {module}, sent_elsewhere; print(json.dumps(sent_elsewh
 
 @pytest.mark.parametrize("in_a_script", [True, False])
 @pytest.mark.parametrize("module", ["objects_that_travel", "classes_that_travel", "wrappers_that_travel"])
-def test_every_kind_of_object_travels_or_is_refused(module: str, in_a_script: bool) -> None:
-    """A script's own objects may be refused; objects of a module next to the script are all accepted."""
+def test_every_kind_of_object_is_sent_or_refused(module: str, in_a_script: bool) -> None:
+    """Objects of a script may be refused; all objects of a module next to the script are accepted."""
     command = [f"{module}.py"] if in_a_script else ["-c", _IMPORTED.replace("{module}", module)]
     done = subprocess.run(
         [sys.executable, *command], cwd=_FOLDER, capture_output=True, text=True, timeout=100, check=False

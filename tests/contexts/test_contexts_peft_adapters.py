@@ -30,7 +30,7 @@ def make_base() -> Any:
 
 
 class AdapterDriver(EngineDriver):
-    """The continuous engine with adapters, and PEFT's own model with the same adapters."""
+    """The continuous engine with adapters, and the PEFT model with the same adapters."""
 
     def __init__(self, folders: dict[str, str], *, engine: str = "continuous", backend: Any = None) -> None:
         texts = written.ModelTexts(decode=str, ends=frozenset({1}), longest=4096, vocabulary=120)
@@ -54,7 +54,7 @@ class AdapterDriver(EngineDriver):
         return [int(token) for token in out[0, len(prompt) :]]
 
     def check(self, asked: list[tuple[str, tuple[int, ...]]], *, most: int = 12) -> list[list[int]]:
-        """Assert that requests in one batch write PEFT's tokens; return the tokens."""
+        """Assert that requests in one batch write the tokens of PEFT; return the tokens."""
         expected = [self.own_tokens(prompt, most=most, adapter=name) for name, prompt in asked]
         ids = [self.ask(prompt, max_new_tokens=most, adapter=name) for name, prompt in asked]
         found = self.run()
@@ -76,7 +76,7 @@ def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
     return str(folder)
 
 
-def test_adapters_and_base_in_one_batch_write_pefts_tokens(tmp_path: Path) -> None:
+def test_adapters_and_base_in_one_batch_write_the_tokens_of_peft(tmp_path: Path) -> None:
     driver = AdapterDriver({
         "few": write_lora(tmp_path / "few", seed=1, modules=ATTENTION),
         "every": write_lora(tmp_path / "every", seed=2, modules=EVERY, use_rslora=True),
@@ -88,13 +88,13 @@ def test_adapters_and_base_in_one_batch_write_pefts_tokens(tmp_path: Path) -> No
     assert driver.engine.load().most_running == len(asked)
 
 
-def test_soft_prompt_writes_pefts_and_tunings_tokens(tmp_path: Path) -> None:
+def test_soft_prompt_writes_the_tokens_of_peft_and_tuning(tmp_path: Path) -> None:
     driver = AdapterDriver({
         "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=11),
         "other": write_soft_prompt(tmp_path / "other", seed=2, tokens=3),
         "lora": write_lora(tmp_path / "lora", seed=2, modules=ATTENTION),
     })  # fmt: skip
-    for _ in range(2):  # the second time from kept prefixes
+    for _ in range(2):  # the second run uses cached prefixes
         found = driver.check([(name, PROMPTS[2]) for name in ("soft", "", "other", "lora")])
     assert len({tuple(tokens) for tokens in found}) == 4
     assert driver.engine._prefixes.reused_tokens >= 40
@@ -126,7 +126,7 @@ def test_steps_with_a_lora_are_not_captured(tmp_path: Path) -> None:
     assert driver.engine._ahead.graphs._backend.replays == replays
 
 
-def test_adapter_beyond_the_kept_memory_is_read_again(tmp_path: Path) -> None:
+def test_adapter_evicted_from_memory_is_read_again(tmp_path: Path) -> None:
     folders = {
         f"lora-{seed}": write_lora(tmp_path / str(seed), seed=seed, modules=EVERY, rank_pattern={"q_proj": 32})
         for seed in range(6)
@@ -142,7 +142,7 @@ def test_adapter_beyond_the_kept_memory_is_read_again(tmp_path: Path) -> None:
     assert driver.tokens(PROMPTS[0], max_new_tokens=12, adapter="lora-0") == expected[0]
 
 
-def test_adapter_of_another_base_fails_alone(tmp_path: Path) -> None:
+def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
     wide = random_model(transformers.LlamaConfig(**{**SIZES, "hidden_size": 64}))
     deep = random_model(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 5}))
     driver = AdapterDriver({
@@ -183,7 +183,7 @@ def test_damaged_adapter_is_refused(tmp_path: Path, change: dict[str, Any], why:
         AdapterDriver({"lora": folder}).ask(PROMPTS[0], adapter="lora")
 
 
-def test_adapter_with_numbers_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+def test_adapter_with_non_finite_numbers_is_refused(tmp_path: Path) -> None:
     folder = write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)
     file = Path(folder, "adapter_model.safetensors")
     tensors = {name: part * float("nan") for name, part in safetensors.load_file(file).items()}

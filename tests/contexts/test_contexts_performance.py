@@ -19,7 +19,7 @@ from stoker.contexts.performance import AvailabilityStore, DeviceSet, Performanc
 positive = st.floats(0, 1e6, allow_nan=False)
 
 
-def test_loads_are_remembered(tmp_path: Path) -> None:
+def test_load_times_are_remembered(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "performance.sqlite"
     store = PerformanceStore(path)
     assert store.estimates("r") == {}
@@ -40,7 +40,7 @@ def test_loads_are_remembered(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["f", "g", "h"]), st.lists(positive, min_size=1, max_size=8), min_size=1))
-def test_runs_add_up(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, list[float]]) -> None:
+def test_run_times_are_accumulated(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, list[float]]) -> None:
     store = PerformanceStore(tmp_path_factory.mktemp("p") / "performance.sqlite")
     for function, times in runs.items():
         store.record_runs("r", kind="cpu", function=function, run_s=times[: len(times) // 2])
@@ -58,7 +58,7 @@ def test_runs_add_up(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, l
         assert one.sd == pytest.approx(statistics.stdev(times) if len(times) > 1 else 0, rel=1e-4, abs=1e-4)
 
 
-def test_items_that_were_packed_into_calls_are_counted(tmp_path: Path) -> None:
+def test_items_packed_into_calls_are_counted(tmp_path: Path) -> None:
     store = PerformanceStore(tmp_path / "p.sqlite")
     assert store.items_per_call("f") == 1
     store.record_runs("r", kind="cpu", function="f", run_s=[1.0] * 3, calls=10, items=16)
@@ -67,7 +67,7 @@ def test_items_that_were_packed_into_calls_are_counted(tmp_path: Path) -> None:
     assert store.items_per_call("f") == 10, "three records of 16 and two of 1"
 
 
-def test_nonsense_is_not_kept(tmp_path: Path) -> None:
+def test_invalid_measurements_are_not_stored(tmp_path: Path) -> None:
     store = PerformanceStore(tmp_path / "p.sqlite")
     store.record_load("r", kind="cpu", load_s=float("nan"))
     store.record_runs("r", kind="cpu", function="f", run_s=[float("inf"), -1.0])
@@ -95,7 +95,7 @@ for n in range(100):
     assert found.load_s == pytest.approx(49.5)
 
 
-def test_a_damaged_file_is_moved_aside_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_file_is_moved_aside_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "p.sqlite"
     path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     with caplog.at_level(logging.WARNING):
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_moved_aside_and_said(tmp_path: Path, caplog: pytest.L
     store.close()
 
 
-def test_a_file_that_goes_bad_while_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_damaged_while_open_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "p.sqlite"
     store = PerformanceStore(path)
     store.record_load("r", kind="cpu", load_s=1)
@@ -126,7 +126,9 @@ def test_a_file_that_goes_bad_while_open(tmp_path: Path, caplog: pytest.LogCaptu
     again.close()
 
 
-def test_no_place_for_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_measurements_are_not_stored_without_a_writable_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         store = PerformanceStore(tmp_path / "file" / "p.sqlite")
@@ -139,7 +141,7 @@ def test_no_place_for_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
 
 
-def test_a_source_is_remembered_by_its_name(tmp_path: Path) -> None:
+def test_source_is_remembered_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "availability.sqlite"
     store = AvailabilityStore(path)
     assert store.of("backfill") == performance.Availability("backfill")
@@ -159,7 +161,7 @@ def test_a_source_is_remembered_by_its_name(tmp_path: Path) -> None:
     assert found.most == 3
 
 
-def test_the_oldest_rows_of_a_source_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_rows_of_a_source_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performance, "STAYS", 50)
     path = tmp_path / "a.sqlite"
     store = AvailabilityStore(path)
@@ -177,7 +179,7 @@ def test_the_oldest_rows_of_a_source_make_room(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("kind", "table"), [(AvailabilityStore, "stays (id INTEGER)"), (PerformanceStore, "measured (x)")]
 )
-def test_a_file_of_another_shape_is_moved_aside(tmp_path: Path, kind: Any, table: str) -> None:
+def test_file_with_another_schema_is_moved_aside(tmp_path: Path, kind: Any, table: str) -> None:
     path = tmp_path / "a.sqlite"
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"CREATE TABLE {table}")

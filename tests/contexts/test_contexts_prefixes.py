@@ -13,7 +13,7 @@ B = A[:10] + tuple(range(200, 240))
 
 
 class Model:
-    """A model that reuses prefixes like the runner; `read` returns the reused tokens."""
+    """A model that reuses prefixes like the runner; `read` returns the number of reused tokens."""
 
     def __init__(self, limit_bytes: int = 10_000) -> None:
         self.cache: PrefixCache[Ids] = PrefixCache(limit_bytes=limit_bytes, cut=lambda ids, length: ids[:length])
@@ -34,19 +34,19 @@ def claim(number: int, length: int = 12) -> Ids:
     return tuple(1000 * number + at for at in range(length))
 
 
-def test_a_template_is_found_from_call_to_call() -> None:
+def test_shared_template_is_found_in_consecutive_calls() -> None:
     model = Model()
     assert [model.read([A + claim(n)]) for n in range(1, 6)] == [0, 40, 40, 40, 40]
 
 
-def test_templates_in_turn_are_both_kept() -> None:
+def test_alternating_templates_are_both_cached() -> None:
     model = Model()
     found = [model.read([template + claim(n)]) for n in range(1, 30) for template in (A, B)]
     assert found[:2] == [0, 10]  # template B shares its first 10 tokens with template A
     assert found[4:] == [40, 50] * 27
 
 
-def test_claims_that_begin_alike_do_not_push_the_template_out() -> None:
+def test_prompts_with_equal_starts_do_not_evict_the_template() -> None:
     model = Model()
     the = (7, 8)
     for n in range(1, 40):
@@ -55,21 +55,21 @@ def test_claims_that_begin_alike_do_not_push_the_template_out() -> None:
     assert model.read([A + claim(1000)]) == 40
 
 
-def test_a_batch_shares_what_all_its_rows_have() -> None:
+def test_batch_shares_the_common_prefix_of_its_rows() -> None:
     model = Model()
     model.read([A + claim(1)])
     assert model.read([A + claim(2), A + claim(3)]) == 40
     assert model.read([A + claim(2), B + claim(3)]) == 10
 
 
-def test_the_last_token_is_always_computed() -> None:
+def test_last_token_is_always_computed() -> None:
     model = Model()
     model.read([A])
     assert model.read([A]) == len(A) - 1
     assert model.read([A[:20]]) == 19
 
 
-def test_short_beginnings_are_not_kept() -> None:
+def test_short_prefixes_are_not_cached() -> None:
     model = Model()
     short = tuple(range(SHORTEST - 1))
     assert [model.read([short + claim(n)]) for n in range(1, 4)] == [0, 0, 0]
@@ -79,16 +79,16 @@ rows = st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple)
 
 
 @given(st.lists(st.lists(rows, min_size=1, max_size=3), max_size=30), st.integers(0, 200))
-def test_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
+def test_cached_prefix_is_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
     model = Model(limit)
     for rows in calls:
-        model.read(rows)  # also checks that each found prefix begins the rows
+        model.read(rows)  # checks that each found prefix is the start of the rows
         assert model.cache.size_bytes <= limit
     model.cache.clear()
     assert model.cache.size_bytes == 0
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_least_recently_used_prefix_is_evicted_first() -> None:
     model = Model(limit_bytes=600)
     templates = [tuple(range(1000 * t, 1000 * t + 100)) for t in range(1, 9)]
     for template in templates:
@@ -102,7 +102,7 @@ bits = st.lists(st.integers(0, 1), max_size=20).map(tuple)
 
 
 @given(bits, bits, st.integers(0, 25))
-def test_common_length(one: Ids, other: Ids, most: int) -> None:
+def test_common_prefix_length_is_counted(one: Ids, other: Ids, most: int) -> None:
     plain = 0
     while plain < min(len(one), len(other), most) and one[plain] == other[plain]:
         plain += 1

@@ -1,5 +1,5 @@
-"""The profiler samples an engine at powers of two and compares its table with other workloads, with step times from a
-test clock.
+"""The profiler samples an engine at powers of two; the tests compare the table with other workloads on a test
+clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.contexts.step_times import StepModel
 
 
 class SteppedClock:
-    """A clock that advances when an engine computes."""
+    """A clock that advances only while an engine computes."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class SteppedClock:
 
 
 class TimedEngine(MemorylessEngine):
-    """An engine without a model: each step reads a prompt or writes to all rows, in the time of a formula.
+    """An engine without a model: each step reads a prompt or decodes all rows, in the time of a formula.
     `memory_rows`: number of requests that fit.
     """
 
@@ -105,7 +105,7 @@ def profile(**options: Any) -> tuple[TimedEngine, Any, list[float]]:
     return engine, profiler.measure(), told
 
 
-def test_a_table_of_samples_foretells_other_workloads() -> None:
+def test_step_time_table_predicts_other_workloads() -> None:
     engine, found, told = profile()
     assert found.engine == "timed"
     assert found.took_s > 0
@@ -119,12 +119,12 @@ def test_a_table_of_samples_foretells_other_workloads() -> None:
     assert engine.load().running == 0
 
 
-def test_disturbed_steps_leave_the_table_as_it_is() -> None:
+def test_disturbed_steps_leave_the_table_unchanged() -> None:
     _, found, _ = profile(noise=True)
     assert found.times.decode_error.mean < 0.02
 
 
-def test_what_does_not_fit_into_memory_is_left_out() -> None:
+def test_sample_that_does_not_fit_into_memory_is_left_out() -> None:
     _, found, _ = profile(memory_rows=3)
     assert found.left_out > 0
     assert max(cell.tokens for cell in found.times.decode) <= 3

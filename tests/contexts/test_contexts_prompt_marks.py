@@ -7,7 +7,7 @@ from stoker.contexts.prompts import PromptReader
 
 
 @pytest.mark.slow
-def test_marks_of_calls_stay_and_other_special_tokens_go(tmp_path):
+def test_call_markers_stay_and_other_special_tokens_are_removed(tmp_path):
     transformers = pytest.importorskip("transformers")
     write_tiny_model(tmp_path / "tiny")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tiny")

@@ -1,4 +1,4 @@
-"""Prompts get the log-likelihoods of the Transformers model, in any batch and at any length."""
+"""Prompt scores equal the log-likelihoods of the Transformers model in any batch and at any length."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Engine:
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(
         "stoker.contexts.inference.prompt_scores._LOGITS_AT_ONCE", 20 * VOCABULARY
-    )  # several parts even of a short prompt
+    )  # split even a short prompt into several parts
     return Engine(request.param)
 
 
@@ -85,7 +85,7 @@ def assert_scores(driver: Engine, token: Any, prompt: Sequence[int], *, most: in
         assert all(each.logprob == pytest.approx(float(own[place, each.token]), abs=1e-4) for each in scored.likeliest)
 
 
-def test_prompts_are_scored_as_by_the_model_in_any_batch(driver: Engine) -> None:
+def test_prompt_scores_equal_those_of_the_model_in_any_batch(driver: Engine) -> None:
     plain = driver.ask(LONG, max_new_tokens=8)
     scored = driver.ask(LONG, max_new_tokens=8, prompt_logprobs=3)
     alone = driver.ask(SHORT, max_new_tokens=0, prompt_logprobs=1)
@@ -100,7 +100,7 @@ def test_prompts_are_scored_as_by_the_model_in_any_batch(driver: Engine) -> None
     assert found[one][0].prompt == (adapter.PromptToken(SHORT[0]),)
 
 
-def test_a_kept_prefix_does_not_hide_likelihoods(driver: Engine) -> None:
+def test_cached_prefix_does_not_hide_log_likelihoods(driver: Engine) -> None:
     driver.ask(LONG, max_new_tokens=1)
     driver.run()
     again = driver.ask((*LONG, 5), max_new_tokens=0, prompt_logprobs=2)
@@ -108,13 +108,13 @@ def test_a_kept_prefix_does_not_hide_likelihoods(driver: Engine) -> None:
 
 
 def test_likeliest_prompt_tokens_equal_their_own_likelihood(driver: Engine) -> None:
-    """lm-eval finds greedy continuations by this equality."""
+    """lm-eval detects greedy continuations by this equality."""
     written = [token.token for token in driver.run_all(SHORT, max_new_tokens=10)]
     [scored] = driver.run_all((*SHORT, *written), max_new_tokens=0, prompt_logprobs=1)
     assert all(each.logprob == each.likeliest[0].logprob for each in scored.prompt[len(SHORT) :])
 
 
-def test_a_prompt_in_parts_survives_an_eviction() -> None:
+def test_prompt_read_in_parts_survives_an_eviction() -> None:
     driver = Engine("continuous")
     limits = driver.engine._batch.limits
     driver.engine._batch.limits = batching.BatchLimits(rows=4, prefill_tokens=40, cache_tokens=limits.cache_tokens)
@@ -144,7 +144,7 @@ def test_only_a_part_of_the_logits_exists_at_a_time(driver: Engine, monkeypatch:
     ({"max_new_tokens": 0}, "max_new_tokens must be a whole number, 1 or more, not 0"),
     ({"prompt_logprobs": -1}, "prompt_logprobs must be a whole number, 0 or more, not -1"),
 ])  # fmt: skip
-def test_options_of_scores_are_checked(options, says):
+def test_score_options_are_checked(options, says):
     with pytest.raises(ValueError, match=says):
         Engine("continuous").ask(SHORT, **options)
 
@@ -158,7 +158,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     loaded.close()
 
 
-def test_a_prompt_may_be_token_ids(model: Any) -> None:
+def test_prompt_may_be_token_ids(model: Any) -> None:
     ids = model._prompts.row("Paris lies in France")
     text = model.complete("Paris lies in France", max_new_tokens=6, prompt_logprobs=1)
     assert model.complete(ids, max_new_tokens=6, prompt_logprobs=1) == text
@@ -177,6 +177,6 @@ def test_a_prompt_may_be_token_ids(model: Any) -> None:
         ([1.5], "must be one text, or its token ids"),
     ],
 )
-def test_ids_that_are_no_prompt_are_refused(model, prompt, says):
+def test_invalid_token_ids_are_refused(model, prompt, says):
     with pytest.raises(ValueError, match=says):
         model.complete(prompt, max_new_tokens=1)

@@ -48,7 +48,7 @@ def bare_loss(model: Any, prompt: str, sample: tuple[str, str]) -> float:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_loss_counts_only_target_tokens(name: str) -> None:
+def test_loss_counts_only_target_tokens(name: str) -> None:
     model = engine(name)
     expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in WRITTEN]) for text in TEXTS]
     for batch_size in (1, 3):
@@ -57,7 +57,7 @@ def test_the_loss_counts_only_target_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_mean_hidden_states(name: str) -> None:
+def test_mean_hidden_states_are_returned(name: str) -> None:
     model, seen = engine(name), []
     found = reading.mean_hidden(model, TEXTS, most_tokens=20, seen=seen.append)
     assert found.shape == (4, 32)
@@ -68,7 +68,7 @@ def test_mean_hidden_states(name: str) -> None:
             assert np.allclose(one, states.mean(dim=0).numpy(), atol=2e-3)
 
 
-def test_what_cannot_be_read_is_told() -> None:
+def test_unreadable_input_raises_an_error() -> None:
     model = engine("llama")
     assert reading.mean_losses(model, [], SAMPLES) == []
     assert reading.mean_hidden(model, [], most_tokens=8).shape == (0, 0)
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_told() -> None:
         reading.mean_hidden(model, "a text", most_tokens=8)
 
 
-def test_a_text_longer_than_the_context_window_is_cut() -> None:
+def test_text_longer_than_the_context_window_is_truncated() -> None:
     model = engine("llama")
     long = "abcdefgh" * 10_000
     assert np.allclose(

@@ -1,4 +1,4 @@
-"""Snapshots are made once and atomically. The model is a stand-in."""
+"""Snapshots are made once and atomically, here for a stand-in model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "snapshots" / "file-abc-float32-1"
 
 
-def test_made_once_and_said(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_snapshot_is_made_once_and_reported(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def load() -> tuple[Any, Any]:
@@ -60,7 +60,7 @@ def test_made_once_and_said(place: Path, caplog: pytest.LogCaptureFixture) -> No
     assert json.loads((place / "stoker-snapshot.json").read_text())["source"] == "models/m.gguf"
 
 
-def test_a_failed_load_leaves_nothing(place: Path) -> None:
+def test_failed_load_leaves_no_snapshot(place: Path) -> None:
     def fail() -> tuple[Any, Any]:
         raise RuntimeError("no such architecture")
 
@@ -84,7 +84,7 @@ snapshot.make_snapshot(Path(sys.argv[1]), lambda: (Part(), Part()), source="m")
 """
 
 
-def test_a_process_that_dies_in_the_middle_is_cleared_away(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_snapshot_of_a_dead_process_is_removed(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     done = subprocess.run([sys.executable, "-c", _KILLED, str(place)], timeout=120, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     drafts = [path for path in place.parent.iterdir() if path.is_dir()]
@@ -114,7 +114,7 @@ print(snapshot.make_snapshot(Path(sys.argv[1]), load, source="m"))
 """
 
 
-def test_several_libraries_convert_once(place: Path, tmp_path: Path) -> None:
+def test_several_libraries_convert_a_model_once(place: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     racers = [
         subprocess.Popen(
@@ -142,7 +142,7 @@ def test_several_libraries_convert_once(place: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace Transformers' loading by reading the files of a `Part`. Return the paths read."""
+    """Replace the loading of Transformers by reading the files of a `Part`. Return the list of read paths."""
     seen: list[str] = []
 
     def read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> tuple[Any, Any]:
@@ -163,7 +163,7 @@ def through(source: Path) -> str:
     return how
 
 
-def test_a_damaged_snapshot_is_made_again(tmp_path: Path, loads: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_snapshot_is_made_again(tmp_path: Path, loads: list[str], caplog: pytest.LogCaptureFixture) -> None:
     source = tmp_path / "m.gguf"
     source.write_bytes(b"gguf")
     assert "just made" in through(source)
@@ -176,7 +176,7 @@ def test_a_damaged_snapshot_is_made_again(tmp_path: Path, loads: list[str], capl
     assert "made earlier" in through(source)
 
 
-def test_other_content_other_snapshot(tmp_path: Path, loads: list[str]) -> None:
+def test_different_content_has_a_different_snapshot(tmp_path: Path, loads: list[str]) -> None:
     source = tmp_path / "m.gguf"
     source.write_bytes(b"one")
     assert "just made" in through(source)
@@ -184,7 +184,7 @@ def test_other_content_other_snapshot(tmp_path: Path, loads: list[str]) -> None:
     assert "just made" in through(source)
 
 
-def test_no_place_for_a_snapshot_costs_only_time(tmp_path, loads, monkeypatch, caplog):
+def test_missing_space_for_a_snapshot_costs_only_time(tmp_path, loads, monkeypatch, caplog):
     source = tmp_path / "m.gguf"
     source.write_bytes(b"gguf")
     (tmp_path / "file").write_text("")
@@ -195,7 +195,7 @@ def test_no_place_for_a_snapshot_costs_only_time(tmp_path, loads, monkeypatch, c
     assert loads == [str(source)]
 
 
-def test_a_full_disk_leaves_no_half_snapshot(place: Path, tmp_path: Path) -> None:
+def test_full_disk_leaves_no_incomplete_snapshot(place: Path, tmp_path: Path) -> None:
     class Full(Part):
         def save_pretrained(self, folder: Path) -> None:
             super().save_pretrained(folder)
@@ -206,8 +206,8 @@ def test_a_full_disk_leaves_no_half_snapshot(place: Path, tmp_path: Path) -> Non
     assert not [path for path in place.parent.iterdir() if path.is_dir()]
 
 
-def test_the_tokens_that_a_file_names_end_its_texts() -> None:
-    """Transformers 5.17 takes a wrong end token from a GGUF file."""
+def test_end_tokens_named_by_a_gguf_file_end_texts() -> None:
+    """Transformers 5.17 reads a wrong end token from a GGUF file."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<begin>": 0, "<end>": 1, "a": 2}, unk_token="a"))
     tokenizer = transformers.PreTrainedTokenizerFast(

@@ -28,20 +28,20 @@ from stoker.contexts.step_times import (
 
 
 def decode_s(rows: float, length: float) -> float:
-    """Return a step time with both of SLINFER's parts: the batch size and all tokens."""
+    """Return a step time with both terms of SLINFER: the batch size and all tokens."""
     return 0.01 + 0.002 * rows + 1e-6 * rows * length
 
 
 GRID = [StepSample(False, rows, length, decode_s(rows, length)) for rows in (1, 2, 4, 8) for length in (64, 128, 256)]
 
 
-def test_decode_is_bilinear_between_powers_of_two_and_linear_beyond() -> None:
+def test_decode_time_is_bilinear_between_powers_of_two() -> None:
     model = StepModel(times_of(GRID))
     for rows, length in [(1, 64), (8, 256), (3, 100), (6, 200), (1, 300), (16, 64), (5, 10)]:
         assert model.step_s(prefill=False, tokens=rows, length=length) == pytest.approx(decode_s(rows, length))
 
 
-def test_prefill_of_whole_prompts_is_slinfers_line() -> None:
+def test_prefill_time_of_whole_prompts_is_the_line_of_slinfer() -> None:
     line = {1: 0.01, 2: 0.012, 4: 0.016, 8: 0.03, 16: 0.06}
     model = StepModel(times_of(StepSample(True, tokens, tokens / 2, seconds) for tokens, seconds in line.items()))
     assert [model.prompt_s(tokens) for tokens in line] == pytest.approx(list(line.values()))
@@ -49,7 +49,7 @@ def test_prefill_of_whole_prompts_is_slinfers_line() -> None:
     assert model.prompt_s(24) == pytest.approx(0.09)
 
 
-def test_a_part_of_a_prompt_takes_longer_behind_others() -> None:
+def test_part_of_a_prompt_takes_longer_after_other_parts() -> None:
     def read_s(tokens: float, length: float) -> float:
         return 0.005 + 0.001 * tokens + 1e-6 * tokens * length
 
@@ -57,13 +57,13 @@ def test_a_part_of_a_prompt_takes_longer_behind_others() -> None:
     samples += [StepSample(True, tokens, tokens / 2, read_s(tokens, tokens / 2)) for tokens in (64, 128, 256)]
     model = StepModel(times_of(samples))
     assert model.step_s(prefill=True, tokens=512, length=1800) == pytest.approx(read_s(512, 1800))
-    # extrapolated by the samples of the longest part
+    # extrapolated from the samples of the longest part
     assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))
     whole = sum(read_s(512, start + 256) for start in range(0, 2048, 512))
     assert model.prompt_s(2048, part=512) == pytest.approx(whole)
 
 
-def test_a_stage_that_was_never_measured_is_not_guessed() -> None:
+def test_unmeasured_stage_has_no_estimate() -> None:
     model = StepModel(times_of(GRID))
     assert model.knows(prefill=False)
     assert not model.knows(prefill=True)
@@ -71,7 +71,7 @@ def test_a_stage_that_was_never_measured_is_not_guessed() -> None:
         model.step_s(prefill=True, tokens=1, length=1)
 
 
-def test_one_sample_is_enough_for_an_answer() -> None:
+def test_one_sample_is_enough_for_an_estimate() -> None:
     table = StepTable([StepCell(4, 64, 0.1)])
     assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
     assert table.seconds(8, 64) == pytest.approx(0.2)
@@ -82,7 +82,7 @@ def test_one_sample_is_enough_for_an_answer() -> None:
         st.tuples(st.integers(0, 8), st.integers(0, 12)), st.floats(1e-5, 10.0), min_size=1, max_size=40,
     )
 )  # fmt: skip
-def test_every_sample_on_powers_of_two_is_hit(seconds: dict[tuple[int, int], float]) -> None:
+def test_estimate_at_a_power_of_two_equals_its_sample(seconds: dict[tuple[int, int], float]) -> None:
     samples = [StepSample(False, 2**rows, 2**length, value) for (rows, length), value in seconds.items()]
     model = StepModel(times_of(samples))
     for sample in samples:
@@ -92,7 +92,7 @@ def test_every_sample_on_powers_of_two_is_hit(seconds: dict[tuple[int, int], flo
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=8), st.floats(1, 200), st.floats(1, 200))
-def test_between_rising_samples_the_answer_rises(steps: list[float], one: float, other: float) -> None:
+def test_estimate_rises_between_rising_samples(steps: list[float], one: float, other: float) -> None:
     total, table = 0.0, StepTable()
     for power, step in enumerate(steps):
         total += step
@@ -105,14 +105,14 @@ def test_between_rising_samples_the_answer_rises(steps: list[float], one: float,
     st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=60),
     st.floats(0, 1e7), st.floats(0, 1e7),
 )  # fmt: skip
-def test_the_answer_is_never_below_zero(samples, tokens, length):
+def test_estimate_is_never_negative(samples, tokens, length):
     table = StepTable()
     for sample in samples:
         table.add(*sample)
     assert 0 <= table.seconds(tokens, length) < float("inf")
 
 
-def test_a_disturbed_step_counts_as_three_times_what_was_expected() -> None:
+def test_disturbed_step_counts_as_three_times_its_estimate() -> None:
     model = StepModel()
     for _ in range(4):
         model.add(StepSample(False, 4, 64, 0.1))
@@ -121,7 +121,7 @@ def test_a_disturbed_step_counts_as_three_times_what_was_expected() -> None:
     assert model.learn(StepSample(False, 4, 2048, 30.0)) == (StepSample(False, 4, 2048, 30.0), None)
 
 
-def test_a_table_is_bounded() -> None:
+def test_step_time_table_is_bounded() -> None:
     table = StepTable()
     for tokens in range(40):
         for length in range(40):
@@ -130,14 +130,14 @@ def test_a_table_is_bounded() -> None:
     assert not times_of([StepSample(True, 2.0**40, 1, 0.1)]).is_sound()
 
 
-def test_two_tables_join_with_the_weight_of_their_samples() -> None:
+def test_two_tables_are_merged_by_their_sample_counts() -> None:
     one, other = times_of([StepSample(True, 8, 4, 0.1)], weight=3), times_of([StepSample(True, 8, 4, 0.2)])
     error = StepTimes(decode_error=StepError(0.5, 2)).joined(StepTimes(decode_error=StepError(0.2, 1)))
     assert one.joined(other).prefill == (StepCell(8, 4, pytest.approx(0.125), 4),)
     assert error.decode_error == StepError(pytest.approx(0.4), 3)
 
 
-def test_powers_and_what_tokens_attend_to() -> None:
+def test_powers_of_two_and_attended_tokens_are_counted() -> None:
     assert powers_up_to(12) == [1, 2, 4, 8, 12]
     assert powers_up_to(64, least=10) == [16, 32, 64]
     assert powers_up_to(0) == []
@@ -145,17 +145,17 @@ def test_powers_and_what_tokens_attend_to() -> None:
     assert attended([(0, 8), (100, 24)]) == pytest.approx((8 * 4 + 24 * 112) / 32)
 
 
-def test_a_row_counts_as_long_as_the_longest_of_its_size() -> None:
+def test_row_counts_with_the_longest_length_of_its_size() -> None:
     assert padded_length([(64, 50), (64, 50)]) == 50
     assert padded_length([(64, 10), (64, 50), (256, 200)]) == 100
     assert padded_length([]) == 0
 
 
-def test_steps_are_collected_as_calls_run() -> None:
+def test_step_times_are_collected_during_calls() -> None:
     collector = StepCollector()
     read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
     for request in range(10, 14):
-        # the first steps of a kind are slow and are left out
+        # the slow first steps of a kind are left out
         collector.took(Step(True, (request,), (64,), (0,)), 64, 9.0)
     collector.took(read, 128, 0.5)
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_steps_are_collected_as_calls_run() -> None:
     assert collector.take() == StepTimes()
 
 
-def test_a_profile_is_taken_at_once() -> None:
+def test_profile_is_taken_at_once() -> None:
     collector = StepCollector()
     assert not collector.urgent
     collector.profiled(times_of(GRID))
@@ -177,7 +177,7 @@ def test_a_profile_is_taken_at_once() -> None:
     assert not collector.urgent
 
 
-def test_what_is_kept_is_what_was_measured_and_two_sessions_add_up(tmp_path: Path) -> None:
+def test_stored_samples_equal_measured_samples_of_two_sessions(tmp_path: Path) -> None:
     times = msgspec.structs.replace(times_of(GRID, weight=5), decode_error=StepError(0.03, 100))
     for number in (1, 2):
         store = PerformanceStore(tmp_path / "performance.sqlite")
@@ -191,7 +191,7 @@ def test_what_is_kept_is_what_was_measured_and_two_sessions_add_up(tmp_path: Pat
     assert list(found) == ["cpu"]
 
 
-def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
+def test_file_of_an_older_version_gets_the_table(tmp_path: Path) -> None:
     store = PerformanceStore(tmp_path / "performance.sqlite")
     store._file.write(("DROP TABLE steps", [()]))
     store.close()
@@ -219,7 +219,9 @@ PROMPT = (StepCell(8, 4, 0.01),)
 
 
 @given(st.one_of(ANY_GRID, ANYWHERE), st.integers(1, 40), st.floats(1, 3000), st.integers(1, 300))
-def test_steps_in_a_row_take_what_each_takes(cells: tuple[StepCell, ...], rows: int, length: float, count: int) -> None:
+def test_consecutive_steps_take_the_sum_of_their_times(
+    cells: tuple[StepCell, ...], rows: int, length: float, count: int
+) -> None:
     times = StepTimes(PROMPT, cells)
     found = StepSeconds(times, factor=2.0).decode_s(rows, length, count=count)
     model = StepModel(times)
@@ -227,7 +229,7 @@ def test_steps_in_a_row_take_what_each_takes(cells: tuple[StepCell, ...], rows: 
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_table_without_steps_says_so() -> None:
+def test_table_without_steps_is_reported() -> None:
     with pytest.raises(LookupError):
         StepSeconds(StepTimes(PROMPT)).decode_s(1, 1.0)
     with pytest.raises(LookupError):

@@ -57,7 +57,7 @@ class RunningCall(threading.Thread):
     def run(self) -> None:
         ambient.enter_call(stop=self.stop)
         try:
-            if self._in_thread:  # like user code with its own threads
+            if self._in_thread:  # user code may use its own threads
                 worker = threading.Thread(target=self._run)
                 worker.start()
                 worker.join()
@@ -93,11 +93,13 @@ def alone(model: Any) -> str:
 
 
 @pytest.mark.parametrize(("method", "in_thread"), [*((method, False) for method in METHODS), ("complete", True)])
-def test_requests_leave_the_engine_and_others_go_on(model: Any, alone: str, method: str, in_thread: bool) -> None:
+def test_aborted_requests_leave_the_engine_and_other_requests_run(
+    model: Any, alone: str, method: str, in_thread: bool
+) -> None:
     other = model.stream("xyz", max_new_tokens=100)
     written = [next(other)]
     call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
-    if model.engine == "static":  # the next batch begins when this batch ends
+    if model.engine == "static":  # the next batch starts when this batch ends
         written += other
     until(
         lambda: model.batch_load().running + model.batch_load().waiting >= 1,
@@ -115,8 +117,8 @@ def test_requests_leave_the_engine_and_others_go_on(model: Any, alone: str, meth
     )
 
 
-def test_an_unread_stream_leaves_the_engine(model: Any) -> None:
-    """When the call is stopped, its function waits for an event and does not read its stream."""
+def test_unread_stream_leaves_the_engine(model: Any) -> None:
+    """The call is stopped while its function waits for an event and does not read its stream."""
     kept: list[Any] = []
     told = threading.Event()
 
@@ -134,7 +136,7 @@ def test_an_unread_stream_leaves_the_engine(model: Any) -> None:
     assert isinstance(call.ended(), Evicted)
 
 
-def test_a_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> None:
+def test_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> None:
     steps = model.batch_load().steps
     for ask in (
         lambda: model.generate(["a"]), lambda: model.complete("a"), lambda: list(model.stream("a")),
@@ -148,7 +150,7 @@ def test_a_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> 
 
 
 class Passes:
-    """Counts a Transformers model's passes, and stops the call during one of them."""
+    """Counts the forward passes of a Transformers model, and stops the call during one pass."""
 
     def __init__(self, model: Any) -> None:
         self.count = 0
@@ -168,7 +170,7 @@ class Passes:
         self._hook.remove()
 
 
-def test_scores_of_labels_end_with_the_pass_that_is_computed(model: Any) -> None:
+def test_label_scoring_stops_after_the_running_pass(model: Any) -> None:
     model.label_scores(["warm"], [" a", " bc"])
     begun = threading.Event()
     with Passes(model.model) as passes:
@@ -180,12 +182,12 @@ def test_scores_of_labels_end_with_the_pass_that_is_computed(model: Any) -> None
         passes.call = RunningCall(work)
         begun.set()
         assert isinstance(passes.call.ended(), Evicted)
-        assert len(model.label_scores(["after"], [" a"])) == 1  # the call waits until the engine's thread is free
+        assert len(model.label_scores(["after"], [" a"])) == 1  # the call waits until the engine thread is free
         assert passes.count == SEEN + 1
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["one that computes", "one that waits"])
-def test_an_embedding_ends_with_the_batch_that_is_computed(embedder: Any, leads: bool) -> None:
+def test_embedding_stops_after_the_running_batch(embedder: Any, leads: bool) -> None:
     begun = threading.Event()
     with Passes(embedder.model) as passes:
 
@@ -206,11 +208,11 @@ def test_an_embedding_ends_with_the_batch_that_is_computed(embedder: Any, leads:
         else:
             assert first.ended() is None
             assert len(first.result) == 60
-    # this caller becomes the leader, which computes the batches of all callers
+    # this caller becomes the leader that computes the batches of all callers
     assert len(embedder.embed(["paris"])) == 1
 
 
-def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
+def test_wait_for_exclusive_access_to_the_model_is_stopped(model: Any) -> None:
     holds, may_leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -233,7 +235,7 @@ def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
     assert model.complete("a", max_new_tokens=1).text
 
 
-def test_evicted_is_found_in_a_group_of_tasks() -> None:
+def test_evicted_exception_is_found_in_a_task_group() -> None:
     async def wait() -> None:
         raise Evicted
 

@@ -57,7 +57,7 @@ def open_files() -> list[str]:
 
 @settings(deadline=None, max_examples=80)
 @given(spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1024, 1 << 16]), readers=st.integers(1, 4))
-def test_any_tensors_are_read_bit_for_bit(tmp_path_factory, spec, buffer_bytes, readers):
+def test_all_tensors_are_read_bit_for_bit(tmp_path_factory, spec, buffer_bytes, readers):
     folder = tmp_path_factory.mktemp("any")
     safetensors_torch.save_file(made(spec), folder / "model.safetensors")
     found = streamed(folder, buffer_bytes=buffer_bytes, readers=readers)
@@ -66,7 +66,7 @@ def test_any_tensors_are_read_bit_for_bit(tmp_path_factory, spec, buffer_bytes, 
 
 @settings(deadline=None, max_examples=30)
 @given(spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1 << 16]), wanted=st.sampled_from(FLOATING))
-def test_floating_weights_are_converted_and_others_kept(tmp_path_factory, spec, buffer_bytes, wanted):
+def test_floating_weights_are_converted_and_other_weights_kept(tmp_path_factory, spec, buffer_bytes, wanted):
     folder = tmp_path_factory.mktemp("converted")
     safetensors_torch.save_file(made(spec), folder / "model.safetensors")
     found = streamed(folder, buffer_bytes=buffer_bytes, readers=2, dtype=getattr(torch, wanted))
@@ -75,7 +75,7 @@ def test_floating_weights_are_converted_and_others_kept(tmp_path_factory, spec, 
     )
 
 
-def test_a_header_of_odd_length_is_read(tmp_path):
+def test_header_of_odd_length_is_read(tmp_path):
     weights = {"a": torch.arange(37.0), "b": torch.arange(5, dtype=torch.bfloat16)}
     safetensors_torch.save_file(weights, tmp_path / "plain.safetensors")
     plain = (tmp_path / "plain.safetensors").read_bytes()
@@ -119,7 +119,7 @@ def test_damaged_file_is_refused_by_its_header(tmp_path, how):
         streamed_model.stored_tensors(tmp_path)
 
 
-def test_file_that_shrinks_while_it_is_read_raises_and_leaves_nothing(tmp_path):
+def test_file_truncated_during_reading_raises_and_leaves_nothing(tmp_path):
     file = tmp_path / "model.safetensors"
     safetensors_torch.save_file({"a": torch.zeros(100_000), "b": torch.ones(100_000)}, file)
     stored = streamed_model.stored_tensors(tmp_path)
@@ -142,7 +142,7 @@ def test_device_without_memory_raises_and_leaves_nothing(tmp_path):
         stream.wait()
 
 
-def test_stream_that_is_left_early_ends_its_threads(tmp_path):
+def test_stream_left_early_ends_its_threads(tmp_path):
     safetensors_torch.save_file({"a": torch.zeros(1_000_000)}, tmp_path / "model.safetensors")
     with (
         pytest.raises(KeyError),
@@ -223,7 +223,7 @@ KINDS["classifier"] = "AutoModelForSequenceClassification"
 
 @pytest.fixture(autouse=True)
 def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stream weights to a CPU too."""
+    """Enable streaming of weights to a CPU."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr("stoker.contexts.streamed_model.streams_to", lambda device: True)
 
@@ -245,7 +245,7 @@ def kind_of(name: str) -> Any:
 
 
 def both(name: str, folder: Path, *, dtype: Any, device: str = "cpu") -> tuple[Any, Any, str]:
-    """Return the streamed model, Transformers' model, and how the streamed weights arrived."""
+    """Return the streamed model, the model of Transformers, and how the streamed weights arrived."""
     with streamed_model.StreamedWeights(str(folder), dtype=dtype, devices=(device,)) as weights:
         found = weights.model(kind_of(name))
     expected = kind_of(name).from_pretrained(folder, dtype=dtype, device_map={"": device})
@@ -274,7 +274,7 @@ def dict_of(model: Any, what: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("stored", "wanted"), [("float32", "auto"), ("float32", "bfloat16"), ("bfloat16", "auto")])
 @pytest.mark.parametrize("name", ["llama tied", "llama", "qwen2", "gpt2", "bert", "classifier"])
-def test_model_equals_that_of_from_pretrained(tmp_path: Path, name: str, stored: str, wanted: str) -> None:
+def test_model_equals_the_model_of_from_pretrained(tmp_path: Path, name: str, stored: str, wanted: str) -> None:
     save(name, tmp_path, dtype=stored)
     dtype = wanted if wanted == "auto" else getattr(torch, wanted)
     found, expected, told = both(name, tmp_path, dtype=dtype)
@@ -282,7 +282,7 @@ def test_model_equals_that_of_from_pretrained(tmp_path: Path, name: str, stored:
     assert_same_models(found, expected)
 
 
-def test_table_of_weight_names_is_made_before_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_name_table_is_made_before_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save("llama", tmp_path)
     assert streamed_model.StreamedWeights  # the import makes the table
     mapping = pytest.importorskip("transformers.conversion_mapping", reason="this release has no such table")
@@ -292,7 +292,7 @@ def test_table_of_weight_names_is_made_before_a_fork(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("case", ["in shards", "joined by Transformers", "without a generation config"])
-def test_unusual_model_equals_that_of_from_pretrained(tmp_path: Path, case: str) -> None:
+def test_unusual_model_equals_the_model_of_from_pretrained(tmp_path: Path, case: str) -> None:
     name = "mixtral" if case == "joined by Transformers" else "llama"
     save(name, tmp_path, **{"max_shard_size": "20KB"} if case == "in shards" else {})
     assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == (case == "in shards")
@@ -318,7 +318,7 @@ def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixtral", "t5"])
-def test_weights_that_would_lose_digits_are_left_to_transformers(tmp_path: Path, name: str) -> None:
+def test_weights_that_would_lose_precision_are_left_to_transformers(tmp_path: Path, name: str) -> None:
     found, expected, told = both(name, save(name, tmp_path), dtype=torch.float16)
     assert told.startswith("weights by Transformers: ")
     assert_same_models(found, expected)
@@ -354,7 +354,7 @@ def test_folder_with_an_adapter_is_left_to_transformers(tmp_path: Path) -> None:
         assert weights.told == "weights by Transformers: it has an adapter"
 
 
-def test_damaged_weights_raise_what_transformers_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_weights_raise_the_error_of_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save("llama", tmp_path)
     os.truncate(tmp_path / "model.safetensors", 30_000)
     with pytest.raises(Exception, match="incomplete metadata"):
@@ -362,7 +362,7 @@ def test_damaged_weights_raise_what_transformers_raises(tmp_path: Path, caplog: 
     assert "it is damaged" in caplog.text
 
 
-def test_damaged_snapshot_is_set_aside_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_snapshot_is_moved_aside_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "snapshots"))
     source = pickled(tmp_path / "pickled")
     first, how = load_parts(str(source), dtype=torch.float32, devices=("cpu",))
@@ -378,7 +378,7 @@ def test_damaged_snapshot_is_set_aside_and_made_again(tmp_path: Path, monkeypatc
 
 
 def pickled(folder: Path) -> Path:
-    """Return a model in the old format, which needs a snapshot."""
+    """Return a model in the old file format, which requires a snapshot."""
     save("llama", folder)
     (folder / "model.safetensors").unlink()
     torch.manual_seed(7)
@@ -388,7 +388,7 @@ def pickled(folder: Path) -> Path:
     return folder
 
 
-def test_a_cpu_maps_its_weights_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_maps_weights_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     found, expected, told = both("llama", save("llama", tmp_path), dtype=torch.float32)
     assert told == ""
@@ -398,7 +398,7 @@ def test_a_cpu_maps_its_weights_from_the_file(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.gpu
 @pytest.mark.parametrize("wanted", ["auto", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama tied", "llama", "qwen2", "bert", "classifier"])
-def test_model_on_a_gpu_equals_that_of_from_pretrained(tmp_path: Path, cuda: str, name: str, wanted: str) -> None:
+def test_model_on_a_gpu_equals_the_model_of_from_pretrained(tmp_path: Path, cuda: str, name: str, wanted: str) -> None:
     dtype = wanted if wanted == "auto" else getattr(torch, wanted)
     found, expected, told = both(name, save(name, tmp_path), dtype=dtype, device=cuda)
     assert told.endswith("GB/s")

@@ -1,4 +1,4 @@
-"""Rules for the next token (`stoker.contexts.inference.token_rules`), compared with Transformers' own."""
+"""Compare the rules for the next token (`stoker.contexts.inference.token_rules`) with those of Transformers."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def processed(*processors: Any) -> Any:
 
 
 def penalties(*, frequency: float = 0.0, presence: float = 0.0) -> Any:
-    """OpenAI's formula, which Transformers lacks."""
+    """Compute the penalties of the OpenAI API, which Transformers lacks."""
     counts = torch.bincount(torch.tensor(WRITTEN), minlength=WORDS)
     return logits() - frequency * counts - presence * (counts > 0)
 
 
 def min_p(least: float) -> Any:
-    """Cut at a temperature of 0.5, as vLLM does, and undo the temperature."""
+    """Truncate at a temperature of 0.5 like vLLM, then undo the temperature."""
     return transformers.MinPLogitsWarper(least)(None, logits()[None] / 0.5)[0] * 0.5
 
 
@@ -74,12 +74,12 @@ CASES: list[tuple[dict[str, Any], Callable[[], Any]]] = [
 
 
 @pytest.mark.parametrize(("options", "expected"), CASES)
-def test_a_rule_gives_the_numbers_of_transformers(options: dict[str, Any], expected: Callable[[], Any]) -> None:
+def test_logits_rule_gives_the_numbers_of_transformers(options: dict[str, Any], expected: Callable[[], Any]) -> None:
     found = token_rules.allowed_logits([rules(**options)], logits()[None].clone())
     torch.testing.assert_close(found[0], expected())
 
 
-def test_rows_keep_their_numbers_in_one_batch() -> None:
+def test_rows_of_one_batch_keep_their_own_numbers() -> None:
     some = [rules(**options) for options, _ in CASES]
     found = token_rules.allowed_logits(some, logits().repeat(len(some), 1))
     for row, (_, expected) in zip(found, CASES, strict=True):
@@ -87,7 +87,7 @@ def test_rows_keep_their_numbers_in_one_batch() -> None:
     assert torch.equal(found[0], token_rules.allowed_logits(some[:1], logits()[None].clone())[0])
 
 
-def test_a_request_without_rules_has_none() -> None:
+def test_request_without_rules_is_unchanged() -> None:
     for options in ((), (("ignore_eos", True), ("stop_token_ids", [3]))):
         request = GenerationRequest(1, tuple(PROMPT), Sampling(engine_options=options))
         assert token_rules.rules_of(request, TEXTS) is None

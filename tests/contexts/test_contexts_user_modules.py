@@ -1,4 +1,4 @@
-"""A function's user modules are sent with it, and versions stay separate."""
+"""User modules are sent with the function that imports them, and module versions stay separate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def own_modules() -> Iterator[None]:
-    """Undo a test's imports of its own modules."""
+    """Undo the imports of test modules."""
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     own = {"shapes", "corners", "nets", "program", "linked", "cm_pack", "cm_plain", "cm_lazy"}
     yield
@@ -76,7 +76,7 @@ def written(folder: Path, **changed: str) -> Path:
 
 
 def made(folder: Path, name: str, code: str = PROGRAM) -> Any:
-    """Return a function of a program in this folder, without importing the folder's files."""
+    """Return a function of a program in this folder without importing files of the folder."""
     program = types.ModuleType("program")
     exec(compile(code, str(folder / "program.py"), "exec"), vars(program))
     sys.modules["program"] = program
@@ -102,7 +102,7 @@ def opened(data: bytes) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(("name", "value"), [("plain", "3"), ("below", "14"), ("taken", "7")])
-def test_a_function_brings_the_modules_that_it_imports(name, value, tmp_path):
+def test_function_carries_the_modules_that_it_imports(name, value, tmp_path):
     data = packed(written(tmp_path / "here"), name)
     assert not {"shapes", "corners", "nets"} & set(sys.modules)
     (tmp_path / "function").write_bytes(data)
@@ -119,7 +119,7 @@ def test_a_function_brings_the_modules_that_it_imports(name, value, tmp_path):
     assert out.stdout == f"{value}\n", out.stderr
 
 
-def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Path) -> None:
+def test_programs_of_two_folders_each_find_their_own_modules(tmp_path: Path) -> None:
     first = written(tmp_path / "a")
     second = written(tmp_path / "b", corners="COUNT = 4\n", nets__sizes="WIDTH = 9\n")
     data = [packed(folder, name) for name in ("plain", "below", "taken") for folder in (first, second)]
@@ -128,7 +128,7 @@ def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Pat
         assert [function() for function in functions] == [3, 4, 14, 18, 7, 9]
 
 
-def test_a_module_that_reads_next_to_it_belongs_to_its_folder(tmp_path: Path) -> None:
+def test_module_that_reads_neighbouring_files_belongs_to_its_folder(tmp_path: Path) -> None:
     reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
     folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
     for folder in folders:
@@ -148,7 +148,7 @@ def test_a_module_that_reads_next_to_it_belongs_to_its_folder(tmp_path: Path) ->
     assert [function() for function in functions * 2] == ["a", "b"] * 2
 
 
-def test_an_edited_file_is_imported_again_and_others_stay(tmp_path: Path) -> None:
+def test_edited_file_is_imported_again_and_other_files_are_not(tmp_path: Path) -> None:
     folder = written(tmp_path)
     before = opened(packed(folder, "kind"))()
     written(folder, nets__deep__inner="# the width is that of the paper\n" + FILES["nets/deep/inner.py"])
@@ -158,7 +158,7 @@ def test_an_edited_file_is_imported_again_and_others_stay(tmp_path: Path) -> Non
     assert opened(packed(folder, "below"))() == 16
 
 
-def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
+def test_functions_of_several_slots_find_their_own_modules(tmp_path: Path) -> None:
     function, modules = loads_code(packed(written(tmp_path), "plain"))
     begun, goes_on = threading.Event(), threading.Event()
 
@@ -190,7 +190,7 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def test_a_module_stays_while_calls_bring_the_same_version_or_none() -> None:
+def test_module_stays_while_calls_bring_its_version_or_none() -> None:
     brought(cm_plain="WIDTH = 1\n").enter()
     plain = imported("cm_plain")
     NO_MODULES.enter()
@@ -199,7 +199,7 @@ def test_a_module_stays_while_calls_bring_the_same_version_or_none() -> None:
     assert imported("cm_plain") is plain
 
 
-def test_another_version_replaces_a_package_with_all_that_lies_below() -> None:
+def test_other_version_replaces_a_package_with_its_submodules() -> None:
     ours, theirs = (
         brought(version, cm_pack="", cm_pack__part=f"COUNT = {version}\n", cm_plain="") for version in ("1", "2")
     )
@@ -212,20 +212,20 @@ def test_another_version_replaces_a_package_with_all_that_lies_below() -> None:
         sys.modules["cm_pack.beside"] = sys.modules["cm_pack"].beside = beside  # type: ignore[attr-defined]
 
 
-def test_a_module_that_replaces_itself_is_replaced_too() -> None:
+def test_module_that_replaces_itself_is_replaced_too() -> None:
     for word in ("ours", "theirs"):
         source = f"import sys\nclass Lazy:\n    word = {word!r}\nsys.modules[__name__] = Lazy()\n"
         brought(word, cm_lazy=source).enter()
         assert imported("cm_lazy").word == word
 
 
-def test_a_module_that_was_found_elsewhere_is_dropped() -> None:
+def test_module_that_was_found_elsewhere_is_dropped() -> None:
     sys.modules["cm_plain"] = types.ModuleType("cm_plain")
     brought(cm_plain="WIDTH = 1\n").enter()
     assert imported("cm_plain").WIDTH == 1
 
 
-def test_the_library_is_asked_before_a_version_is_replaced() -> None:
+def test_library_is_asked_before_a_version_is_replaced() -> None:
     asked: list[str] = []
     user_modules.before_replacing = lambda: asked.append("asked")
     versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
@@ -243,7 +243,7 @@ def test_the_library_is_asked_before_a_version_is_replaced() -> None:
     assert user_modules.count_replaced() == before + 1
 
 
-def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
+def test_function_finds_only_the_modules_that_it_brought() -> None:
     user_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
     ours, others = brought("1", cm_pack__part="", cm_plain="", cm_pack=""), brought("2", cm_other="")
     ours.enter()
@@ -260,7 +260,7 @@ def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
         imported("cm_other")
 
 
-def test_the_contexts_module_returns_as_the_same_object() -> None:
+def test_module_of_the_context_is_restored_as_the_same_object() -> None:
     user_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
     brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_for_good()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
@@ -273,7 +273,7 @@ def test_the_contexts_module_returns_as_the_same_object() -> None:
         assert imported("cm_pack").part is imported("cm_pack.part") is part
 
 
-def test_a_module_that_user_code_took_out_is_imported_again() -> None:
+def test_module_removed_by_user_code_is_imported_again() -> None:
     ours = brought(cm_pack="", cm_pack__part="")
     ours.enter()
     part = imported("cm_pack.part")
@@ -290,7 +290,7 @@ class Model:
 """
 
 
-def test_arguments_bring_what_their_methods_import(tmp_path: Path) -> None:
+def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
     sys.path.insert(0, str(written(tmp_path)))
     model = made(tmp_path, "Model", ARGUMENTS)()
     brought: set[str] = set()
@@ -313,7 +313,7 @@ def test_arguments_bring_what_their_methods_import(tmp_path: Path) -> None:
     assert call(payloads.loads(light)[0][0]) == 3
 
 
-def test_a_contexts_modules_are_found_below_a_functions(tmp_path: Path) -> None:
+def test_modules_of_a_context_are_found_after_those_of_a_function(tmp_path: Path) -> None:
     _, modules = loads_code(packed(written(tmp_path), "plain"))
     modules.enter_for_good()
     opened(packed(written(tmp_path), "below"))
@@ -322,14 +322,14 @@ def test_a_contexts_modules_are_found_below_a_functions(tmp_path: Path) -> None:
     assert importlib.import_module("corners").COUNT == 3
 
 
-def test_too_much_source_stays_here_and_that_is_said(tmp_path, monkeypatch, caplog):
+def test_oversized_source_is_not_sent_and_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
     data = packed(written(tmp_path), "plain")
     assert data[:1] != b"M"
     assert "are over 20 B of source and do not travel with it" in caplog.text
 
 
-def test_what_cannot_be_read_stays_here_too(tmp_path: Path) -> None:
+def test_unreadable_source_is_not_sent(tmp_path: Path) -> None:
     folder = written(tmp_path, corners="COUNT = = 3\n")
     (folder / "nets" / "deep" / "inner.py").unlink()
     function = opened(packed(folder, "plain"))
@@ -339,7 +339,7 @@ def test_what_cannot_be_read_stays_here_too(tmp_path: Path) -> None:
         opened(packed(folder, "below"))()
 
 
-def test_folders_without_init_and_data_files_of_packages(tmp_path: Path) -> None:
+def test_folders_without_init_and_package_data_files_are_sent(tmp_path: Path) -> None:
     folder = written(
         tmp_path, nets__plain__leaf="from importlib.resources import files\nTEXT = files('nets') / 'text'\n"
     )
@@ -348,7 +348,7 @@ def test_folders_without_init_and_data_files_of_packages(tmp_path: Path) -> None
     assert opened(packed(folder, "read", code))() == "beside"
 
 
-def test_bytes_that_are_cut_short_are_refused(tmp_path: Path) -> None:
+def test_truncated_bytes_are_refused(tmp_path: Path) -> None:
     data = packed(written(tmp_path), "plain")
     for size in (1, 7, 9, 40):
         with pytest.raises(SerializationError, match="damaged or cut short"):
@@ -356,7 +356,7 @@ def test_bytes_that_are_cut_short_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["below", "taken", "kind"])
-def test_a_digest_covers_modules_of_packages_and_relative_imports(name: str, tmp_path: Path) -> None:
+def test_digest_covers_modules_of_packages_and_relative_imports(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path)
     sys.path.insert(0, str(folder))
     before = digest_of(made(folder, name))
@@ -366,7 +366,7 @@ def test_a_digest_covers_modules_of_packages_and_relative_imports(name: str, tmp
     assert digest_of(made(folder, name)) != before
 
 
-def test_no_pilot_imports_the_users_own_modules_ahead(tmp_path: Path) -> None:
+def test_pilot_does_not_preload_modules_of_the_user(tmp_path: Path) -> None:
     folder = written(tmp_path)
     sys.path.insert(0, str(folder))
     assert modules_of(made(folder, "kind")) == ()
@@ -386,7 +386,7 @@ sys.meta_path.append(Finder)
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """Return a package installed like setuptools' editable packages, by an import hook."""
+    """Return a package installed by an import hook, like editable packages of setuptools."""
     place = tmp_path / "project" / "linked"
     place.mkdir(parents=True)
     (place / "__init__.py").write_text("from linked.inner import WIDTH\ndef width():\n    return WIDTH\n")
@@ -398,13 +398,13 @@ def linked(tmp_path: Path) -> Path:
 
 
 def edit(file: Path, text: str) -> None:
-    """Rewrite a file with a later modification time, and forget the files' recorded modification times."""
+    """Rewrite a file with a later modification time, and clear the recorded modification times."""
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
     user_modules._stamps.clear()
 
 
-def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None:
+def test_edited_linked_package_is_imported_again(linked: Path) -> None:
     width = importlib.import_module("linked").width
     assert user_code.is_installed("linked")
     assert opened(dumps_code(width, what="function"))() == 7
@@ -418,7 +418,7 @@ def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None
     assert digest_of(sys.modules["linked"].width) != before
 
 
-def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:
+def test_stoker_and_site_packages_are_not_linked() -> None:
     assert not any(user_code.is_linked(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such"))
 
 
@@ -441,7 +441,7 @@ def target(tmp_path: Path) -> str:
 
 
 def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> None:
-    """HPC users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
+    """Users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
     said = subprocess.run(
         [sys.executable, "-c", INSTALLED], cwd=tmp_path, text=True, capture_output=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([target, *sys.path])},
@@ -450,7 +450,7 @@ def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> 
 
 
 def test_pip_target_in_a_pth_file_is_not_linked(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library imports an edited linked package again. Stoker's own packages may be in such a folder."""
+    """A library imports an edited linked package again. Stoker itself may be in a linked folder."""
     monkeypatch.syspath_prepend(target)
     monkeypatch.setattr(user_code, "_linked_roots", lambda: (target + os.sep,))
     assert [user_code.is_linked(name) for name in ("boxed", "single", "beside")] == [False, False, True]
@@ -464,7 +464,7 @@ print(*map(is_installed, names), source_of("boxed") is None, source_of("beside")
 """
 
 
-def test_a_working_folder_that_was_removed_is_no_place_for_packages(tmp_path: Path) -> None:
+def test_removed_working_folder_contains_no_packages(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os; os.rmdir(os.getcwd())\nfrom stoker.contexts.user_code import recorded_folders\n"
     said = subprocess.run(

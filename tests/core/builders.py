@@ -1,5 +1,5 @@
-"""Clusters for tests: `cluster(pilots=3).call("c1")` sends events to the manager's core, `hears` returns the messages
-that the core sent to a pilot."""
+"""Build clusters for tests: `cluster(pilots=3).call("c1")` sends events to the manager core, `hears` returns messages
+of the core to a peer."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Cluster(Desk):
         return self.tell(client, say.Submit(function, context, specs, CallOptions(**how), due_in_s))  # type: ignore[arg-type]
 
     def calls(self, count: int, **how: Any) -> Cluster:
-        """Submit `count` calls, named by their number: `"1"`, `"2"`, ..."""
+        """Submit `count` calls named `"1"`, `"2"`, ..."""
         return self.call(*(str(len(self.ids) + n + 1) for n in range(count)), **how)
 
     def tell(self, client: str, *messages: Any, numbered: bool = True) -> Cluster:
@@ -150,8 +150,8 @@ class Cluster(Desk):
         return self.event(PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
 
     def come_back(self, pilot: str, *, acknowledged: int | None = None, **libraries: tuple[str, ...]) -> Cluster:
-        """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: the frame before its hello (None:
-        the last).
+        """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: number of the last frame before the
+        hello (None: latest).
         """
         facts = []
         for name, calls in libraries.items():
@@ -202,7 +202,7 @@ class Cluster(Desk):
         return self.report(library.pilot.id, say.LibraryAsleep(library.id, *sizes, sleep_s))
 
     def awake(self, library: Library, *, wake_s: float = 0.3, refused: str = "") -> Cluster:
-        """Report that a library is awake, with the reservation that it had."""
+        """Report that a library is awake, with its earlier reservation."""
         return self.report(library.pilot.id, say.LibraryAwake(library.id, library.awake_bytes, wake_s, refused))
 
     def hot(self, *, run_s: float = 0.0, context: str = "bare", **how: Any) -> Cluster:
@@ -236,7 +236,7 @@ class Cluster(Desk):
         return self.report(library.pilot.id, say.CallsProgress(library.id, [said]))
 
     def let_go(self) -> Cluster:
-        """Report that the libraries have returned their withdrawn calls, so that the slots become free."""
+        """Report that libraries returned their withdrawn calls, which frees the slots."""
         for library in tuple(self.core.state.libraries.values()):
             if library.zombies:
                 self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]

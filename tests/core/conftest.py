@@ -1,4 +1,4 @@
-"""`cluster`, `peers` and `toy`. Their events are replayed after each test."""
+"""Fixtures `cluster`, `peers` and `toy`, whose events are replayed after each test."""
 
 from __future__ import annotations
 

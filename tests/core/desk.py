@@ -23,8 +23,8 @@ _decode = msgspec.msgpack.Decoder(list[tuple[float, Event]]).decode
 
 
 class Desk:
-    """Give events to a strict core and validate its state after each. `check` replays them, from the
-    start and a snapshot.
+    """Send events to a strict core and validate its state after each event. `check` replays the events from
+    the start and from a snapshot.
     """
 
     def __init__(self, policies: MakePolicies = default_policies, *, watch: frozenset[int] = frozenset()) -> None:
@@ -45,7 +45,7 @@ class Desk:
         return commands
 
     def apply(self, plan: Sequence[Action], *, seam: str) -> None:
-        """Carry out a plan as if a policy had returned it."""
+        """Carry out a plan like that of a policy."""
         actions.carry_out(self.core.manager, plan, seam=seam)
 
     def check(self) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 
 class EvenCost:
-    """Reading a token takes 1 ms; a step that writes takes `decode` seconds."""
+    """Step times: 1 ms to read a token, `decode` seconds per decode step."""
 
     def __init__(self, decode: float = 0.05) -> None:
         self._decode_s = decode

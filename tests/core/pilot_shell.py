@@ -1,4 +1,4 @@
-"""A pilot's core without I/O: tests give events and read commands."""
+"""Run a pilot core without I/O: tests send events and read commands."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ DEVICES = (DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB), DeviceFacts(DeviceId
 
 
 class CoreShell:
-    """One pilot's core. Objects in `cache` are found at once; ordered processes are made at once."""
+    """A pilot core that finds objects of `cache` at once and starts processes at once."""
 
     def __init__(self, devices: tuple[DeviceFacts, ...] = DEVICES, **facts: Any) -> None:
         given = {"cache_bound_bytes": 100 * GIB, "logs": "/logs", "objects": "/session/objects", **facts}
         self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
         self.now = 100.0
         self.cache: set[str] = set()
-        self.is_slow = False  # True if tests give the answers of cache and processes, which otherwise arrive at once
-        self.wanted: list[commands.Command] = []  # Commands of the core that no test has read yet
+        self.is_slow = False  # True if tests send the answers of cache and processes
+        self.wanted: list[commands.Command] = []  # Unread commands of the core
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
     # ---- events

@@ -1,8 +1,8 @@
-"""Pilots that fetch objects from each other part by part in virtual time: the real core, toy links.
+"""Simulate pilots that fetch object parts from each other, with the real core and toy links in virtual time.
 
-Each pilot's link, and the origin's, has `rate` bytes per second up and down. A pilot requests one part at a time from
-each source, the rarest part first, ties at random. Parts from a `corrupt` pilot are wrong. Requests to a dead or
-unreachable pilot fail after `fail_s`.
+The link of each pilot and of the origin has `rate` bytes per second up and down. A pilot requests one part at a time
+from each source, the rarest part first, ties at random. Parts from a `corrupt` pilot are wrong. Requests to a dead
+or unreachable pilot fail after `fail_s`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Getting:
 class SwarmPilot:
     def __init__(self, name: str, *, serves: bool, cache: str, parts: dict[str, set[int]]) -> None:
         self.name, self.serves, self.cache = name, serves, cache
-        self.parts = parts  # the parts in the pilot's cache, which other pilots may share
+        self.parts = parts  # the parts in the possibly shared cache of the pilot
         self.getting: dict[str, Getting] = {}
         self.done: dict[str, float] = {}
         self.gave_up: list[str] = []
         self.told = 0
         self.up_free = self.down_free = 0.0
-        self.corrupt = self.blind = False  # corrupt: it serves wrong bytes; blind: it cannot read origins
+        self.corrupt = self.blind = False  # corrupt: serves wrong bytes; blind: cannot read origins
         self.busy_until = 0.0  # Time until which its calls delay its exit
 
     def complete(self, ref: ObjectRef) -> bool:
@@ -66,7 +66,7 @@ class Swarm(Desk):
         self.pilots: dict[str, SwarmPilot] = {}
         self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
-        """Pairs of pilots that cannot reach each other; a single name: a pilot that reaches no other pilot."""
+        """Pairs of pilots that cannot reach each other; a single name is a pilot that reaches no other pilot."""
         self.unsaid: dict[str, list[Any]] = {}  # Messages of disconnected pilots
         self.origin_free = 0.0
         self.origin_bytes: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Swarm(Desk):
             self._carry_out(self.give(FromPilot(name, 0, list(messages))))  # type: ignore[arg-type]
 
     def drain(self, name: str, *, busy_s: float = 0.0) -> Swarm:
-        """Drain a pilot; it exits after its calls, when its objects are safe or its time is up."""
+        """Drain a pilot, which exits after its calls when its objects are replicated or its time ends."""
         self.pilots[name].busy_until = self.now + busy_s
         hello = say.ClientHello(wire.VERSION, SESSION)
         release = say.ReleaseBlock(BlockId(name))
@@ -129,7 +129,7 @@ class Swarm(Desk):
         return self
 
     def cut(self, name: str) -> Swarm:
-        """Disconnect a pilot. Its fetches continue; it reports them after it reconnects."""
+        """Disconnect a pilot. Fetches continue and are reported after a reconnect."""
         self.unsaid[name] = []
         self._carry_out(self.give(PilotCut(name)))  # type: ignore[arg-type]
         return self
@@ -181,7 +181,7 @@ class Swarm(Desk):
         getting = pilot.getting.get(ref.name)
         if getting is None and order.keep and not pilot.complete(ref):
             getting = pilot.getting[ref.name] = Getting(ref)
-        if getting is None:  # the pilot no longer wants this object
+        if getting is None:  # the pilot does not need this object any more
             self.report(pilot.name, say.ObjectsGone((ref.name,)))
             return
         getting.failed.clear()  # the manager offers only sources that may work again

@@ -1,4 +1,4 @@
-"""Advice in the core: automatic questions, and the effect of each answer. Nothing waits for advice."""
+"""The core asks for advice automatically and applies each answer. No call waits for advice."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def judge(c: Cluster, about: About, verdict: VerdictAdvice = DISK) -> None:
 
 
 # ---- costs
-def test_contexts_and_functions_are_asked_about_once_when_they_come(cluster: Make) -> None:
+def test_new_contexts_and_functions_are_sent_to_the_advisor_once(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2", context="a")
     assert [each.about for each in asked(c, OfContext)] == [OfContext("bare"), OfContext("a")]  # type: ignore[arg-type]
     (question,) = asked(c, OfFunction)
     assert question == AskAdvice(OfFunction("f", "a"), "f")  # type: ignore[arg-type]
 
 
-def test_advised_run_time_counts_until_one_is_measured(cluster: Make) -> None:
+def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
     about = OfFunction("f", "bare")  # type: ignore[arg-type]
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
-    assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the kind of device that the pilots have
+    assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the device kind of the pilots
     c.ready().end("1", run_s=2.0).call("2")
     assert c.the_call("2").group.cost.run_s == 2.0
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=100.0)})))
@@ -84,7 +84,7 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     assert c.waiting() == ["3"]
 
 
-def test_advice_on_what_is_gone_or_of_another_kind_changes_nothing(cluster: Make) -> None:
+def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     cost = CostAdvice({"": ContextAdvice(run_s=5.0)})
     c.event(AdviceArrived(OfFunction("gone", "bare"), cost))  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> N
     assert c.held() == ["l2"]
 
 
-def test_shortest_first_goes_by_what_is_measured_too(cluster: Make) -> None:
+def test_shortest_first_uses_measured_run_times(cluster: Make) -> None:
     c = shortest(cluster).call("l1", function="long")
     c.end("0").end("l1", run_s=1000.0)
     c.call("0", function="short").call("l2", "l3", function="long").call("s1", "s2", function="short")
@@ -135,16 +135,16 @@ def test_shortest_first_goes_by_what_is_measured_too(cluster: Make) -> None:
     assert c.waiting()[0] in ("s1", "s2")
 
 
-def test_after_a_restart_what_was_never_measured_is_asked_about_again(cluster: Make) -> None:
+def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2").ready().end("2")
     asked(c, OfContext)
     asked(c, OfFunction)
     c.event(ManagerRestarted())
-    assert OfContext("a") not in [each.about for each in asked(c, OfContext)]  # type: ignore[arg-type]  # it has loaded
+    assert OfContext("a") not in [each.about for each in asked(c, OfContext)]  # type: ignore[arg-type]  # loaded
     assert [each.about for each in asked(c, OfFunction)] == [OfFunction("f", "a")]  # type: ignore[arg-type]
 
 
-def test_advice_of_a_journal_from_before_counts_for_its_context(cluster: Make) -> None:
+def test_advice_of_an_older_journal_counts_for_its_context(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
     c.event(FormerAdvice("a", {"cpu": ContextAdvice(load_s=40.0)}))  # type: ignore[arg-type]
     assert c.context("a").load_s == 40.0
@@ -160,24 +160,24 @@ def test_long_call_yields_for_ten_times_its_run_time(cluster: Make) -> None:
 
 
 # ---- failures
-def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make) -> None:
+def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     library = c.library()
     question = failed(c, "1")
     assert question.about == OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
     assert question.name == "f"
     assert question.said == "OSError: [Errno 5] Input/output error"
-    assert not c.ended["1"].ok  # the client has the result already
+    assert not c.ended["1"].ok  # the client already has the result
 
 
 @pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))
-def test_ends_that_somebody_wanted_are_not_asked_about(cluster: Make, kind: FailureKind) -> None:
+def test_intended_ends_are_not_sent_to_the_advisor(cluster: Make, kind: FailureKind) -> None:
     c = cluster(pilots=1).call("1").ready()
     c.end("1", failure=Failure(kind, "it was so"))
     assert asked(c, OfFailure) == []
 
 
-def test_a_call_is_judged_by_its_own_part_of_the_log_alone(cluster: Make) -> None:
+def test_call_is_judged_only_by_its_own_log_section(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     died = Failure(FailureKind.MEMORY, "it took too much", "p1", library.id, log="/logs/p1/lib-1.log")
@@ -204,7 +204,7 @@ def test_failing_sweep_asks_twice_then_once_a_minute(cluster: Make) -> None:
     assert len(asked(c, OfFailure)) == 1
 
 
-def test_a_load_that_fails_is_asked_about(cluster: Make) -> None:
+def test_failed_load_is_sent_to_the_advisor(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a")
     c.fail_load(c.library(context="a"))
     (question,) = asked(c, OfFailure)
@@ -213,7 +213,7 @@ def test_a_load_that_fails_is_asked_about(cluster: Make) -> None:
     assert question.name.startswith("a")
 
 
-def test_a_verdict_is_told_in_the_stories_of_its_call_and_its_pilot(cluster: Make) -> None:
+def test_verdict_appears_in_the_stories_of_its_call_and_its_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     judge(c, failed(c, "1").about)
     why = "infrastructure (disk), 92% sure: a disk or file server failed"
@@ -222,7 +222,7 @@ def test_a_verdict_is_told_in_the_stories_of_its_call_and_its_pilot(cluster: Mak
     assert f"why {subject} failed: {why}" in c.story("p1")
 
 
-def test_an_unsure_verdict_stands_in_no_story(cluster: Make) -> None:
+def test_uncertain_verdict_appears_in_no_story(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     judge(c, failed(c, "1").about, msgspec.structs.replace(DISK, sure=0.49))
     assert "sure" not in c.story(show_call(c.ids["1"])) + c.story("p1")  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) ->
     assert "cpu:0 may be used again" in c.story(bad)
 
 
-def test_what_a_pilot_reports_of_its_device_outlasts_a_quarantine(cluster: Make) -> None:
+def test_device_report_of_a_pilot_outlasts_a_quarantine(cluster: Make) -> None:
     c, bad = cluster_with_failing_pilot(cluster)
     c.report(bad, say.DeviceFault("cpu:0", "ECC"))  # type: ignore[arg-type]
     c.wait(700.0)
@@ -267,14 +267,14 @@ def test_what_a_pilot_reports_of_its_device_outlasts_a_quarantine(cluster: Make)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
-def test_a_quarantine_ends_also_while_the_pilot_is_taken_for_lost(cluster: Make) -> None:
+def test_quarantine_ends_while_the_pilot_is_considered_lost(cluster: Make) -> None:
     c, bad = cluster_with_failing_pilot(cluster)
     c.lose(bad).wait(700.0)
     c.come_back(bad)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
-def test_two_quarantines_of_one_pilot_end_each_in_its_time(cluster: Make) -> None:
+def test_two_quarantines_of_one_pilot_end_at_their_own_times(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2)
     c.by_hand = True
     both = c.pilot().devices.values()
@@ -298,12 +298,12 @@ def test_calls_wait_for_a_quarantine_if_no_other_pilot_can_run_them(cluster: Mak
     assert c.ended["2"].ok
 
 
-def test_the_only_pilot_is_not_quarantined(cluster: Make) -> None:
+def test_only_pilot_is_not_quarantined(cluster: Make) -> None:
     c, bad = cluster_with_failing_pilot(cluster, pilots=1)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
-def test_what_fails_on_every_pilot_is_no_pilots_fault(cluster: Make) -> None:
+def test_failure_on_every_pilot_is_no_fault_of_a_pilot(cluster: Make) -> None:
     c = cluster(pilots=3).calls(9).ready()
     for name in ("1", "2", "3"):
         judge(c, failed(c, name).about)
@@ -313,7 +313,7 @@ def test_what_fails_on_every_pilot_is_no_pilots_fault(cluster: Make) -> None:
     assert not any(device.fault for pilot in c.core.state.pilots.values() for device in pilot.devices.values())
 
 
-def test_user_errors_and_doubtful_verdicts_quarantine_nothing(cluster: Make) -> None:
+def test_user_errors_and_uncertain_verdicts_quarantine_nothing(cluster: Make) -> None:
     c = cluster(pilots=2).calls(8).ready()
     bad = str(c.holders("1")[0].pilot.id)
     for verdict in (
@@ -326,7 +326,7 @@ def test_user_errors_and_doubtful_verdicts_quarantine_nothing(cluster: Make) -> 
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
-def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) -> None:
+def test_only_the_lost_gpu_is_quarantined(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).calls(6).ready()
     library = c.holders("1")[0]
     judge(c, failed(c, "1").about, GPU)
@@ -346,7 +346,7 @@ def printing_pilot(cluster: Make) -> Cluster:
     return c.call("1").ready()
 
 
-def test_a_call_that_runs_for_a_while_and_says_nothing_is_asked_about(cluster: Make) -> None:
+def test_silent_long_running_call_is_sent_to_the_advisor(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     c.wait(2 * blame.EVERY_S + 1)
@@ -361,13 +361,13 @@ def test_a_call_that_runs_for_a_while_and_says_nothing_is_asked_about(cluster: M
     assert c.core.state.printed == {}
 
 
-def test_a_call_that_says_how_far_it_is_is_not_asked_about(cluster: Make) -> None:
+def test_call_that_reports_progress_is_not_sent_to_the_advisor(cluster: Make) -> None:
     c = printing_pilot(cluster)
     c.progress("1", 1.0, 2.0).wait(5 * blame.EVERY_S)
     assert asked(c, OfPace) == []
 
 
-def test_question_starts_where_the_call_before_stopped_printing(cluster: Make) -> None:
+def test_question_starts_after_the_output_of_the_previous_call(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     c.end("1", printed=Printed("/logs/p1/lib-1.log", 10, 400)).call("2").wait(3 * blame.EVERY_S)
@@ -377,7 +377,7 @@ def test_question_starts_where_the_call_before_stopped_printing(cluster: Make) -
     assert c.hears("ana", to_client.Story).runs_from == 400
 
 
-def test_what_a_call_printed_in_a_run_before_is_forgotten(cluster: Make) -> None:
+def test_output_of_an_earlier_run_of_the_call_is_ignored(cluster: Make) -> None:
     c = printing_pilot(cluster)
     about = OfPace(c.library().id, c.ids["1"])
     c.event(AdviceArrived(about, PaceAdvice(90.0, 200.0, "step")))
@@ -387,14 +387,14 @@ def test_what_a_call_printed_in_a_run_before_is_forgotten(cluster: Make) -> None
     assert c.core.state.printed == {}
 
 
-def test_a_pace_that_cannot_be_is_not_believed(cluster: Make) -> None:
+def test_impossible_pace_is_ignored(cluster: Make) -> None:
     c = printing_pilot(cluster)
     for done, total in ((float("nan"), 200.0), (1.0, float("inf")), (0.0, 0.0)):
         c.event(AdviceArrived(OfPace(c.library().id, c.ids["1"]), PaceAdvice(done, total, "step")))
     assert c.core.state.printed == {}
 
 
-def test_the_timer_runs_only_while_calls_with_logs_do(cluster: Make) -> None:
+def test_timer_runs_only_while_calls_with_logs_run(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     assert blame.PRINTING_TIMER not in c.core.state.timers, "its pilot has no logs"
     c = printing_pilot(cluster)
@@ -403,7 +403,7 @@ def test_the_timer_runs_only_while_calls_with_logs_do(cluster: Make) -> None:
     assert blame.PRINTING_TIMER not in c.core.state.timers
 
 
-def test_an_empty_list_of_ends_changes_nothing(cluster: Make) -> None:
+def test_empty_list_of_ends_changes_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     c.report("p1", say.CallsEnded(c.library().id, []))
     assert c.held() == ["1"]

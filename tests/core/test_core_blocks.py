@@ -19,14 +19,14 @@ OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, i
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
 
 
-def test_new_factory_is_told_earlier_orders(cluster: Make) -> None:
+def test_new_factory_receives_earlier_orders(cluster: Make) -> None:
     c = cluster().event(SessionDefined((FIXED,)))
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     known = c.hears("factory", to_client.KnownBlocks).blocks
     assert known == tuple(KnownBlock(id, "mine", BlockPhase.ASKED) for id in ("b1", "b2"))  # type: ignore[arg-type]
 
 
-def test_orders_go_to_the_factory_that_came_last(cluster: Make) -> None:
+def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
     """A killed factory counts as connected for some seconds; messages to it are lost."""
     c = cluster().sources(OPEN)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
@@ -39,15 +39,15 @@ def test_orders_go_to_the_factory_that_came_last(cluster: Make) -> None:
     assert [order.block for order in c.hears("another", to_client.SubmitBlocks).orders] == ["b2"]
 
 
-def test_what_a_factory_said_before_it_was_followed_still_counts(cluster: Make) -> None:
-    """The manager may read a factory's last frames after the hello of the next factory."""
+def test_reports_of_a_replaced_factory_still_count(cluster: Make) -> None:
+    """The manager may read the last frames of a factory after the hello of the next factory."""
     c = cluster().sources(FIXED)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     c.block("b1", phase=BlockPhase.PENDING)
     assert c.status().jobs[0].phase == "pending"
 
 
-def test_block_without_a_pilot_says_where_to_look(cluster: Make) -> None:
+def test_block_without_a_pilot_names_the_log_to_read(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", phase=BlockPhase.RUNNING)
     c.call("c-1")
@@ -61,7 +61,7 @@ def test_block_without_a_pilot_says_where_to_look(cluster: Make) -> None:
     assert "without a pilot" not in c.story("b1")
 
 
-def test_news_of_a_block_are_shown_with_the_batch_systems_words(cluster: Make) -> None:
+def test_block_reports_are_shown_in_the_words_of_the_batch_system(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=660.0)
     shown = c.status().jobs[0]
@@ -72,7 +72,7 @@ def test_news_of_a_block_are_shown_with_the_batch_systems_words(cluster: Make) -
     assert "pending: Priority" in c.story("c-1")
 
 
-def test_block_without_a_pilot_is_a_failure_until_one_joins(cluster: Make) -> None:
+def test_block_without_a_pilot_is_a_failure_until_a_pilot_joins(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     source = c.core.state.sources["mine"]
     c.block("b1", phase=BlockPhase.REFUSED, reason="Invalid partition name specified")
@@ -85,7 +85,7 @@ def test_block_without_a_pilot_is_a_failure_until_one_joins(cluster: Make) -> No
     assert c.status().ended_blocks == {"refused": 1, "preempted by Slurm": 1}
 
 
-def test_a_cut_off_pilot_of_a_block_that_is_over_is_lost_at_once(cluster: Make) -> None:
+def test_disconnected_pilot_of_an_ended_block_is_lost_at_once(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1")
     c.call("c1").ready().forget().cut("p1")
@@ -95,7 +95,7 @@ def test_a_cut_off_pilot_of_a_block_that_is_over_is_lost_at_once(cluster: Make) 
     assert c.waiting() == ["c1"]
 
 
-def test_a_block_that_is_let_go_is_cancelled_with_its_last_pilot(cluster: Make) -> None:
+def test_released_block_is_cancelled_with_its_last_pilot(cluster: Make) -> None:
     c = cluster().sources(Source("mine", Rule.DEMAND, first=1, most=1, nodes=2, idle_s=10.0))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", "p2", block="b1").forget()
     c.wait(11.0)
@@ -109,14 +109,14 @@ def test_a_block_that_is_let_go_is_cancelled_with_its_last_pilot(cluster: Make) 
     assert not c.core.state.blocks
 
 
-def test_only_the_factory_has_news_of_blocks(cluster: Make) -> None:
+def test_block_reports_are_accepted_only_from_the_factory(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.tell("ana", say.BlockUpdate("b1", BlockPhase.RUNNING))  # type: ignore[arg-type]
     assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED  # type: ignore[index]
     assert c.refused == {"update of blocks from a client that is not the factory": 1}
 
 
-def test_a_batch_system_that_does_not_answer_is_shown(cluster: Make) -> None:
+def test_unresponsive_batch_system_is_shown(cluster: Make) -> None:
     c = cluster().sources(OPEN)
     c.tell("factory", say.SourceTrouble("backfill", "squeue has not answered for 30 s"))
     assert c.status().trouble == {"backfill": "squeue has not answered for 30 s"}
@@ -126,7 +126,7 @@ def test_a_batch_system_that_does_not_answer_is_shown(cluster: Make) -> None:
     assert c.status().trouble == {}
 
 
-def test_missing_factory_is_told_to_waiting_calls(cluster: Make) -> None:
+def test_missing_factory_is_reported_to_waiting_calls(cluster: Make) -> None:
     c = cluster().event(SessionDefined((FIXED,))).call("c1")
     c.event(FactoryTrouble("blocks are not submitted: the factory has not connected"))
     assert c.status().trouble == {"factory": "blocks are not submitted: the factory has not connected"}
@@ -138,7 +138,7 @@ def test_missing_factory_is_told_to_waiting_calls(cluster: Make) -> None:
 
 
 # ---- the policy
-def test_opportunistic_blocks_wait_in_the_queue_while_there_is_work(cluster: Make) -> None:
+def test_opportunistic_blocks_stay_queued_while_calls_wait(cluster: Make) -> None:
     c = cluster().sources(OPEN)
     assert c.asked() == []
     c.calls(100)
@@ -153,8 +153,8 @@ def test_opportunistic_blocks_wait_in_the_queue_while_there_is_work(cluster: Mak
     assert c.asked() == []  # the maximum is four
 
 
-def test_later_pilots_of_a_block_are_waited_for(cluster: Make) -> None:
-    """When a block's first pilot has joined, the other calls wait for its other pilots and need no second block."""
+def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
+    """After the first pilot of a block joined, other calls wait for the other pilots, not for a second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
     c.calls(4)
     assert c.asked() == ["b1"]
@@ -166,7 +166,7 @@ def test_later_pilots_of_a_block_are_waited_for(cluster: Make) -> None:
     assert c.asked() == ["b2"]
 
 
-def test_no_block_is_asked_for_that_no_queued_call_could_use(cluster: Make) -> None:
+def test_block_that_no_queued_call_could_use_is_not_requested(cluster: Make) -> None:
     c = cluster().sources(OPEN)
     c.calls(1)
     assert c.asked() == ["b1"]
@@ -176,7 +176,7 @@ def test_no_block_is_asked_for_that_no_queued_call_could_use(cluster: Make) -> N
     assert c.asked() == []
 
 
-def test_a_source_that_has_brought_pilots_may_fail_twice_as_often(cluster: Make) -> None:
+def test_source_that_provided_pilots_may_fail_twice_as_often(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c1")
     (id,) = c.asked()
     c.block(id, phase=BlockPhase.RUNNING).join("p1", block=id).lose("p1")
@@ -205,7 +205,7 @@ def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
     assert "no pilot could be started: backfill: Invalid account" in c.failure("c1").message
 
 
-def test_a_lost_block_is_replaced(cluster: Make) -> None:
+def test_lost_block_is_replaced(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
     c.block("b1", phase=BlockPhase.ENDED, reason="node failed")
@@ -227,15 +227,15 @@ def test_block_without_pilots_is_replaced_though_its_job_runs(cluster: Make) -> 
     assert c.status().losses == {"unexplained": 1}
 
 
-def test_a_block_whose_pilot_comes_back_within_its_lease_stays(cluster: Make) -> None:
+def test_block_whose_pilot_reconnects_within_its_lease_stays(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
     c.join("p2", block="b2").forget().lose("p1").wait(30.0).come_back("p1").wait(60.0)
     assert c.asked() == []
     assert c.status().jobs[0].pilots == ("p1",)
 
 
-def test_how_long_a_block_without_pilots_is_given_is_in_the_journal(cluster: Make) -> None:
-    """A replay has only the journal's events, so one of them must contain the lease."""
+def test_grace_time_of_a_block_without_pilots_is_in_the_journal(cluster: Make) -> None:
+    """A replay has only events of the journal, so an event must contain the lease."""
     c = cluster().sources(FIXED).event(SessionDefined((FIXED,), lease_s=30.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
     c.lose("p1").wait(29.0)
@@ -244,7 +244,7 @@ def test_how_long_a_block_without_pilots_is_given_is_in_the_journal(cluster: Mak
     assert c.asked() == ["b3"]
 
 
-def test_a_job_that_was_queued_again_is_given_its_time(cluster: Make) -> None:
+def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
     c.join("p2", block="b2").forget().lose("p1").block("b1", phase=BlockPhase.PENDING, reason="BeginTime").wait(100.0)
     assert list(c.core.state.sources["mine"].coming) == ["b1"]
@@ -253,7 +253,7 @@ def test_a_job_that_was_queued_again_is_given_its_time(cluster: Make) -> None:
     assert c.asked() == []
 
 
-def test_a_block_that_lost_its_pilots_is_not_counted_on(cluster: Make) -> None:
+def test_block_that_lost_its_pilots_is_not_counted(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(100)
     for n in range(1, 5):
         c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}")
@@ -263,7 +263,7 @@ def test_a_block_that_lost_its_pilots_is_not_counted_on(cluster: Make) -> None:
     assert c.core.state.sources["backfill"].room == 0
 
 
-def test_a_pilot_tells_that_its_job_runs_before_the_next_listing_does(cluster: Make) -> None:
+def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"
     assert "running: a pilot of it is here" in c.story("b1")
@@ -274,7 +274,7 @@ def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None
     c = cluster(pilots=1).sources(rule)
     c.call("w").hot(run_s=6.0)
     c.calls(51)
-    assert len(c.asked()) == 5  # fifty calls wait: 300 s of work, to do in 60 s
+    assert len(c.asked()) == 5  # fifty waiting calls are 300 s of work, due in 60 s
 
 
 def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> None:
@@ -288,7 +288,7 @@ def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> Non
     assert not c.mail.get(holder)
 
 
-def test_context_too_large_for_every_source_fails(cluster: Make) -> None:
+def test_context_too_large_for_every_source_fails_its_calls(cluster: Make) -> None:
     c = cluster().sources(FIXED).define(recipe("a"))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="1 GB"))
     c.call("c1", context="a").hot(context="a", memory="2 GB")
@@ -304,7 +304,7 @@ def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> 
     assert c.asked() == []
 
 
-def test_a_pilot_whose_library_has_just_died_is_not_taken_for_idle(cluster: Make) -> None:
+def test_pilot_with_a_just_ended_library_is_not_idle(cluster: Make) -> None:
     c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=1, most=1, idle_s=50.0))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").wait(45.0).call("c1").ready().wait(10.0)
     c.die(c.library(), "c1").ready().wait(10.0).die(c.library(), "c1").forget().wait(40.0)
@@ -336,7 +336,7 @@ def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -
     assert "(walltime: short 1 min;" in failure.message
 
 
-def test_source_with_too_short_a_walltime_is_not_asked(cluster: Make) -> None:
+def test_source_with_too_short_a_walltime_is_not_used(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
     c.end("c1", run_s=20.0).lose("p1")
     c.sources(
@@ -347,7 +347,7 @@ def test_source_with_too_short_a_walltime_is_not_asked(cluster: Make) -> None:
     assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
-def test_next_source_is_asked_while_blocks_wait_long(cluster: Make) -> None:
+def test_next_source_is_used_while_blocks_wait_long(cluster: Make) -> None:
     first, second = (Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("first", "second"))
     c = cluster().sources(first, second).call("c1")
     assert c.asked() == ["b1"]
@@ -360,7 +360,7 @@ def test_next_source_is_asked_while_blocks_wait_long(cluster: Make) -> None:
     assert c.asked() == []
 
 
-def test_another_source_is_asked_if_blocks_cannot_hold_a_context(cluster: Make) -> None:
+def test_another_source_is_used_if_blocks_cannot_fit_a_context(cluster: Make) -> None:
     sources = [Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("small", "large")]
     c = cluster().sources(*sources).define(recipe("huge", device_memory_bytes=64 * 10**9)).calls(1)
     assert c.asked() == ["b1"]
@@ -372,7 +372,7 @@ def test_another_source_is_asked_if_blocks_cannot_hold_a_context(cluster: Make) 
     assert [block.source.source.name for block in c.core.state.blocks.values()] == ["small", "small", "large"]
 
 
-def test_pilots_that_die_young_make_pauses_and_are_told(cluster: Make) -> None:
+def test_early_pilot_deaths_delay_requests_and_are_reported(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c1")
     asked: list[int] = []
     for _ in range(1200):
@@ -392,7 +392,7 @@ def test_pilots_that_die_young_make_pauses_and_are_told(cluster: Make) -> None:
     assert c.status().trouble == {}
 
 
-def test_work_that_comes_and_goes_makes_no_blocks_come_and_go(cluster: Make) -> None:
+def test_fluctuating_work_keeps_the_number_of_blocks(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c0")
     blocks = c.asked()
     c.block(*blocks, phase=BlockPhase.RUNNING).join("p1", block=blocks[0]).ready().end("c0")
@@ -424,7 +424,7 @@ def test_waiting_blocks_are_withdrawn_when_no_call_needs_them(cluster: Make, rul
     assert "no call has needed it for 20 s" in c.story("b3")
 
 
-def test_blocks_that_a_few_calls_cannot_use_all_are_withdrawn_too(cluster: Make) -> None:
+def test_blocks_that_a_few_calls_cannot_use_are_withdrawn(cluster: Make) -> None:
     source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=6, idle_s=600.0, slots=1)
     c = cluster().sources(source).calls(6)
     asked = c.asked()
@@ -433,7 +433,7 @@ def test_blocks_that_a_few_calls_cannot_use_all_are_withdrawn_too(cluster: Make)
     assert len(cancelled(c)) == 4
 
 
-def test_work_that_comes_and_goes_within_the_time_withdraws_nothing(cluster: Make) -> None:
+def test_fluctuating_work_within_the_delay_withdraws_no_block(cluster: Make) -> None:
     source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=2, keep_pending=1, idle_s=600.0, slots=1)
     c = cluster(pilots=1).call("w").hot(run_s=1.0).sources(source)
     c.call("long")
@@ -464,7 +464,7 @@ STOPPED = (
 )
 
 
-def test_two_holds_in_a_row_for_the_same_cause_stop_the_source(cluster: Make) -> None:
+def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()
     c.lose("p1").block("b1", **HOLD, holds=1).block("b1", **HOLD, holds=1)
@@ -479,7 +479,7 @@ def test_two_holds_in_a_row_for_the_same_cause_stop_the_source(cluster: Make) ->
     assert HOLD["advice"] in c.failure("1").message
 
 
-def test_the_first_hold_is_told_with_what_to_do(cluster: Make) -> None:
+def test_first_hold_is_reported_with_advice(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b1", **HOLD, holds=1)
     assert c.status().trouble == {"backfill": f"a job was held: over 3072 megabytes; {HOLD['advice']}"}
@@ -497,8 +497,8 @@ def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> N
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: bool) -> None:
-    """A pool may release held jobs by itself, and the factory may miss a short hold."""
+def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: bool) -> None:
+    """A pool may release held jobs itself, and the factory may miss a short hold."""
     c = cluster().sources(OPEN).calls(5)
     again = {"cause": "memory", "advice": HOLD["advice"]}
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()
@@ -518,7 +518,7 @@ def test_a_block_that_is_held_and_released_stops_its_source(cluster: Make, seen:
         assert c.core.state.blocks["b1"].leaving == "its source is stopped"  # type: ignore[index]
 
 
-def test_holds_for_other_causes_or_not_in_a_row_stop_nothing(cluster: Make) -> None:
+def test_holds_for_different_causes_or_with_gaps_stop_nothing(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     for n, cause in enumerate(["memory", "disk", "", "disk"], 1):
         c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}").lose(f"p{n}")
@@ -527,14 +527,14 @@ def test_holds_for_other_causes_or_not_in_a_row_stop_nothing(cluster: Make) -> N
     assert c.core.state.sources["backfill"].stopped == ""
 
 
-def test_a_suspended_job_is_not_said_to_bring_no_pilot(cluster: Make) -> None:
+def test_suspended_job_is_not_reported_as_without_pilot(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(1)
     c.block("b1", phase=BlockPhase.RUNNING, reason="suspended").wait(900.0)
     assert "without a pilot" not in c.story("b1")
     assert "1 suspended by the batch system" in blocks_without_pilot(c.status().jobs)
 
 
-def test_blocks_that_are_asked_for_once_are_not_replaced(cluster: Make) -> None:
+def test_blocks_requested_once_are_not_replaced(cluster: Make) -> None:
     once = Source("lab", Rule.ONCE, first=2, most=4)
     c = cluster().sources(once)
     assert list(c.core.state.blocks) == ["b1", "b2"]

@@ -1,4 +1,4 @@
-"""Open work, not past work, bounds the manager's memory."""
+"""The memory of the manager depends on open work, not on past work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.protocol.show_status import render
 Make = Callable[..., Cluster]
 
 
-def test_kinds_of_refusals_are_bounded(cluster: Make) -> None:
+def test_number_of_refusal_kinds_is_bounded(cluster: Make) -> None:
     c = cluster()
     for number in range(1000):
         c.core.state.refuse(f"plan number {number}")
@@ -48,7 +48,7 @@ def test_call_keeps_its_first_and_last_notes(cluster: Make) -> None:
     assert call.notes[-1][1] == "note 999"
 
 
-def test_a_notice_stands_in_status_once_with_its_last_time(cluster: Make) -> None:
+def test_notice_appears_once_in_status_with_its_last_time(cluster: Make) -> None:
     c = cluster().event(Noticed("a damaged record was set aside")).event(Noticed("the disk was full for 3 s"))
     c.now += 60
     c.event(Noticed("a damaged record was set aside"))
@@ -61,7 +61,7 @@ def test_a_notice_stands_in_status_once_with_its_last_time(cluster: Make) -> Non
     assert shown[0].endswith("a damaged record was set aside")
 
 
-def test_notices_are_bounded(cluster: Make) -> None:
+def test_number_of_notices_is_bounded(cluster: Make) -> None:
     c = cluster()
     for number in range(KEPT_NOTICES + 5):
         c.event(Noticed(f"notice {number}"))

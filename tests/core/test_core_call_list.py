@@ -22,7 +22,7 @@ def names(calls: to_client.Calls) -> list[str]:
     return [call.call for call in calls.calls]
 
 
-def test_running_calls_say_where_and_what_is_before_them(cluster: Make) -> None:
+def test_running_calls_show_their_library_and_the_calls_before_them(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5).wait(12)
     first, *_, last = ask(c, only=ListedState.RUNNING).calls
     assert (first.call, first.function, first.context, first.since_s) == ("c-2", "f", "bare", 12.0)
@@ -30,14 +30,14 @@ def test_running_calls_say_where_and_what_is_before_them(cluster: Make) -> None:
     assert (last.where, last.ahead) == (("p1/lib-1",), len(c.held()) - 1)
 
 
-def test_the_longest_running_come_first_and_no_more_than_wanted(cluster: Make) -> None:
+def test_longest_running_calls_come_first_up_to_the_limit(cluster: Make) -> None:
     c = cluster(pilots=2).call("1").wait(5).call("2").ready()
     assert names(ask(c)) == ["c-1", "c-2"]
     found = ask(c, 1)
     assert (names(found), found.running) == (["c-1"], 2)
 
 
-def test_waiting_calls_stand_in_their_turn_over_all_contexts(cluster: Make) -> None:
+def test_waiting_calls_of_all_contexts_are_listed_in_queue_order(cluster: Make) -> None:
     c = cluster().define(recipe("llm")).call("1").call("2", context="llm").wait(1).call("3").call("4", priority=5)
     found = ask(c)
     assert names(found) == ["c-4", "c-1", "c-2", "c-3"]
@@ -57,14 +57,14 @@ def test_failed_calls_are_listed_newest_first_without_cancelled_ones(cluster: Ma
     assert found.calls[0].since_s == 30.0
 
 
-def test_a_second_clients_calls_are_written_as_explain_takes_them(cluster: Make) -> None:
+def test_calls_of_a_second_client_are_named_as_explain_accepts(cluster: Make) -> None:
     c = cluster().client("bob").call("1", client="bob")
     [call] = ask(c).calls
     assert call.call.startswith("c-1.")
     assert "submitted" in c.story(call.call)
 
 
-def test_asking_changes_nothing(cluster: Make) -> None:
+def test_listing_calls_changes_no_state(cluster: Make) -> None:
     c = cluster(pilots=1).calls(40).ready()
     c.forget()
     before = c.waiting()
@@ -111,7 +111,7 @@ def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
     assert sum(group.count for group in found.groups) == found.failed == count
 
 
-def test_a_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
+def test_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
     count = ending.MOST + 1
     c = cluster(pilots=1).calls(count).ready()
     for n in range(1, count + 1):

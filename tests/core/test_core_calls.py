@@ -15,7 +15,7 @@ from stoker.protocol.ids import make_call_id
 Make = Callable[..., Cluster]
 
 
-def test_a_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
+def test_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1")
     start = c.hears("p1", to_pilot.StartLibrary)
     assert (start.library, start.recipe.key, start.devices) == (1, "bare", ("cpu:0",))
@@ -31,7 +31,7 @@ def test_a_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_a_function_is_sent_once_a_library_unless_it_is_lost(cluster: Make) -> None:
+def test_function_is_sent_once_per_library_unless_it_is_lost(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").hot(run_s=0)
     c.end("c1").forget().call("c2")
     assert c.hears("p1", to_pilot.RunCalls).function_blob is None
@@ -39,7 +39,7 @@ def test_a_function_is_sent_once_a_library_unless_it_is_lost(cluster: Make) -> N
     assert c.hears("p1", to_pilot.RunCalls).function_blob is not None
 
 
-def test_the_hottest_free_library_comes_first(cluster: Make) -> None:
+def test_free_library_with_the_context_loaded_comes_first(cluster: Make) -> None:
     c = cluster(pilots=3).calls(3).hot(run_s=1)
     c.wait(1).call("a").end("a").wait(1)
     hottest = c.core.state.contexts["bare"].idle
@@ -55,7 +55,7 @@ def test_calls_wait_in_order_of_priority_then_of_arrival(cluster: Make) -> None:
     assert c.held() == ["high2"]
 
 
-def test_calls_that_come_back_keep_their_place(cluster: Make) -> None:
+def test_requeued_calls_keep_their_place(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().calls(3)
     assert c.waiting() == ["3", "4", "5"]
     first, second = c.library("p1"), c.library("p2")
@@ -70,20 +70,20 @@ def test_short_calls_are_prefetched_and_long_ones_are_not(cluster: Make) -> None
     assert len(c.held()) == 1
 
 
-def test_a_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
+def test_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001)
     c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")  # type: ignore[arg-type]
     assert len(c.held()) == 1
 
 
-def test_a_function_is_known_whatever_the_options_of_its_calls(cluster: Make) -> None:
+def test_function_is_recognized_with_any_call_options(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001)
     for n in range(8):
         c.call(f"c{n}", objective=Objective(deadline_at=100.0 + n))
     assert len(c.held()) == 8
 
 
-def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
+def test_prefetch_takes_at_most_a_fair_share(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=0.001).cut("p1").cut("p2").calls(20)
     c.come_back("p1", lib1=())
     assert len(c.held("p1")) == 10
@@ -91,15 +91,15 @@ def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
     assert len(c.held("p2")) == 5  # the manager keeps the other five for the first free library
 
 
-def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> None:
+def test_very_short_calls_submitted_together_share_a_frame(cluster: Make) -> None:
     c = cluster(pilots=3).calls(3).hot(run_s=0.0001).calls(50)
     assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [10, 20, 20]
     c.wait(1.0).end(*[c.names[id] for id in c.core.state.calls], run_s=0.0001).calls(1).calls(1).calls(1)
     assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [0, 0, 3]
 
 
-def test_watching_a_call_changes_no_decision(cluster: Make) -> None:
-    """A replay that shows a call's history must reach the same state as its manager."""
+def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
+    """A replay that shows the history of a call must reach the state of its manager."""
     seen = []
     for watch in (frozenset(), frozenset({make_call_id(client=0, sequence=3)})):
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
@@ -111,19 +111,19 @@ def test_watching_a_call_changes_no_decision(cluster: Make) -> None:
     assert seen[0] == seen[1]
 
 
-def test_long_calls_that_come_together_run_side_by_side(cluster: Make) -> None:
+def test_long_calls_submitted_together_run_in_parallel(cluster: Make) -> None:
     c = cluster(pilots=3).calls(3).hot(run_s=1.0).calls(3)
     assert [len(c.held(pilot)) for pilot in ("p1", "p2", "p3")] == [1, 1, 1]
 
 
-def test_dry_library_takes_half_of_another_backlog(cluster: Make) -> None:
+def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=0.001)
     c.calls(1).calls(20)
     full, other = (c.library("p1"), c.library("p2"))
     if len(other.held) > len(full.held):
         full, other = other, full
     c.forget()
-    while other.held:  # end the library's calls, and the waiting calls that it receives then
+    while other.held:  # end the calls of the library, including calls that it receives meanwhile
         c.end(*[c.names[id] for id in other.held], run_s=0.001)
     before = len(full.held)
     back = c.hears(full.pilot.id, to_pilot.TakeBack)
@@ -145,7 +145,7 @@ def test_a_library_retires_after_its_share_and_another_comes(cluster: Make) -> N
     assert c.hears("p1", to_pilot.StartLibrary).library == 2
 
 
-def test_a_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> None:
+def test_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").call("good").ready()
     c.die(c.library(), "bad").ready()
     assert c.held() == ["bad"]
@@ -174,14 +174,14 @@ def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
     assert c.held() == ["2"]
 
 
-def test_a_repeated_call_is_refused(cluster: Make) -> None:
+def test_repeated_call_id_is_refused(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.Submit("f", "bare", [CallSpec(c.ids["c1"], b"again")]))  # type: ignore[arg-type]
     assert c.waiting() == ["c1"]
     assert c.refused == {"repeated call": 1}
 
 
-def test_submit_of_unknown_names_fails_with_the_reason(cluster: Make) -> None:
+def test_submit_with_unknown_names_fails_with_the_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("a", context="nothing").call("b", function="nothing").call("c", gang=(3, 2))
     assert "context nothing was not defined" in c.failure("a").message
     assert "function nothing was not defined" in c.failure("b").message
@@ -234,7 +234,7 @@ def test_many_calls_are_cancelled_with_one_message_a_library(cluster: Make) -> N
     assert len(c.hears("p1", to_pilot.CancelCalls).calls) == len(held)
 
 
-def test_what_a_cancelled_client_call_was_never_sent_is_never_sent(cluster: Make) -> None:
+def test_unsent_data_of_a_cancelled_call_is_never_sent(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=1)
     spec = CallSpec(77, b"")  # type: ignore[arg-type]
     c.ids["y"], c.names[77] = 77, "y"
@@ -252,7 +252,7 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"
 
 
-def test_calls_given_in_the_frame_that_ends_a_library_go_elsewhere(cluster: Make) -> None:
+def test_calls_assigned_in_the_frame_that_ends_a_library_are_moved(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     end = CallEnd(c.ids["1"], True)  # type: ignore[arg-type]
     c.names[c.ids["1"]] = "1"
@@ -262,7 +262,7 @@ def test_calls_given_in_the_frame_that_ends_a_library_go_elsewhere(cluster: Make
     c.nothing_else_was_said()
 
 
-def test_calls_given_in_the_frame_that_releases_a_pilot_are_unsent(cluster: Make) -> None:
+def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
     c.ids["2"], c.names[2] = 2, "2"
     c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))  # type: ignore[arg-type]
@@ -271,7 +271,7 @@ def test_calls_given_in_the_frame_that_releases_a_pilot_are_unsent(cluster: Make
     c.nothing_else_was_said()
 
 
-def test_calls_of_a_library_stopped_in_the_same_event_are_never_sent(
+def test_calls_of_a_library_stopped_in_the_same_event_are_unsent(
     cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").forget()
@@ -284,7 +284,7 @@ def test_calls_of_a_library_stopped_in_the_same_event_are_never_sent(
     assert c.waiting() == ["2"]
 
 
-def test_call_is_not_given_to_a_library_that_still_drops_it(cluster: Make) -> None:
+def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
     c.calls(3, context="a").wait(1).ready()  # p2 loads too, because the load pays off
     assert c.lives_on("a") == ["p1", "p2"]
@@ -301,7 +301,7 @@ def test_call_is_not_given_to_a_library_that_still_drops_it(cluster: Make) -> No
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}
 
 
-def test_nor_is_it_pulled_there(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_not_stolen_by_a_library_that_still_drops_it(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).calls(4, context="a").ready().end("1", "2", "3", "4", run_s=50.0)
     c.by_hand = True
     with monkeypatch.context() as patched:
@@ -313,7 +313,7 @@ def test_nor_is_it_pulled_there(cluster: Make, monkeypatch: pytest.MonkeyPatch) 
     assert c.held("p1", "a") == ["g"]
 
 
-def test_calls_next_to_a_timed_out_or_cancelled_one_are_blameless(cluster: Make) -> None:
+def test_calls_next_to_a_timed_out_or_cancelled_call_are_blameless(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=2)).calls(2, context="a").ready()
     c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
     assert c.held(context="a") == ["1", "2"]
@@ -326,7 +326,7 @@ def test_calls_next_to_a_timed_out_or_cancelled_one_are_blameless(cluster: Make)
     assert all(end.ok for end in c.ended.values())
 
 
-def test_suspects_run_by_themselves(cluster: Make) -> None:
+def test_suspects_run_alone(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=3)).calls(5, context="a").ready()
     c.die(c.library(context="a"), "1", "2", "3").ready()
     assert c.held(context="a") == ["1"]

@@ -19,7 +19,7 @@ from stoker.protocol.ids import ClientId, make_call_id
 Make = Callable[..., Cluster]
 
 
-def test_strangers_are_refused(cluster: Make) -> None:
+def test_peers_with_a_wrong_key_are_refused(cluster: Make) -> None:
     c = cluster()
     c.tell("bob", say.ClientHello(wire.VERSION, "other"), numbered=False)
     assert "you asked for session other" in c.hears("bob", to_client.ClientRefused).reason
@@ -29,7 +29,7 @@ def test_strangers_are_refused(cluster: Make) -> None:
     assert sum(c.refused.values()) == 2
 
 
-def test_returning_client_gets_only_the_results_it_lacks(cluster: Make) -> None:
+def test_returning_client_gets_only_missing_results(cluster: Make) -> None:
     c = cluster(pilots=1).calls(4).ready().end("1").end("2")
     c.tell("ana", say.Received(1))
     assert [end.call for end in c.core.state.clients["ana"].unacked] == [c.ids["2"]]  # type: ignore[index]
@@ -59,7 +59,7 @@ def test_repeated_and_early_frames_of_a_client_are_ignored(cluster: Make) -> Non
     assert c.refused == {"repeated or early frame of a client": 2}
 
 
-def test_a_client_cannot_submit_or_cancel_for_another(cluster: Make) -> None:
+def test_client_cannot_submit_or_cancel_for_another_client(cluster: Make) -> None:
     c = cluster().client("bob").call("1")
     c.tell("bob", say.Cancel([c.ids["1"]]))  # type: ignore[list-item]
     stolen = make_call_id(client=0, sequence=500)
@@ -69,7 +69,7 @@ def test_a_client_cannot_submit_or_cancel_for_another(cluster: Make) -> None:
     assert "another client's number" in c.failure("stolen").message
 
 
-def test_an_observer_sees_and_does_nothing(cluster: Make) -> None:
+def test_observer_sees_the_session_and_changes_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).client("tv", observer=True).call("1")
     assert c.status("tv").running + c.status("tv").queued == 1
     c.call("x", client="tv")
@@ -86,7 +86,7 @@ def test_calls_are_numbered_by_client(cluster: Make) -> None:
     assert c.story("c-1.2").startswith("ended") or "journal" in c.story("c-1.2")
 
 
-def test_when_its_client_is_gone_the_session_ends(cluster: Make) -> None:
+def test_session_ends_when_its_client_is_gone(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     c.event(ClientGone("ana"))  # type: ignore[arg-type]
     assert c.over == "its client is gone"
@@ -94,7 +94,7 @@ def test_when_its_client_is_gone_the_session_ends(cluster: Make) -> None:
     assert c.core.state.calls == {}
 
 
-def test_calls_of_one_client_end_with_it_and_the_others_go_on(cluster: Make) -> None:
+def test_calls_of_one_client_end_with_it_and_others_continue(cluster: Make) -> None:
     c = cluster(pilots=1).client("bob").call("a0").ready().end("a0").call("a").call("b", client="bob")
     c.event(ClientGone("ana"))  # type: ignore[arg-type]
     assert not c.over
@@ -105,7 +105,7 @@ def test_calls_of_one_client_end_with_it_and_the_others_go_on(cluster: Make) -> 
     assert c.failure("a").kind is FailureKind.CANCELLED
 
 
-def test_the_end_of_a_session_ends_every_call_once_and_then_says_so(cluster: Make) -> None:
+def test_end_of_a_session_ends_every_call_once_and_is_announced(cluster: Make) -> None:
     c = cluster(pilots=1).calls(5).ready().forget()
     c.tell("ana", say.EndSession("done for today"))
     assert len(c.ended) == 5
@@ -127,14 +127,14 @@ def test_results_precede_the_end_of_the_session(cluster: Make) -> None:
     assert kinds == ["Results", "SessionOver"]
 
 
-def test_groups_that_nobody_uses_any_more_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_groups_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "KEPT_GROUPS", 5)
     c = cluster(pilots=1).call("0").ready().end("0")
     for n in range(1, 20):
         c.call(str(n), limit_s=float(n)).end(str(n))
     assert len(c.core.state.groups) == 5
     c.check()
-    c.by_hand = True  # do not replay the events again: `check` has, while few groups are kept
+    c.by_hand = True  # `check` has already replayed the events, while few groups were kept
 
 
 FILE = ObjectRef("result-1", 10, "/session/objects/result-1")
@@ -154,13 +154,13 @@ def back(c: Cluster) -> str:
     return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
 
 
-def test_they_are_kept_for_a_day(cluster: Make) -> None:
+def test_unused_groups_are_kept_for_a_day(cluster: Make) -> None:
     c = left(cluster, b"a", b"b").wait(KEPT_S - 10)
     assert len(c.core.state.clients["ana"].unacked) == 2  # type: ignore[index]
     assert not back(c)
 
 
-def test_old_results_are_dropped_with_files_and_the_program_is_told(cluster: Make) -> None:
+def test_old_results_are_dropped_with_files_and_reported(cluster: Make) -> None:
     c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
     assert "ana" not in c.core.state.clients
     assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
@@ -168,21 +168,21 @@ def test_old_results_are_dropped_with_files_and_the_program_is_told(cluster: Mak
     assert any("did not reconnect" in line.text for line in c.status("bob").notices)
 
 
-def test_too_many_bytes_are_not_kept(cluster: Make) -> None:
+def test_kept_results_have_a_byte_limit(cluster: Make) -> None:
     c = left(cluster, bytes(MOST_KEPT_BYTES + 1)).wait(SETTLE_S + 1)
     assert "because they were" in back(c)
 
 
 @pytest.mark.parametrize("returns_after_s", [1.0, SETTLE_S + 1])
-def test_a_program_that_came_back_keeps_its_results(cluster: Make, returns_after_s: float) -> None:
+def test_program_that_reconnected_keeps_its_results(cluster: Make, returns_after_s: float) -> None:
     c = left(cluster, b"a").wait(returns_after_s)
     assert not back(c)
     c.wait(2 * KEPT_S)
     assert len(c.core.state.clients["ana"].unacked) == 1  # type: ignore[index]
 
 
-def test_what_only_a_program_that_is_gone_for_a_day_had_is_forgotten(cluster: Make) -> None:
-    """A long session has many programs. It keeps only the recipes and functions that are in use."""
+def test_data_used_only_by_a_program_gone_for_a_day_is_forgotten(cluster: Make) -> None:
+    """A long session with many programs keeps only recipes and functions in use."""
     c = cluster(pilots=1).event(SessionKept()).client("bob")
     state = c.core.state
     c.tell("bob", say.DefineRecipe(recipe("shared")), say.DefineFunction("g", "g", b"of bob"))  # type: ignore[arg-type]
@@ -209,12 +209,12 @@ def test_what_only_a_program_that_is_gone_for_a_day_had_is_forgotten(cluster: Ma
     assert len(state.transfers.objects) <= 2
 
 
-def test_a_program_that_was_forgotten_is_told_to_begin_anew(cluster: Make) -> None:
+def test_forgotten_program_is_told_to_start_again(cluster: Make) -> None:
     c = left(cluster).wait(KEPT_S + 10)
     assert "start the program again" in back(c)
 
 
-def test_what_a_library_still_holds_is_kept_and_looked_at_again(cluster: Make) -> None:
+def test_data_still_used_by_a_library_is_kept_and_checked_again(cluster: Make) -> None:
     c = cluster(pilots=1).event(SessionKept()).client("bob").define(recipe("a")).call("1", context="a").ready().end("1")
     c.tell("ana", say.Received(1)).event(ClientGone(ClientId("ana"))).wait(KEPT_S + 10)
     assert c.lives_on("a") == ["p1"]
@@ -226,7 +226,7 @@ def test_what_a_library_still_holds_is_kept_and_looked_at_again(cluster: Make) -
 
 
 def steps(c: Cluster, *numbers: int) -> None:
-    """Run a call of each of several functions; the client reports each function that it no longer uses."""
+    """Run a call of several functions; the client reports each unused function."""
     for number in numbers:
         c.tell("ana", say.DefineFunction(f"f{number}", "f", bytes(1000)))  # type: ignore[arg-type]
         c.call(f"{number}", function=f"f{number}")
@@ -248,7 +248,7 @@ def test_unused_functions_are_forgotten_after_their_calls(cluster: Make) -> None
     assert len(state.unused_functions) <= 1
 
 
-def test_open_calls_keep_theirs(cluster: Make) -> None:
+def test_open_calls_keep_their_functions(cluster: Make) -> None:
     c = cluster(pilots=1)
     steps(c, 0, 1, 2)
     assert {"f0", "f1", "f2"} <= set(c.core.state.functions)
@@ -257,7 +257,7 @@ def test_open_calls_keep_theirs(cluster: Make) -> None:
     assert {"f0", "f1", "f2", "f3"} & set(c.core.state.functions) == {"f3"}
 
 
-def test_what_another_client_has_defined_stays(cluster: Make) -> None:
+def test_functions_defined_by_another_client_are_kept(cluster: Make) -> None:
     c = cluster(pilots=1).client("bob")
     c.tell("bob", say.DefineFunction("f0", "f", bytes(1000)))  # type: ignore[arg-type]
     steps(c, 0)
@@ -268,7 +268,7 @@ def test_what_another_client_has_defined_stays(cluster: Make) -> None:
     assert not c.refused
 
 
-def test_what_is_defined_again_is_called_again(cluster: Make) -> None:
+def test_redefined_function_can_be_called_again(cluster: Make) -> None:
     c = cluster(pilots=1)
     steps(c, 0)
     c.ready().end("0")

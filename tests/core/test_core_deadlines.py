@@ -27,7 +27,7 @@ def test_the_nearest_deadline_comes_first_within_a_priority(cluster: Make) -> No
     assert order == ["urgent", "near", "far", "none", "none too", "nearest, of less weight"]
 
 
-def test_calls_with_deadlines_that_come_together_are_sorted_too(cluster: Make) -> None:
+def test_calls_with_deadlines_submitted_together_are_sorted(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget().calls(10)
     c.call("due", objective=due(c, 60)).end("running")
     assert c.runs("p1") == ["due"]
@@ -65,7 +65,7 @@ def test_call_that_would_end_too_late_is_dropped_once_runs_are_known(cluster: Ma
     assert c.ended["hopeful"].ok
 
 
-def test_late_call_that_runs_is_told_and_goes_behind_the_others(cluster: Make) -> None:
+def test_late_running_call_is_reported_and_queued_behind_others(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget()
     c.call("lost", objective=due(c, 5)).call("good", objective=due(c, 60)).call("none").wait(6)
     [said] = c.hears("ana", to_client.Forecasts).forecasts
@@ -79,13 +79,13 @@ def test_late_call_that_runs_is_told_and_goes_behind_the_others(cluster: Make) -
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_a_call_that_runs_already_is_left_alone(cluster: Make, drop: bool) -> None:
+def test_running_call_is_not_dropped(cluster: Make, drop: bool) -> None:
     c = cluster(pilots=1)
     c.call("slow", objective=due(c, 5, drop=drop)).ready().wait(60).end("slow", run_s=60.0)
     assert c.ended["slow"].ok
 
 
-def test_deadlines_make_no_timer_a_call(cluster: Make) -> None:
+def test_one_timer_serves_all_deadlines(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready()
     for n in range(50):
         c.call(f"c{n}", objective=due(c, 100 - n))
@@ -100,7 +100,7 @@ def deadline_of(c: Cluster, name: str) -> float:
     return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at  # type: ignore[index]
 
 
-def test_due_in_counts_from_when_the_manager_takes_the_call(cluster: Make) -> None:
+def test_due_in_seconds_count_from_the_arrival_at_the_manager(cluster: Make) -> None:
     c = cluster().wait(1000)
     c.call("near", objective=DROP, due_in_s=5.0).call("far", objective=DROP, due_in_s=60.0).call("none")
     assert (deadline_of(c, "near"), deadline_of(c, "far"), deadline_of(c, "none")) == (1005.0, 1060.0, 0.0)
@@ -110,7 +110,7 @@ def test_due_in_counts_from_when_the_manager_takes_the_call(cluster: Make) -> No
     assert set(c.ended) == {"near", "far"}
 
 
-def test_no_seconds_left_is_a_deadline_that_has_passed_and_not_none(cluster: Make) -> None:
+def test_zero_seconds_left_is_a_passed_deadline(cluster: Make) -> None:
     c = cluster()
     assert c.now == 0.0
     c.call("due", objective=DROP, due_in_s=0.0).call("past", objective=DROP, due_in_s=-0.022).wait(0.001)
@@ -118,7 +118,7 @@ def test_no_seconds_left_is_a_deadline_that_has_passed_and_not_none(cluster: Mak
     assert set(c.ended) == {"due", "past"}
 
 
-def test_a_call_that_is_said_twice_keeps_its_first_deadline(cluster: Make) -> None:
+def test_resubmitted_call_keeps_its_first_deadline(cluster: Make) -> None:
     c = cluster().call("c", objective=DROP, due_in_s=5.0).wait(3)
     again = CallSpec(c.ids["c"], b"arguments")  # type: ignore[arg-type]
     c.tell("ana", say.Submit("f", "bare", [again], CallOptions(objective=DROP), 5.0))  # type: ignore[arg-type]
@@ -128,12 +128,12 @@ def test_a_call_that_is_said_twice_keeps_its_first_deadline(cluster: Make) -> No
 
 
 @pytest.mark.parametrize("due_in_s", [float("nan"), float("inf"), -float("inf"), 1e11])
-def test_seconds_that_no_honest_client_says_are_refused(cluster: Make, due_in_s: float) -> None:
+def test_implausible_seconds_from_a_client_are_refused(cluster: Make, due_in_s: float) -> None:
     c = cluster().call("c", objective=DROP, due_in_s=due_in_s)
     assert c.failure("c").message.startswith("due_in_s is ")
 
 
-def test_a_forecast_says_the_time_at_which_it_is_made(cluster: Make) -> None:
+def test_forecast_contains_its_own_time(cluster: Make) -> None:
     c = cluster(pilots=1).wait(500).call("late", due_in_s=-1.0)
     said = c.hears("ana", to_client.Forecasts)
     assert said.said_at == 500.0

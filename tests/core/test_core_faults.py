@@ -1,4 +1,4 @@
-"""Infrastructure failures: calls run elsewhere without a penalty, and fail after several tries."""
+"""After infrastructure failures calls run elsewhere without penalty, and fail after several tries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pilot_of(c: Cluster, name: str) -> str:
 
 
 def crowded_out(c: Cluster, name: str) -> str:
-    """Let the kernel kill a call's library because other programs use the memory; return its pilot."""
+    """Let the kernel kill the library of a call because other programs use the memory; return its pilot."""
     library = c.holders(name)[0]
     text = f"lib-{library.id} was killed by SIGKILL (the node had no memory left: …)"
     failure = Failure(FailureKind.PILOT, text, library.pilot.id, library.id, signal=9)
@@ -38,7 +38,7 @@ def crowded_out(c: Cluster, name: str) -> str:
 
 
 @pytest.mark.parametrize("fails", [fault, crowded_out])
-def test_failed_call_runs_elsewhere_without_a_try_counted(cluster: Make, fails: Callable[..., str]) -> None:
+def test_failed_call_runs_elsewhere_without_counting_a_try(cluster: Make, fails: Callable[..., str]) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
     first = fails(c, "1")
     c.ready()
@@ -53,7 +53,7 @@ def test_failed_call_runs_elsewhere_without_a_try_counted(cluster: Make, fails: 
     assert c.core.state.trials == {}
 
 
-def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Make) -> None:
+def test_call_crowded_out_everywhere_fails_with_that_reason(cluster: Make) -> None:
     c = cluster(pilots=2).calls(1).ready()
     met = []
     while "1" not in c.ended and len(met) < 9:
@@ -64,7 +64,7 @@ def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Ma
     assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
 
 
-def test_it_is_told_what_happened_and_what_the_call_waits_for(cluster: Make) -> None:
+def test_story_reports_the_fault_and_what_the_call_waits_for(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     fault(c, "1")
     subject = show_call(c.the_call("1").id)
@@ -75,7 +75,7 @@ def test_it_is_told_what_happened_and_what_the_call_waits_for(cluster: Make) -> 
     assert f"failed {subject}: {EIO}" in c.story("p1")
 
 
-def test_only_pilot_gets_the_call_again_after_a_while(cluster: Make) -> None:
+def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     fault(c, "1")
     c.call("2")
@@ -88,7 +88,7 @@ def test_only_pilot_gets_the_call_again_after_a_while(cluster: Make) -> None:
     assert c.ended["1"].ok
 
 
-def test_a_pilot_that_joins_gets_it_at_once(cluster: Make) -> None:
+def test_joining_pilot_gets_the_call_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
     fault(c, "1")
     c.join("p2").ready()
@@ -112,7 +112,7 @@ def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
     assert end.failure.message.count(EIO) == 3
 
 
-def test_it_ends_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
+def test_call_fails_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     for _ in range(retries.MOST_THERE):
         assert "1" not in c.ended
@@ -123,7 +123,7 @@ def test_it_ends_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
     assert c.core.state.trials == {}
 
 
-def test_two_pilots_bound_it_too(cluster: Make) -> None:
+def test_call_between_two_pilots_has_bounded_tries(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
     tries = 0
     while "1" not in c.ended:
@@ -133,7 +133,7 @@ def test_two_pilots_bound_it_too(cluster: Make) -> None:
     assert tries <= 5, "three on one of them, two on the other"
 
 
-def test_from_the_second_fault_on_it_pauses_before_it_runs_anywhere(cluster: Make) -> None:
+def test_second_fault_pauses_the_call_on_every_pilot(cluster: Make) -> None:
     c = cluster(pilots=3).calls(3).ready().end("2", "3")
     fault(c, "1")
     fault(c, "1")
@@ -152,7 +152,7 @@ def test_only_the_device_that_failed_a_call_is_avoided(cluster: Make) -> None:
     assert f"for 15 s not on {sick.devices[0].id} of p1" in c.story(show_call(c.the_call("1").id))
 
 
-def test_what_it_saved_wipes_out_what_was_counted(cluster: Make) -> None:
+def test_saved_checkpoint_resets_the_fault_count(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     for n in range(6):
         c.progress("1", state=b"%d" % n)
@@ -161,7 +161,7 @@ def test_what_it_saved_wipes_out_what_was_counted(cluster: Make) -> None:
     assert pilot_of(c, "1") == "p1"
 
 
-def test_a_late_fault_on_a_pilot_that_had_been_given_up_is_no_end(cluster: Make) -> None:
+def test_late_fault_of_a_pilot_declared_lost_ends_no_call(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
     lost, library = pilot_of(c, "1"), c.holders("1")[0]
     c.cut(lost).wait(3)
@@ -175,7 +175,7 @@ def test_a_late_fault_on_a_pilot_that_had_been_given_up_is_no_end(cluster: Make)
     assert c.ended["1"].ok
 
 
-def test_a_gang_begins_again_and_is_bounded(cluster: Make) -> None:
+def test_gang_restarts_with_bounded_tries(cluster: Make) -> None:
     c = cluster(pilots=2).call("g", gang=(2, 2)).ready()
     for n in range(10):
         library = c.holders("g")[n % 2]

@@ -54,7 +54,7 @@ def test_full_cache_blocks_one_context_and_unwritable_disk_all(cluster: Make) ->
     assert c.lives_on() == []
 
 
-def test_it_is_told_with_what_to_do(cluster: Make) -> None:
+def test_unfit_pilot_is_reported_with_advice(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
     run_out(c, c.lives_on("a")[0])
     assert c.lives_on("a") == ["p2"]
@@ -86,7 +86,7 @@ def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Ma
     assert listed.error.endswith("can hold context a: a on p1: the disk is full; make room there")
 
 
-def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None:
+def test_calls_wait_while_another_block_may_start_a_pilot(cluster: Make) -> None:
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b2", phase=BlockPhase.PENDING)
     c.call("1", context="a")
@@ -99,7 +99,7 @@ def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, given_up: bool) -> None:
+def test_calls_wait_while_a_disconnected_pilot_may_return(cluster: Make, given_up: bool) -> None:
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
     c.cut("p2")
@@ -141,7 +141,7 @@ def test_libraries_that_fail_for_one_full_disk_count_once(cluster: Make) -> None
     assert "p1" in c.lives_on("a"), "the disk may have been full for a moment"
 
 
-def test_a_pilot_is_tried_again_after_a_while_and_each_time_later(cluster: Make) -> None:
+def test_unfit_pilot_is_retried_after_growing_pauses(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
     for again_s in (*blame.UNFIT_RETRY_S, blame.UNFIT_RETRY_S[-1]):
         run_out(c, "p2")
@@ -157,7 +157,7 @@ def test_a_pilot_is_tried_again_after_a_while_and_each_time_later(cluster: Make)
     assert c.lives_on("a") == ["p1", "p2"], "it has worked there meanwhile: the first try comes soon again"
 
 
-def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Make) -> None:
+def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a").ready(only="p1")
     for _ in range(3):
         library = next(iter(c.context("a").libraries.values()))
@@ -196,7 +196,7 @@ def used_once(c: Cluster, *contexts: str) -> None:
         c.call(f"of-{context}", context=context).ready().end(f"of-{context}").wait(1)
 
 
-def test_idle_libraries_end_to_make_cache_room(cluster: Make) -> None:
+def test_idle_libraries_end_to_free_cache_space(cluster: Make) -> None:
     c = cluster(pilots=1).define(*(with_files(name, "4 GB") for name in "abc"))
     used_once(c, "a", "b")
     c.call("c1", context="c")
@@ -207,7 +207,7 @@ def test_idle_libraries_end_to_make_cache_room(cluster: Make) -> None:
     assert c.ended["c1"].ok
 
 
-def test_no_library_ends_that_is_not_needed_for_it(cluster: Make) -> None:
+def test_only_libraries_needed_for_cache_space_end(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "1 GB"), with_files("b", "4 GB"), with_files("c", "4 GB"))
     used_once(c, "a", "b")
     c.call("c1", context="c")
@@ -215,7 +215,7 @@ def test_no_library_ends_that_is_not_needed_for_it(cluster: Make) -> None:
     assert states(c, "a", "b") == ["ready", "stopping"]
 
 
-def test_calls_wait_for_busy_libraries_and_no_idle_one_ends_in_vain(cluster: Make) -> None:
+def test_calls_wait_for_busy_libraries_if_idle_ones_free_too_little(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "6 GB"), with_files("b", "7 GB"), with_files("z", "3 GB"))
     used_once(c, "z")
     c.call("long", context="a").ready().call("b1", context="b")
@@ -233,7 +233,7 @@ def test_calls_wait_for_busy_libraries_and_no_idle_one_ends_in_vain(cluster: Mak
     assert c.ended["b1"].ok
 
 
-def test_a_context_that_shares_its_files_is_not_ended_for_them(cluster: Make) -> None:
+def test_context_with_shared_files_is_not_ended_for_cache_space(cluster: Make) -> None:
     shared = [with_files(name, "4 GB", file="shared") for name in "ac"]
     c = cluster(pilots=1).define(*shared, with_files("b", "1 GB"))
     used_once(c, "a", "b")

@@ -57,7 +57,7 @@ def test_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
     three.nothing_else_was_said()
 
 
-def test_only_rank_0_says_where(three: Cluster) -> None:
+def test_only_rank_0_reports_an_address(three: Cluster) -> None:
     order = ranks(three)
     three.forget()
     three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_only_rank_0_says_where(three: Cluster) -> None:
     assert three.refused == {"meeting place of a gang that is not one": 1}
 
 
-def test_a_member_whose_pilot_was_cut_off_is_told_again(three: Cluster) -> None:
+def test_member_of_a_disconnected_pilot_gets_the_address_again(three: Cluster) -> None:
     order = ranks(three)
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
     three.cut(order[1]).forget()
@@ -73,8 +73,8 @@ def test_a_member_whose_pilot_was_cut_off_is_told_again(three: Cluster) -> None:
     assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000"
 
 
-def test_a_member_that_never_got_the_call_has_it_started_again(three: Cluster) -> None:
-    """The manager was killed between its decision to start the gang and its message to this member."""
+def test_member_that_never_received_the_call_is_started_again(three: Cluster) -> None:
+    """The manager was killed after the decision to start the gang, before the message to this member."""
     order = ranks(three)
     three.forget().cut(order[1])
     three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ()})
@@ -83,7 +83,7 @@ def test_a_member_that_never_got_the_call_has_it_started_again(three: Cluster) -
     assert told.grace_s > 0, "a library is not ended for what is no fault of it"
 
 
-def test_a_rank_that_has_lost_the_others_ends_no_call(three: Cluster) -> None:
+def test_rank_that_lost_the_others_does_not_end_the_call(three: Cluster) -> None:
     order = ranks(three)
     three.progress("g", 5.0, 10.0, state=b"five done").forget()
     lost(three, order[2])
@@ -96,7 +96,7 @@ def test_a_rank_that_has_lost_the_others_ends_no_call(three: Cluster) -> None:
     assert "lost the other ranks: connection reset by peer" in three.story(show_call(call.id))
 
 
-def test_a_late_end_of_one_rank_is_not_the_call_s(three: Cluster) -> None:
+def test_late_end_of_one_rank_does_not_end_the_call(three: Cluster) -> None:
     order = ranks(three)
     lost(three, order[2])
     late = CallEnd(three.ids["g"], True, b"a rank's result", 2.0)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_a_late_end_of_one_rank_is_not_the_call_s(three: Cluster) -> None:
 
 
 @pytest.mark.parametrize("others_notice_first", [False, True])
-def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_notice_first: bool) -> None:
+def test_gang_that_is_always_crowded_out_fails(three: Cluster, others_notice_first: bool) -> None:
     runs = 0
     for _ in range(200):
         if "g" in three.ended:
@@ -129,7 +129,7 @@ def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_noti
     assert not three.core.state.breaks
 
 
-def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster) -> None:
+def test_gang_whose_ranks_repeatedly_lose_each_other_fails(three: Cluster) -> None:
     for _ in range(100):
         if "g" in three.ended:
             break
@@ -143,7 +143,7 @@ def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster)
     assert not three.core.state.breaks
 
 
-def test_ranks_that_notice_a_lost_pilot_first_have_not_quarrelled(three: Cluster) -> None:
+def test_ranks_that_notice_a_lost_pilot_first_count_no_fault(three: Cluster) -> None:
     order = ranks(three)
     lost(three, order[0])
     assert three.core.state.breaks == {three.ids["g"]: 1}
@@ -151,7 +151,7 @@ def test_ranks_that_notice_a_lost_pilot_first_have_not_quarrelled(three: Cluster
     assert three.core.state.breaks == {}
 
 
-def test_a_member_that_dies_takes_no_other_library_along(three: Cluster) -> None:
+def test_dead_member_ends_no_other_library(three: Cluster) -> None:
     order = ranks(three)
     three.forget().die(three.library(order[1]), "g", failure=DIED)
     for name in (order[0], order[2]):
@@ -161,7 +161,7 @@ def test_a_member_that_dies_takes_no_other_library_along(three: Cluster) -> None
 
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: int, noticed: bool) -> None:
+def test_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: int, noticed: bool) -> None:
     """Either the other rank or the pilot reports the library's death first."""
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     assert c.the_call("g").kills == 1
 
 
-def test_a_pilot_that_comes_back_after_it_was_given_up_is_no_gang(three: Cluster) -> None:
+def test_pilot_that_returns_after_its_loss_does_not_join_the_gang(three: Cluster) -> None:
     order = ranks(three)
     number = three.library(order[1]).id
     three.lose(order[1]).come_back(order[1], **{f"lib{number}": ("g",)})
@@ -192,7 +192,7 @@ def test_a_pilot_that_comes_back_after_it_was_given_up_is_no_gang(three: Cluster
     assert holder is None or isinstance(holder, Gang)
 
 
-def test_an_evicted_gang_goes_on_from_its_checkpoint(three: Cluster) -> None:
+def test_evicted_gang_resumes_from_its_checkpoint(three: Cluster) -> None:
     order = ranks(three)
     first = three.library(order[0])
     three.forget().report(order[0], say.CallEvicted(first.id, CallProgress(three.ids["g"], 3.0, 9.0, 0.0, b"three")))  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def test_an_evicted_gang_goes_on_from_its_checkpoint(three: Cluster) -> None:
 
 
 # ---- paces
-def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
+def test_pace_is_learned_from_reports_of_rank_0(three: Cluster) -> None:
     for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
         three.wait(5.0).progress("g", done, 100.0, rank=rank)
     paces = three.context().paces
@@ -212,12 +212,12 @@ def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("done", "state"), [(0.0, b""), (40.0, b"forty done")])
-def test_a_call_that_says_when_it_begins_is_timed_from_there(three: Cluster, done: float, state: bytes) -> None:
+def test_call_that_reports_its_start_is_timed_from_there(three: Cluster, done: float, state: bytes) -> None:
     three.wait(60.0).progress("g", done, 100.0, state=state).wait(4.0).progress("g", done + 10.0, 100.0)
     assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
-def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
+def test_pace_is_computed_at_the_end_of_a_call_without_reports() -> None:
     made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4))
     made.end("g", run_s=6.0)
@@ -225,7 +225,7 @@ def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
 
 
 @pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
-def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[float], pace_s: float | None) -> None:
+def test_call_that_ends_early_counts_with_its_reported_items(reports: list[float], pace_s: float | None) -> None:
     made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4), features=Features(items=100))
     for done in reports:
@@ -234,13 +234,13 @@ def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[floa
     assert made.context().paces.mean_s(1, 1) == (pytest.approx(pace_s) if pace_s is not None else None)
 
 
-def test_nothing_is_predicted_before_anything_was_measured() -> None:
+def test_no_prediction_exists_before_the_first_measurement() -> None:
     paces = Paces()
     assert (paces.mean_s(1, 10), paces.bound_s(4, 10)) == (None, None)
 
 
 @pytest.mark.parametrize("work", [1.0, 1e9])
-def test_a_pace_is_never_zero_however_short_the_run_was(work: float) -> None:
+def test_pace_is_positive_however_short_the_run(work: float) -> None:
     learned, told = Paces(), Paces()
     learned.learn(2, work=work, seconds=0.0)
     told.tell({2: 0.0})
@@ -250,7 +250,7 @@ def test_a_pace_is_never_zero_however_short_the_run_was(work: float) -> None:
         assert seconds > 0.0
 
 
-def test_more_replicas_are_faster_but_never_perfectly_so() -> None:
+def test_more_replicas_are_faster_but_below_linear_speedup() -> None:
     paces = Paces()
     paces.learn(2, work=10, seconds=10.0)
     seconds = [paces.mean_s(size, 100) for size in (1, 2, 4, 8)]
@@ -261,14 +261,14 @@ def test_more_replicas_are_faster_but_never_perfectly_so() -> None:
     assert all(one is not None and one > alone / size for one, size in zip(seconds[1:], (2, 4, 8), strict=True))
 
 
-def test_a_size_that_was_measured_is_not_told_from_another() -> None:
+def test_measured_size_is_not_extrapolated_from_another_size() -> None:
     paces = Paces()
     paces.tell({1: 1.0, 4: 0.5}, meet_s=1.5)
     assert paces.mean_s(4, 10) == 5.0 + 1.5
     assert paces.mean_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
 
 
-def test_a_bound_is_above_the_mean_by_what_measurements_vary() -> None:
+def test_bound_exceeds_the_mean_by_the_measured_variation() -> None:
     paces = Paces()
     for seconds in (1.0, 1.0, 1.0):
         paces.learn(1, work=1, seconds=seconds)
@@ -318,7 +318,7 @@ def test_work_is_tokens_where_a_call_says_them() -> None:
 
 
 # ---- forecasts
-def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
+def test_client_gets_a_forecast_once_and_then_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
     actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     assert not made.core.state.forecasts
 
 
-def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
+def test_lateness_below_the_tolerance_is_not_reported() -> None:
     made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
@@ -358,7 +358,7 @@ def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
     assert heard == [True, False, True], "65.9 s is no news after 60.09 s"
 
 
-def test_a_call_s_story_says_what_is_expected_of_it() -> None:
+def test_story_of_a_call_shows_its_expected_duration() -> None:
     made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
@@ -373,7 +373,7 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
     assert "is expected to end any moment, 30 s too late for its deadline" in made.story(name)
 
 
-def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
+def test_measurements_of_other_sessions_count_until_own_ones_exist() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
     made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))  # type: ignore[arg-type]
@@ -388,14 +388,14 @@ def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
     assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]  # type: ignore[arg-type]
 
 
-def test_a_gang_that_lacks_members_says_so() -> None:
+def test_gang_with_missing_members_reports_them() -> None:
     made = make_cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
     assert "the next call needs 3 devices at once; 2 are hot" in said
 
 
 # ---- gangs and other calls
-def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make) -> None:
+def test_calls_for_one_library_overtake_a_gang_that_waits(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
     made.call("gang", gang=(3, 3)).call("small", gang=(2, 2)).call("a").call("b").call("c")
     assert places(made).keys() >= {"p1", "p2"}
@@ -413,7 +413,7 @@ def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make)
     assert len(made.ended) == 7
 
 
-def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) -> None:
+def test_reserved_libraries_are_released_if_a_gang_lacks_members(cluster: Make) -> None:
     made = cluster(pilots=3).calls(3).ready().forget()
     made.call("gang", gang=(3, 3)).call("a").call("b").end("1")
     assert made.waiting() == ["gang", "a", "b"], "p1 is kept"
@@ -424,8 +424,8 @@ def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) ->
 
 
 @pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
-def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, called: str) -> None:
-    """If the hello does not list a second library, this event gave the call to the gang."""
+def test_gang_that_starts_at_a_hello_starts_once_on_all_members(cluster: Make, *, called: str) -> None:
+    """Without a second library in the hello, this event assigned the call to the gang."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
     if called == "before the break":
@@ -442,7 +442,7 @@ def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *
     assert all(set(library.held) == {made.ids["g"]} for library in made.holders("g"))
 
 
-def test_libraries_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
+def test_reserved_libraries_of_a_cancelled_gang_are_released(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
@@ -464,14 +464,14 @@ def test_gang_that_fits_nowhere_fails_and_names_what_is_there(cluster: Make, pil
     assert set(made.ended) == {"gang"}, "what may still come could give the other one its devices"
 
 
-def test_a_gang_waits_while_nobody_knows_what_may_come(cluster: Make) -> None:
+def test_gang_waits_while_the_number_of_pilots_is_unknown(cluster: Make) -> None:
     made = cluster(pilots=1).call("gang", gang=(4, 4)).wait(100)
     assert made.ended == {}
     made.tell("ana", say.WantPilots({"0": "running"}, (), 3)).wait(2)
     assert made.failure("gang").kind is FailureKind.NO_DEVICE
 
 
-def test_a_quarantined_device_may_be_well_again(cluster: Make) -> None:
+def test_gang_waits_for_a_faulty_device_that_may_recover(cluster: Make) -> None:
     made = cluster().sources(Source("lab", first=1, most=1, slots=2)).join("p1", of=devices(2), block="b1")
     made.report("p1", say.DeviceFault("cpu:0", "ECC")).call("gang", gang=(2, 2)).wait(5)  # type: ignore[arg-type]
     assert made.ended == {}

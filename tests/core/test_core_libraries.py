@@ -39,7 +39,7 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
         (Load("bare", "p2", ("cpu:0",), 0), "p2 is cut"),  # type: ignore[arg-type]
     ],
 )
-def test_an_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> None:
+def test_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> None:
     c = cluster(pilots=2).cut("p2")
     with pytest.raises(PolicyError, match=why):
         c.apply([load], seam="residency")
@@ -62,17 +62,17 @@ def test_unknown_context_gets_a_device_then_its_measured_memory(cluster: Make) -
     c.nothing_else_was_said()
 
 
-def test_calls_without_a_context_find_a_corner_beside_an_unknown_one(cluster: Make) -> None:
+def test_calls_without_a_context_fit_next_to_an_unknown_context(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2")
     assert (c.lives_on("a"), c.lives_on("bare")) == (["p1"], ["p1"])
 
 
-def test_an_unknown_context_fits_beside_the_bare_one(cluster: Make) -> None:
+def test_unknown_context_fits_next_to_the_bare_context(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a")).call("1").ready().forget().call("2", context="a")
     assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 8 * GB - 256_000_000
 
 
-def test_a_load_is_recorded_and_measured_memory_is_used_the_next_time(cluster: Make) -> None:
+def test_load_is_recorded_and_measured_memory_is_used_next_time(cluster: Make) -> None:
     c = cluster(pilots=2, memory="8 GB").define(recipe("a")).call("1", context="a")
     c.ready(memory="2 GB", load_s=3.0)
     assert [x.load_s for x in c.others if isinstance(x, RecordLoad)] == [3.0]
@@ -80,7 +80,7 @@ def test_a_load_is_recorded_and_measured_memory_is_used_the_next_time(cluster: M
     assert c.hears("p2", to_pilot.StartLibrary).device_memory_bytes == 2.2 * GB
 
 
-def test_two_failed_loads_fail_waiting_calls_and_the_next_retries(cluster: Make) -> None:
+def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(2, context="a")
     c.fail_load(c.library(context="a"))
     assert c.ended == {}
@@ -92,7 +92,7 @@ def test_two_failed_loads_fail_waiting_calls_and_the_next_retries(cluster: Make)
     assert c.ended["3"].ok
 
 
-def test_a_broken_loader_is_probed_once_not_everywhere(cluster: Make) -> None:
+def test_broken_loader_is_tried_on_one_pilot_and_not_everywhere(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
     for library in list(c.context("a").libraries.values()):
         c.fail_load(library)
@@ -100,7 +100,7 @@ def test_a_broken_loader_is_probed_once_not_everywhere(cluster: Make) -> None:
     assert c.core.state.next_library == 5
 
 
-def test_a_pilot_on_which_a_context_failed_twice_is_left_alone(cluster: Make) -> None:
+def test_pilot_on_which_a_context_failed_twice_is_avoided(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(load_s=0.1).join("p2")
     c.calls(3, context="a")
     c.fail_load(c.library("p2", "a"))
@@ -161,7 +161,7 @@ def test_library_that_does_not_shrink_keeps_its_budget(cluster: Make) -> None:
     assert "uses 3.0 GB of its device, more than is free" in hand.c.story("lib-1")
 
 
-def test_second_answer_to_a_resize_does_not_answer_the_next(cluster: Make) -> None:
+def test_second_answer_to_a_resize_does_not_answer_the_next_resize(cluster: Make) -> None:
     """After a pilot reconnects, the manager repeats the order, and both answers arrive."""
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB))
@@ -175,7 +175,7 @@ def test_second_answer_to_a_resize_does_not_answer_the_next(cluster: Make) -> No
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (1 * GB, [])
 
 
-def test_resizes_that_cross_never_free_what_the_later_one_needs(cluster: Make) -> None:
+def test_crossing_resizes_never_free_memory_the_later_resize_needs(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 2 * GB))
     hand.resized(1 * GB)
@@ -184,7 +184,7 @@ def test_resizes_that_cross_never_free_what_the_later_one_needs(cluster: Make) -
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
 
 
-def test_resizes_that_the_pilot_has_merged_are_answered_once(cluster: Make) -> None:
+def test_resizes_merged_by_the_pilot_are_answered_once(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 5 * GB), Resize(hand.lib1.id, 2 * GB))
     assert hand.lib1.promised_bytes == 2 * GB
@@ -192,14 +192,14 @@ def test_resizes_that_the_pilot_has_merged_are_answered_once(cluster: Make) -> N
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
 
 
-def test_a_resize_that_nobody_asked_for_is_refused(cluster: Make) -> None:
+def test_unrequested_resize_answer_is_refused(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.resized(1 * GB)
     assert hand.lib1.promised_bytes == 3 * GB
     assert hand.c.refused == {"resize that the manager did not order": 1}
 
 
-def test_a_library_that_stops_keeps_its_memory_until_it_is_gone(cluster: Make) -> None:
+def test_stopping_library_keeps_its_memory_until_it_has_exited(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Unload(hand.lib1.id, "for a test"))
     assert hand.lib1.state is LibraryState.STOPPING
@@ -218,7 +218,7 @@ def test_a_library_over_several_devices_is_promised_memory_on_each(cluster: Make
     assert [d.promised_bytes for d in c.pilot().devices.values()] == [5 * GB, 5 * GB, 0]
 
 
-def test_a_library_says_how_full_its_batch_is_and_what_its_steps_took(cluster: Make) -> None:
+def test_library_reports_its_batch_and_its_step_times(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
     load = EngineLoad(running=23, waiting=3, decode_steps=1240, row_steps=22816, new_tokens=824, busy_s=2.0, rows=64)
     times = times_of([StepSample(False, 8, 64, 0.02)])

@@ -1,4 +1,4 @@
-"""Losses of pilots count at once; the batch system's reason is added later."""
+"""Lost pilots count at once; the reason of the batch system is added later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
     assert gone(c) is True
 
 
-def test_unfinished_calls_of_a_preempted_pilot_count_as_run_again(cluster: Make) -> None:
+def test_unfinished_calls_of_a_preempted_pilot_count_as_reruns(cluster: Make) -> None:
     c = running(cluster).call("c1", "c2").ready()
     library = c.library()
     c.die(library, "c1", failure=None).report("p1", SIGTERM)
@@ -51,13 +51,13 @@ def test_unfinished_calls_of_a_preempted_pilot_count_as_run_again(cluster: Make)
 
 
 @pytest.mark.parametrize("loss", [x for x in LossReason if not x.is_unspecific])
-def test_the_reason_may_come_before_the_pilot_is_missed(cluster: Make, loss: LossReason) -> None:
+def test_reason_may_arrive_before_the_pilot_is_missed(cluster: Make, loss: LossReason) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, reason="queued again", loss=loss).lose("p1")
     assert c.status().losses == {loss.value: 1}
     assert gone(c) is loss.explained
 
 
-def test_a_job_that_runs_again_explains_no_later_loss(cluster: Make) -> None:
+def test_restarted_job_explains_no_later_loss(cluster: Make) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, loss=LossReason.PREEMPTED).lose("p1")
     c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1").lose("p2")
     assert c.status().losses == {"preempted": 1, "unexplained": 1}
@@ -66,14 +66,14 @@ def test_a_job_that_runs_again_explains_no_later_loss(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_loss_that_nobody_explains_is_settled(cluster: Make, ends: bool) -> None:
+def test_unexplained_loss_is_settled_after_a_while(cluster: Make, ends: bool) -> None:
     c = running(cluster).lose("p1")
     assert (gone(c), recorded(c)) == (None, [])
     c.block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9") if ends else c.wait(blocks.SETTLE_S + 1.0)
     assert (gone(c), recorded(c)) == (False, [(PilotEnd.LOST, LossReason.UNEXPLAINED)])
 
 
-def test_death_at_the_end_of_a_walltime_is_explained_by_it(cluster: Make) -> None:
+def test_walltime_explains_a_death_at_its_end(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
     c.now += 35.0
     c.lose("p1").wait(blocks.SETTLE_S + 1.0)
@@ -81,7 +81,7 @@ def test_death_at_the_end_of_a_walltime_is_explained_by_it(cluster: Make) -> Non
     assert recorded(c) == [(PilotEnd.WALLTIME, LossReason.WALLTIME)]
 
 
-def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
+def test_reconnected_pilot_was_not_lost(cluster: Make) -> None:
     c = running(cluster).lose("p1").come_back("p1")
     assert (c.status().lost_pilots, c.status().losses) == (0, {})
     assert c.status().jobs[0].pilots == ("p1",)
@@ -89,7 +89,7 @@ def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
     assert recorded(c) == []
 
 
-def test_released_pilot_is_not_lost_by_the_signal_that_follows(cluster: Make) -> None:
+def test_released_pilot_is_not_lost_by_its_final_signal(cluster: Make) -> None:
     c = running(cluster).tell("ana", say.ReleaseBlock("b1"))
     c.report("p1", SIGTERM)
     assert (c.status().lost_pilots, recorded(c)) == (0, [(PilotEnd.LET_GO, None)])
@@ -102,7 +102,7 @@ def test_signalled_pilot_that_is_killed_is_lost(cluster: Make) -> None:
     assert c.status().losses == {"cancelled": 1}
 
 
-def test_a_pilots_story_names_the_job_that_somebody_cancelled(cluster: Make) -> None:
+def test_story_of_a_pilot_names_its_cancelled_job(cluster: Make) -> None:
     c = running(cluster).lose("p1")
     c.block("b1", phase=BlockPhase.ENDED, reason="cancelled by someone (scancel)", loss=LossReason.CANCELLED)
     said = "counted as lost: cancelled; block b1's job job-b1 was cancelled by someone (scancel)"
@@ -113,7 +113,7 @@ def counts(c: Cluster) -> list[int]:
     return [x.pilots for x in c.others if isinstance(x, RecordPilots)]
 
 
-def test_the_wait_of_a_block_is_that_of_its_first_pilot(cluster: Make) -> None:
+def test_wait_of_a_block_is_that_of_its_first_pilot(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     asked_at = c.now
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b1")
@@ -124,7 +124,7 @@ def test_the_wait_of_a_block_is_that_of_its_first_pilot(cluster: Make) -> None:
     assert counts(c) == [1, 2]
 
 
-def test_how_a_stay_ended(cluster: Make) -> None:
+def test_end_of_a_pilot_stay_has_its_reason(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", "b2", phase=BlockPhase.RUNNING)
     c.join("lost", block="b1").lose("lost")
@@ -138,13 +138,13 @@ def test_how_a_stay_ended(cluster: Make) -> None:
     ]
 
 
-def test_pilots_of_nobody_are_not_remembered(cluster: Make) -> None:
+def test_pilots_without_a_source_are_not_recorded(cluster: Make) -> None:
     c = cluster(pilots=2).lose("p1")
     assert not recorded(c)
     assert not counts(c)
 
 
-def test_the_end_of_a_session_ends_every_stay(cluster: Make) -> None:
+def test_end_of_a_session_ends_every_pilot_stay(cluster: Make) -> None:
     c = running(cluster).join("p2", block="b1").join("p3", block="b2").lose("p2").tell("ana", say.EndSession("done"))
     c.hears("ana", to_client.SessionOver)
     assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED), *[(PilotEnd.LET_GO, None)] * 2]

@@ -26,7 +26,7 @@ def line_of_maps(c: Cluster) -> str:
     return " ".join(line.split())
 
 
-def test_a_session_is_done_when_its_maps_are(cluster: Make) -> None:
+def test_session_is_done_when_its_maps_are_done(cluster: Make) -> None:
     c = cluster(pilots=2).tell("ana", report(total=100, unsent=95)).calls(5).ready()
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
     assert c.status().left_s == 98.0, "3 calls that are here and 95 others, of 2 s each, on two libraries"
@@ -35,7 +35,7 @@ def test_a_session_is_done_when_its_maps_are(cluster: Make) -> None:
     assert c.status().maps == ()
 
 
-def test_a_map_has_progress_and_a_forecast_of_its_own(cluster: Make) -> None:
+def test_map_has_its_own_progress_and_forecast(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).ready().tell("ana", report(total=1000, done=200, kept=200, unsent=790))
     for number in range(1, 61):
         c.wait(1).tell("ana", report(total=1000, done=200 + 2 * number, kept=200, unsent=790 - 2 * number))
@@ -46,14 +46,14 @@ def test_a_map_has_progress_and_a_forecast_of_its_own(cluster: Make) -> None:
     assert line_of_maps(c).startswith("maps verify 320 of 1,000 (200 kept by earlier runs) 2.0/s about 5 min")
 
 
-def test_the_first_results_do_not_make_the_forecast(cluster: Make) -> None:
+def test_first_results_do_not_set_the_forecast(cluster: Make) -> None:
     c = cluster(pilots=2).tell("ana", report(total=1000, unsent=990)).calls(10).ready()
     for first in (1, 3, 5):
         c.wait(1).end(str(first), run_s=0.1).end(str(first + 1), run_s=0.1)
     assert 45 < c.status().left_s < 55, "calls of 0.1 s on two libraries, though only two a second have ended"
 
 
-def test_without_a_length_there_is_no_forecast(cluster: Make) -> None:
+def test_map_without_a_length_has_no_forecast(cluster: Make) -> None:
     c = cluster(pilots=2).tell("ana", report(done=2)).calls(5).ready()
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
     assert c.status().left_s == 0.0
@@ -61,27 +61,27 @@ def test_without_a_length_there_is_no_forecast(cluster: Make) -> None:
     assert "done in" not in render(c.status())[0]
 
 
-def test_a_map_of_another_context_leaves_a_forecast_alone(cluster: Make) -> None:
+def test_map_of_another_context_leaves_a_forecast_unchanged(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(5, context="a").ready()
     c.tell("ana", report(total=100, unsent=95, context="b"), report(2, context="b"))
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
     assert c.status().left_s == 3.0
 
 
-def test_the_maps_of_a_program_that_is_gone_are_not_shown(cluster: Make) -> None:
+def test_maps_of_a_disconnected_program_are_not_shown(cluster: Make) -> None:
     c = cluster(pilots=1).client("bob").tell("bob", report(total=10)).tell("ana", report(total=20))
     assert [each.total for each in c.status().maps] == [20, 10]
     c.event(ClientGone("bob"))  # type: ignore[arg-type]
     assert [each.total for each in c.status().maps] == [20]
 
 
-def test_a_report_that_cannot_be_is_refused(cluster: Make) -> None:
+def test_impossible_report_is_refused(cluster: Make) -> None:
     c = cluster().tell("ana", report(total=-2))
     assert "total is -2" in c.hears("ana", to_client.Rejected).reason
     assert c.status().maps == ()
 
 
-def test_only_so_many_open_maps_are_remembered(cluster: Make) -> None:
+def test_number_of_remembered_open_maps_is_bounded(cluster: Make) -> None:
     c = cluster().tell("ana", *(report(number, total=number) for number in range(MOST_MAPS + 1)))
     totals = [each.total for each in c.status().maps]
     assert (len(totals), totals[0]) == (MOST_MAPS, 1)
@@ -95,7 +95,7 @@ def bursts(period_s: int, *, until: int, count: int = 8) -> pace.Counts:
 
 
 @pytest.mark.parametrize("period_s", [1, 2, 5, 8, 14])
-def test_rate_is_the_same_between_two_bursts(period_s: int) -> None:
+def test_rate_is_constant_between_two_bursts(period_s: int) -> None:
     for now in range(100, 100 + period_s):
         counts = bursts(period_s, until=now + 1)
         rate = pace.recent_per_second(counts, now=now + 0.5)

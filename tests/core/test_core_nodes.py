@@ -128,7 +128,7 @@ def test_one_bad_pilot_of_a_block_of_two_nodes_keeps_the_block(cluster: Make) ->
         (GPU, "n2\n#SBATCH --uid=0"),
     ],
 )
-def test_nothing_is_excluded(cluster: Make, source: Source, node: str) -> None:
+def test_no_node_is_excluded_without_permission_or_a_valid_name(cluster: Make, source: Source, node: str) -> None:
     c = cluster().sources(source)
     c.call("c1")
     joined(c, "p1", node=node, block="b1", faults=(BAD,))
@@ -183,7 +183,7 @@ def test_probe_without_a_fault_includes_the_node(cluster: Make) -> None:
     record = records(c)[-1]
     assert (record.excluded, record.said, record.probes, record.probe_s) == (False, "no fault", 1, 20.0)
     assert before.keys() <= source.blocks.keys()
-    assert not any(isinstance(each, RecordStay) for each in c.others)  # a probe's stay says nothing of the site
+    assert not any(isinstance(each, RecordStay) for each in c.others)  # pilot stays of probes are not recorded
     assert all(not order.allowed.exclude for order in orders(c))
 
 
@@ -221,7 +221,7 @@ def test_node_that_the_batch_system_lacks_is_forgotten(cluster: Make) -> None:
     assert not c.status().excluded_nodes
 
 
-def test_other_session_that_probes_prevents_a_probe_here(cluster: Make) -> None:
+def test_probe_of_another_session_prevents_a_probe_here(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     c.wait(EVERY_S - 5.0)
     [record] = c.status().excluded_nodes
@@ -233,7 +233,7 @@ def test_other_session_that_probes_prevents_a_probe_here(cluster: Make) -> None:
     assert [each for each in c.others if isinstance(each, ClaimProbe)]
 
 
-def test_session_that_needs_no_block_probes_nothing(cluster: Make) -> None:
+def test_session_that_needs_no_block_probes_no_node(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     for block in list(c.core.state.blocks):
         c.block(block, phase=BlockPhase.ENDED, reason="done")
@@ -248,7 +248,7 @@ def test_session_that_needs_no_block_probes_nothing(cluster: Make) -> None:
     assert not [each for each in c.others if isinstance(each, ClaimProbe)]
 
 
-def test_new_factory_learns_where_blocks_may_run(cluster: Make) -> None:
+def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     probe = begin_probe(c)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
@@ -267,7 +267,7 @@ def test_node_of_an_earlier_session_is_excluded_from_the_start(cluster: Make) ->
     assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
 
 
-def test_later_record_of_a_node_counts(cluster: Make) -> None:
+def test_later_record_of_a_node_takes_precedence(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     [record] = c.status().excluded_nodes
     c.event(NodesHeard((msgspec.structs.replace(record, excluded=False, at=record.at - 1.0),)))
@@ -276,7 +276,7 @@ def test_later_record_of_a_node_counts(cluster: Make) -> None:
     assert not c.status().excluded_nodes
 
 
-def test_node_that_was_cleared_needs_no_probe(cluster: Make) -> None:
+def test_cleared_node_needs_no_probe(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     order = begin_probe(c)
     [record] = c.status().excluded_nodes
@@ -285,7 +285,7 @@ def test_node_that_was_cleared_needs_no_probe(cluster: Make) -> None:
     assert cancelled.blocks == (order.block,)
 
 
-def test_node_without_news_for_a_week_is_forgotten(cluster: Make) -> None:
+def test_node_without_reports_for_a_week_is_forgotten(cluster: Make) -> None:
     c = cluster()
     c.event(NodesHeard((NodeRecord("gpu", "n2", True, BAD, since=c.now, at=c.now, heard_at=c.now),)))
     c.sources(GPU).wait(FORGET_NODE_S + 1.0)
@@ -299,7 +299,7 @@ def test_node_without_news_for_a_week_is_forgotten(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("phase", [BlockPhase.PENDING, BlockPhase.REFUSED])
-def test_exclusion_ends_where_no_other_node_is_left(cluster: Make, phase: BlockPhase) -> None:
+def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhase) -> None:
     c = cluster_with_bad_node(cluster)
     [order] = orders(c)
     why = "ReqNodeNotAvail, UnavailableNodes:n1"
@@ -312,14 +312,14 @@ def test_exclusion_ends_where_no_other_node_is_left(cluster: Make, phase: BlockP
     [again] = orders(c)
     assert again.allowed == AllowedNodes()
     joined(c, "p2", node="n2", block=again.block, faults=(BAD,))
-    assert not c.status().excluded_nodes  # else the same would happen at once again
+    assert not c.status().excluded_nodes  # otherwise the block would be left again at once
     assert not c.core.state.blocks[again.block].leaving
     c.wait(EVERY_S)
     c.report("p2", say.DeviceFault("cuda:0", "it failed again"))  # type: ignore[arg-type]
     assert [each.node for each in c.status().excluded_nodes] == ["n2"]
 
 
-def test_block_that_excludes_nothing_may_lack_a_node(cluster: Make) -> None:
+def test_block_without_exclusions_may_lack_a_node(cluster: Make) -> None:
     c = cluster().sources(GPU)
     c.call("c1")
     c.block("b1", phase=BlockPhase.PENDING, reason="BadConstraints", no_node=True)
@@ -338,7 +338,7 @@ def test_devices_that_work_again_include_their_node(cluster: Make) -> None:
     assert not c.status().excluded_nodes
 
 
-def test_overdue_probe_begins_with_the_first_pilot(cluster: Make) -> None:
+def test_overdue_probe_starts_with_the_first_pilot(cluster: Make) -> None:
     c = cluster().wait(1000.0)
     at = c.now - 2 * EVERY_S
     c.event(NodesHeard((NodeRecord("gpu", "n2", True, BAD, since=at, at=at, heard_at=at),)))

@@ -26,7 +26,7 @@ def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers)
     assert peers.told("p2") == (("p1", "p3"), False)  # p2 and p3 give each other their parts
 
 
-def test_addresses_and_the_manifest_come_along_once(peers: Peers) -> None:
+def test_addresses_and_the_manifest_are_sent_once(peers: Peers) -> None:
     peers.tell("ana", say.DefineManifest(BIG.name, b"digests"))
     peers.here("p1", "p2", "p3").want("p1", "p2")
     (order,) = peers.orders("p2")
@@ -37,18 +37,18 @@ def test_addresses_and_the_manifest_come_along_once(peers: Peers) -> None:
     assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
 
 
-def test_who_has_it_serves_before_anybody_reads_the_origin(peers: Peers) -> None:
+def test_peers_that_have_the_object_serve_before_the_origin(peers: Peers) -> None:
     peers.here("p1", has=(BIG,)).here("p2").want("p2")
     assert peers.told("p2") == (("p1",), False)
 
 
-def test_a_small_object_comes_from_one_peer(peers: Peers) -> None:
+def test_small_object_is_fetched_from_one_peer(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
     sources, origin = peers.told("p3") or ((), True)
     assert (len(sources), origin) == (1, False)
 
 
-def test_holders_take_turns(peers: Peers) -> None:
+def test_pilots_that_have_an_object_serve_in_turn(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4").want("p3", "p4", refs=(SMALL,))
     assert {peers.told("p3"), peers.told("p4")} == {(("p1",), False), (("p2",), False)}
 
@@ -62,8 +62,8 @@ def test_pilot_without_an_address_is_no_source(peers: Peers) -> None:
     assert peers.told("p2") is None
 
 
-def test_the_rarest_object_gets_the_free_place(peers: Peers) -> None:
-    """All places of p1 and p2 are taken. The next free place goes to the rarer object."""
+def test_rarest_object_gets_the_free_transfer_slot(peers: Peers) -> None:
+    """All transfer slots of p1 and p2 are used. The next free slot is for the rarer object."""
     common = ObjectRef("file-common", 100, "/c")
     rare = ObjectRef("file-rare", 100, "/r")
     peers.here("p1", has=(common, rare)).here("p2", has=(common,))
@@ -78,7 +78,7 @@ def test_the_rarest_object_gets_the_free_place(peers: Peers) -> None:
     assert peers.told("r2") == (("p1",), False)
 
 
-def test_nobody_is_told_more_than_a_few_times(peers: Peers) -> None:
+def test_pilot_gets_a_bounded_number_of_sources(peers: Peers) -> None:
     names = [f"p{n}" for n in range(60)]
     peers.here(*names).want(*names)
     counts = [len(peers.orders(name)) for name in names]
@@ -87,19 +87,19 @@ def test_nobody_is_told_more_than_a_few_times(peers: Peers) -> None:
     assert sum(counts) <= 2.5 * len(names)
 
 
-def test_pilots_of_one_cache_get_an_object_once(peers: Peers) -> None:
+def test_pilots_of_one_cache_fetch_an_object_once(peers: Peers) -> None:
     peers.here("p1", "p2", "p3", cache="node7").here("q1").want("p1", "p2", "p3", "q1")
     assert peers.told("p1") == ((), True)
     assert peers.told("p2") is peers.told("p3") is None
     assert peers.told("q1") == (("p1",), False)  # q1 reads from p1, and from no pilot without parts
     peers.arrive("p1")
-    # p1 brought the object into the cache that they share
+    # p1 fetched the object into the shared cache
     assert peers.told("p2") == peers.told("p3") == (("p1",), False)
     peers.arrive("p2").arrive("p3")
     assert not peers.core.state.transfers.objects[BIG.name].fetches.keys() - {"q1"}
 
 
-def test_another_pilot_of_the_cache_goes_on_when_the_first_is_lost(peers: Peers) -> None:
+def test_another_pilot_of_the_cache_fetches_if_the_first_is_lost(peers: Peers) -> None:
     peers.here("p1", "p2", "p3", cache="node7").want("p1", "p2", "p3").forget().lose("p1")
     assert peers.told("p2") == ((), True)
     assert peers.told("p3") is None
@@ -107,14 +107,14 @@ def test_another_pilot_of_the_cache_goes_on_when_the_first_is_lost(peers: Peers)
     assert peers.told("p3") == (("p2",), False)
 
 
-def test_what_is_gone_from_the_cache_again_comes_from_elsewhere(peers: Peers) -> None:
+def test_object_evicted_from_the_cache_is_fetched_elsewhere(peers: Peers) -> None:
     peers.here("p1", cache="node7", has=(BIG,)).here("p2", cache="node7").here("q1", has=(BIG,)).want("p2")
     assert peers.told("p2") == (("p1",), False)
     peers.report("p1", say.ObjectsGone((BIG.name,)))
     assert peers.told("p2") == (("q1",), False)
 
 
-def test_what_is_not_in_its_cache_after_all_comes_from_elsewhere(peers: Peers) -> None:
+def test_object_missing_from_its_cache_is_fetched_elsewhere(peers: Peers) -> None:
     peers.here("p1", cache="node7", has=(BIG,)).here("p2", cache="node7").here("q1", has=(BIG,)).want("p2").forget()
     peers.fail("p2", "p1")
     assert peers.told("p2") == (("q1",), False)
@@ -132,8 +132,8 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
     assert peers.told("p3") == (("p2",), False)
 
 
-def test_others_wait_for_one_that_is_told_to_find_it_in_its_cache(peers: Peers) -> None:
-    """p1 fetched the object into p2's cache, but serves no other pilot. So q1 waits for p2."""
+def test_pilots_wait_for_the_one_that_checks_their_shared_cache(peers: Peers) -> None:
+    """p1 fetched the object into the cache of p2, but serves no other pilot. So q1 waits for p2."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
     assert peers.told("p2") == ((), True)
@@ -142,44 +142,44 @@ def test_others_wait_for_one_that_is_told_to_find_it_in_its_cache(peers: Peers) 
     assert peers.told("q1") == (("p2",), False)
 
 
-def test_when_that_one_is_lost_they_wait_no_longer(peers: Peers) -> None:
+def test_pilots_stop_waiting_when_the_checking_pilot_is_lost(peers: Peers) -> None:
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1").lose("p2")
     assert peers.told("q1") == ((), True)
 
 
 # ---- losses
-def test_another_takes_over_when_the_reader_is_lost(peers: Peers) -> None:
+def test_another_pilot_reads_the_origin_if_the_reader_is_lost(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1", "p2", "p3").forget().lose("p1")
     assert peers.told("p2") == (("p3",), True)
     assert peers.told("p3") == (("p2",), False)
 
 
-def test_reader_that_is_cut_off_is_replaced(peers: Peers) -> None:
+def test_disconnected_reader_is_replaced(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().cut("p1")
     assert peers.told("p2") == ((), True)
     peers.here("p1")
     assert peers.told("p1") == (("p2",), False)
 
 
-def test_a_source_that_evicts_the_object_is_replaced(peers: Peers) -> None:
+def test_source_that_evicts_the_object_is_replaced(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
     first, _ = peers.told("p3") or ((), True)
     peers.report(first[0], say.ObjectsGone((SMALL.name,)))
     assert peers.told("p3") == ((("p2",) if first == ("p1",) else ("p1",)), False)
 
 
-def test_who_waits_for_nothing_any_more_serves_nobody(peers: Peers) -> None:
+def test_pilot_without_a_pending_fetch_serves_no_parts(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().report("p1", say.ObjectsGone((BIG.name,)))
     assert peers.told("p2") == ((), True)
 
 
-def test_one_that_asks_for_what_it_is_said_to_have_gets_it_again(peers: Peers) -> None:
+def test_pilot_that_requests_an_object_it_should_have_gets_it_again(peers: Peers) -> None:
     peers.here("p1", "p2", has=(BIG,)).want("p1")
     assert peers.told("p1") == (("p2",), False)
 
 
-def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peers) -> None:
+def test_restarted_core_assigns_sources_after_pilots_reconnect(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().event(ManagerRestarted())
     peers.nothing_else_was_said()
     peers.here("p2")
@@ -189,7 +189,7 @@ def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peer
 
 
 # ---- peers and origins that cannot be reached
-def test_who_cannot_reach_a_peer_gets_another_and_at_last_the_origin(peers: Peers) -> None:
+def test_pilot_that_cannot_reach_peers_finally_gets_the_origin(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
     first, _ = peers.told("p3") or ((), True)
     peers.fail("p3", *first, ref=SMALL)
@@ -199,7 +199,7 @@ def test_who_cannot_reach_a_peer_gets_another_and_at_last_the_origin(peers: Peer
     assert peers.told("p3") == ((), True)
 
 
-def test_where_peers_never_reach_each_other_one_failure_is_enough(peers: Peers) -> None:
+def test_one_failure_is_enough_if_peers_never_reach_each_other(peers: Peers) -> None:
     readers = [f"p{n}" for n in range(3)]
     peers.here("q1", "q2", has=(SMALL,))
     for name in readers:
@@ -218,7 +218,7 @@ def test_where_peers_never_reach_each_other_one_failure_is_enough(peers: Peers) 
     assert peers.told("last") == ((), True)
 
 
-def test_only_a_few_read_the_origin_for_themselves_at_a_time(peers: Peers) -> None:
+def test_number_of_concurrent_origin_readers_is_bounded(peers: Peers) -> None:
     names = [f"p{n}" for n in range(7)]
     peers.here(*names, serves=False).want(*names)
     assert [peers.told(name) for name in names] == [((), True)] * 4 + [None] * 3
@@ -226,20 +226,20 @@ def test_only_a_few_read_the_origin_for_themselves_at_a_time(peers: Peers) -> No
     assert [peers.told(name) for name in names] == [None] * 4 + [((), True)] + [None] * 2
 
 
-def test_another_reads_the_origin_where_one_cannot(peers: Peers) -> None:
+def test_another_pilot_reads_the_origin_if_one_cannot(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().fail("p1", origin=True)
     assert peers.told("p2") == ((), True)
     assert peers.told("p1") == (("p2",), False)
 
 
-def test_who_can_read_nothing_is_told_that_nobody_can_give_it(peers: Peers) -> None:
+def test_pilot_without_any_source_gets_a_failure(peers: Peers) -> None:
     peers.here("p1").want("p1").forget().fail("p1", origin=True)
     assert peers.told("p1") == ((), False)
     peers.want("p1")  # a later request tries the origin again
     assert peers.told("p1") == ((), True)
 
 
-def test_what_nobody_can_read_fails_for_everybody(peers: Peers) -> None:
+def test_object_that_no_pilot_can_read_fails_for_all(peers: Peers) -> None:
     names = [f"p{n}" for n in range(30)]
     peers.here(*names).want(*names)
     readers = 0
@@ -254,7 +254,7 @@ def test_what_nobody_can_read_fails_for_everybody(peers: Peers) -> None:
     assert not peers.core.state.transfers.objects
 
 
-def test_a_peer_that_fails_those_whom_others_serve_is_given_to_nobody(peers: Peers) -> None:
+def test_peer_that_fails_while_others_serve_is_no_longer_used(peers: Peers) -> None:
     bad = ("bad",)
     peers.here("bad", "good", has=(BIG,))
     for n in range(3):
@@ -267,7 +267,7 @@ def test_a_peer_that_fails_those_whom_others_serve_is_given_to_nobody(peers: Pee
     assert peers.core.state.transfers.peers["bad"].address  # type: ignore[index]
 
 
-def test_late_words_change_nothing(peers: Peers) -> None:
+def test_late_messages_change_nothing(peers: Peers) -> None:
     peers.here("p1").fail("p1", "p9").report("p1", say.ObjectsGone(("file-never",)))
     peers.lose("p1").report("p1", say.WantObjects((BIG,)))
     assert peers.orders("p1") == []
@@ -310,7 +310,7 @@ def start(peers: Peers, name: str) -> to_pilot.StartLibrary:
     return next(x for x in peers.mail.pop(name) if isinstance(x, to_pilot.StartLibrary))
 
 
-def test_who_loads_what_another_has_as_a_snapshot_is_told_of_it(peers: Peers) -> None:
+def test_loader_learns_that_another_pilot_has_a_snapshot(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1").call("1", context="llm")
     assert start(peers, "p1").snapshots == {}
     offer(peers, "p1")
@@ -324,7 +324,7 @@ def test_who_loads_what_another_has_as_a_snapshot_is_told_of_it(peers: Peers) ->
     assert [(one.name, one.holders, one.fetching) for one in peers.status().objects] == [(SNAPSHOT.name, 1, 1)]
 
 
-def test_the_first_snapshot_of_a_form_stays_while_somebody_has_it(peers: Peers) -> None:
+def test_first_snapshot_of_a_form_is_kept_while_a_pilot_has_it(peers: Peers) -> None:
     other = ObjectRef("folder-other", 6 << 20, "/elsewhere")
     peers.define(recipe("llm")).here("p1", "p2")
     offer(peers, "p1")
@@ -350,8 +350,8 @@ def test_missing_or_foreign_snapshots_are_not_offered(peers: Peers) -> None:
     assert start(peers, "p2").snapshots == {}
 
 
-def test_a_load_plans_its_objects_before_its_pilot_asks(peers: Peers) -> None:
-    """The fetch orders come in the same frame as the load, which saves a round trip."""
+def test_load_plans_its_objects_before_its_pilot_requests_them(peers: Peers) -> None:
+    """The fetch orders are in the frame of the load, which saves a round trip."""
     peers.here("p1", has=(BIG,)).here("p2", has=(SMALL,)).define(library(peers)).forget().call("1", "2", context="llm")
     orders = {name: list(peers.mail[name]) for name in ("p1", "p2")}
     start, fetch = orders["p2"][0], orders["p2"][1]
@@ -360,7 +360,7 @@ def test_a_load_plans_its_objects_before_its_pilot_asks(peers: Peers) -> None:
     assert (fetch.object, [peer.pilot for peer in fetch.peers]) == (BIG, ["p1"])
 
 
-def test_an_object_that_a_recipe_lists_twice_is_planned_once(peers: Peers) -> None:
+def test_object_listed_twice_in_a_recipe_is_planned_once(peers: Peers) -> None:
     twice = msgspec.structs.replace(recipe("a"), objects=(BIG, BIG))
     peers.define(twice).here("p1").call("1", context="a")
     assert peers.hears("p1", to_pilot.StartLibrary).planned == (BIG.name,)

@@ -1,4 +1,4 @@
-"""The transfer plan for leaving pilots: objects that they still serve, and objects that only they have."""
+"""Test the transfer plan for leaving pilots: objects they serve, and objects that no other pilot has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from core.told import BIG, SMALL, Peers, exits, leave, needing
 from stoker.protocol import to_manager as say
 
 
-def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) -> None:
+def test_draining_pilot_serves_only_objects_without_another_source(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4", "p5")
     leave(peers, "p1")
     peers.want("p3", "p4", refs=(SMALL,))
@@ -25,7 +25,7 @@ def test_draining_reader_serves_while_no_other_can(peers: Peers) -> None:
     assert peers.told("p2") == (("p1",), False)
 
 
-def test_free_place_at_a_leaving_pilot_goes_to_a_waiting_fetch(peers: Peers) -> None:
+def test_free_slot_of_a_leaving_pilot_goes_to_a_waiting_fetch(peers: Peers) -> None:
     served = [f"q{n}" for n in range(4)]
     peers.here("p1", has=(BIG,)).here(*served, "late", "last", serves=False).want(*served, "late", "last").forget()
     leave(peers, "p1")
@@ -36,7 +36,7 @@ def test_free_place_at_a_leaving_pilot_goes_to_a_waiting_fetch(peers: Peers) -> 
     assert peers.told("last") == (("p1",), False)
 
 
-def test_what_a_leaving_pilot_has_read_goes_to_one_that_waits(peers: Peers) -> None:
+def test_object_read_by_a_leaving_pilot_goes_to_a_waiting_pilot(peers: Peers) -> None:
     served = [f"q{n}" for n in range(4)]
     peers.here("p1").want("p1").here(*served, "late", serves=False).want(*served, "late").forget()
     leave(peers, "p1")
@@ -45,7 +45,7 @@ def test_what_a_leaving_pilot_has_read_goes_to_one_that_waits(peers: Peers) -> N
     assert peers.told("late") == (("p1",), False)
 
 
-def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> None:
+def test_object_only_on_a_leaving_pilot_is_copied_first(peers: Peers) -> None:
     needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").give_up("p2", "p3")
     assert leave(peers, "p1").hand_on_s > 60
     heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
@@ -54,7 +54,7 @@ def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> No
     assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # the pilot may exit now
 
 
-def test_what_another_has_or_nobody_needs_holds_no_pilot_up(peers: Peers) -> None:
+def test_replicated_or_unneeded_objects_delay_no_leaving_pilot(peers: Peers) -> None:
     peers.here("p1", has=(SMALL,)).here("p2")
     assert leave(peers, "p1").hand_on_s == 0.0
     assert peers.orders("p2") == []
@@ -63,20 +63,20 @@ def test_what_another_has_or_nobody_needs_holds_no_pilot_up(peers: Peers) -> Non
     assert leave(peers, "q1").hand_on_s == 0.0
 
 
-def test_the_last_pilot_has_nobody_to_hand_on_to(peers: Peers) -> None:
+def test_last_pilot_leaves_without_copying_its_objects(peers: Peers) -> None:
     needing(peers).here("p1", has=(BIG,)).call("2", context="llm")
     assert leave(peers, "p1").hand_on_s == 0.0
 
 
-def test_a_leaving_pilot_stays_for_those_who_are_getting_it(peers: Peers) -> None:
+def test_leaving_pilot_stays_while_other_pilots_fetch_from_it(peers: Peers) -> None:
     peers.here("p1", has=(BIG,)).here("p2").want("p2")
     assert leave(peers, "p1").hand_on_s > 0.0
-    assert not any(order.keep for order in peers.orders("p2"))  # p2 keeps the object anyway: it has requested it
+    assert not any(order.keep for order in peers.orders("p2"))  # p2 keeps the object, because it requested the object
     peers.arrive("p2", peer=BIG.size_bytes)
     assert exits(peers, "p1")[-1].hand_on_s == 0.0
 
 
-def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Peers) -> None:
+def test_failed_copy_is_retried_by_other_pilots_until_none_is_left(peers: Peers) -> None:
     needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").give_up("p2", "p3")
     leave(peers, "p1")
     first = next(name for name in ("p2", "p3") if peers.orders(name))
@@ -88,7 +88,7 @@ def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Pee
     assert exits(peers, "p1")[-1].hand_on_s == 0.0
 
 
-def test_its_walltime_bounds_how_long_a_pilot_stays(peers: Peers) -> None:
+def test_walltime_limits_how_long_a_leaving_pilot_stays(peers: Peers) -> None:
     needing(peers).here("p1", has=(BIG,)).here("p2").call("2", "3", context="llm")
     peers.core.state.pilots["p1"].ends_at = peers.now + 20.0  # type: ignore[index]
     assert 0 < leave(peers, "p1").hand_on_s < 20
@@ -97,7 +97,7 @@ def test_its_walltime_bounds_how_long_a_pilot_stays(peers: Peers) -> None:
     assert leave(peers, "q1").hand_on_s == 0.0
 
 
-def test_who_has_time_left_gets_it(peers: Peers) -> None:
+def test_pilot_with_time_left_receives_the_copy(peers: Peers) -> None:
     needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm")
     peers.give_up("p2", "p3", "p4")
     for name, ends_at in (("p2", 100.0), ("p3", 900.0), ("p4", 300.0)):
@@ -121,7 +121,7 @@ def test_later_pilot_that_misses_an_object_fetches_it_for_the_others(peers: Peer
     assert peers.told("p2") == (("p3",), False)
 
 
-def test_of_those_who_did_not_find_it_the_last_to_say_so_brings_it(peers: Peers) -> None:
+def test_last_pilot_to_miss_an_object_fetches_it_for_the_others(peers: Peers) -> None:
     told_to_find_it(peers).fail("p2", "p1")
     assert peers.told("p2") == (("q1",), False)
     peers.fail("p3", "p1")
@@ -131,7 +131,7 @@ def test_of_those_who_did_not_find_it_the_last_to_say_so_brings_it(peers: Peers)
     assert peers.told("p2") == (("q1",), False)
 
 
-def test_pilot_at_work_in_a_cache_gets_its_own_source(peers: Peers) -> None:
+def test_pilot_with_a_running_fetch_keeps_its_own_source(peers: Peers) -> None:
     """Only one pilot can fetch an object into a cache; p2 waits for p3."""
     told_to_find_it(peers).lose("p1")
     assert peers.told("p2") == (("q1",), False)
@@ -142,7 +142,7 @@ def test_pilot_at_work_in_a_cache_gets_its_own_source(peers: Peers) -> None:
     assert peers.told("p2") == (("p3",), False)
 
 
-def test_who_got_it_from_one_that_brings_it_no_more_gets_it_elsewhere(peers: Peers) -> None:
+def test_pilot_whose_source_gave_up_gets_another_source(peers: Peers) -> None:
     """q1 reads the object from p2 until p3 reports that it fetches the object into their cache."""
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1")
     peers.want("p2", "p3").lose("p1").want("q1").forget()

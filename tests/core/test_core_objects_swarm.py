@@ -1,4 +1,4 @@
-"""The transfer plan in virtual time: its duration, and its end under any loss."""
+"""Test the transfer plan in virtual time: its duration, and its completion under any loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_pilots_need_little_more_than_two_copies_and_one_read(count: int, most_c
     swarm.check()
 
 
-def test_pilots_that_come_while_others_fetch_need_no_longer() -> None:
+def test_pilots_that_start_while_others_fetch_need_no_longer() -> None:
     swarm = Swarm()
     for n, name in enumerate(names(30)):
         swarm.join(name).want(name, refs=[MODEL]).run(until=n * 0.1)
@@ -51,7 +51,7 @@ def test_pilots_that_come_while_others_fetch_need_no_longer() -> None:
     assert copies(swarm) == 1.0
 
 
-def test_one_that_leaves_stays_until_those_who_get_it_have_it() -> None:
+def test_leaving_pilot_stays_until_its_readers_have_the_object() -> None:
     swarm = Swarm().join("p0").want("p0", refs=[MODEL]).run()
     swarm.join("p1", "p2").want("p1", "p2", refs=[MODEL]).run(until=swarm.now + ONE_COPY_S / 2)
     assert not swarm.drain("p0").pilots["p1"].done
@@ -61,7 +61,7 @@ def test_one_that_leaves_stays_until_those_who_get_it_have_it() -> None:
     swarm.check()
 
 
-def test_several_objects_come_side_by_side() -> None:
+def test_several_objects_are_fetched_in_parallel() -> None:
     refs = [ObjectRef(f"file-{n}", (8 << n) * PART_BYTES, f"/m/{n}") for n in range(4)]
     swarm = Swarm().join(*names(12)).want(*names(12), refs=refs).run()
     total_s = sum(ref.size_bytes for ref in refs) / 125e6
@@ -69,7 +69,7 @@ def test_several_objects_come_side_by_side() -> None:
     assert [copies(swarm, ref) for ref in refs] == [1.0] * 4
 
 
-def test_the_loss_of_readers_and_sources_costs_little() -> None:
+def test_loss_of_readers_and_sources_costs_little() -> None:
     swarm = Swarm().join(*names(24)).want(*names(24), refs=[MODEL])
     for at, name in ((0.4, "p0"), (0.8, "p1"), (0.9, "p5"), (1.2, "p2"), (1.5, "p9")):
         swarm.run(until=at)
@@ -80,7 +80,7 @@ def test_the_loss_of_readers_and_sources_costs_little() -> None:
     assert swarm.most_readers[MODEL.name] == 1
 
 
-def test_a_pilot_that_serves_wrong_bytes_is_found_out() -> None:
+def test_pilot_that_serves_wrong_bytes_is_detected() -> None:
     swarm = Swarm().join("bad", "good").want("bad", "good", refs=[MODEL]).run()
     swarm.pilots["bad"].corrupt = True
     swarm.join(*names(16)).want(*names(16), refs=[MODEL]).run()
@@ -99,7 +99,7 @@ def test_unreachable_pilots_read_the_origin_a_few_at_a_time() -> None:
     assert swarm.most_readers[MODEL.name] <= 5
 
 
-def test_two_separate_halves_read_the_origin_about_twice() -> None:
+def test_two_partitions_read_the_origin_about_twice() -> None:
     here, there = names(16)[:8], names(16)[8:]
     swarm = Swarm(fail_s=0.2).join(*here, *there)
     for one in here:
@@ -110,7 +110,7 @@ def test_two_separate_halves_read_the_origin_about_twice() -> None:
     assert copies(swarm) <= 6.0
 
 
-def test_an_origin_that_only_one_pilot_sees_is_enough() -> None:
+def test_origin_visible_to_one_pilot_is_enough() -> None:
     swarm = Swarm(fail_s=0.1).join(*names(6))
     for name in names(6)[:5]:
         swarm.pilots[name].blind = True
@@ -120,7 +120,7 @@ def test_an_origin_that_only_one_pilot_sees_is_enough() -> None:
 
 
 def calls_of_a_crowd(count: int) -> int:
-    """Count the core's Python calls while `count` pilots join, request an object, get it, and leave."""
+    """Count Python calls of the core while `count` pilots join, fetch an object and leave."""
     core = Core(SESSION, default_policies())
     hellos = [say.PilotHello(wire.VERSION, SESSION, name, 7, (), peer=f"{name}:1") for name in names(count)]
     want = say.WantObjects((MODEL,))

@@ -1,4 +1,4 @@
-"""Each decision is in one file, checked on the source code."""
+"""Check in the source code that each decision is in one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORE, POLICIES = (Path(str(package.__file__)).parent for package in (stoker.mana
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A decision and its file. `fields`: the state that it reads. `others`: other files that read it, with reasons.
+    """A decision and its file. `fields`: read state. `others`: other files that read the fields, with reasons.
     `namesakes`: owners of unrelated fields.
     """
 
@@ -67,7 +67,7 @@ def readers(decision: Decision) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("decision", [WALLTIME, FAILED_LOADS], ids=lambda decision: decision.place)
-def test_one_file_decides(decision: Decision) -> None:
+def test_each_decision_is_made_in_one_file(decision: Decision) -> None:
     found = readers(decision)
     assert {decision.place, *decision.others} <= set(found), "a file that reads none of it any more stands in the table"
     more = [where for name in found.keys() - {decision.place, *decision.others} for where in found[name]]
@@ -84,5 +84,5 @@ def test_one_file_decides(decision: Decision) -> None:
         ("late = fate.ends_at > due_at or self.said.ends_at > due_at", []),
     ],
 )
-def test_a_read_is_seen_in_each_of_its_shapes(source: str, seen: list[str]) -> None:
+def test_reads_are_detected_in_every_syntax(source: str, seen: list[str]) -> None:
     assert [what for what, _ in reads(ast.parse(source), WALLTIME)] == seen

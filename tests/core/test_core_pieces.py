@@ -38,7 +38,7 @@ def taken(c: Cluster, upto: int, *, client: str = "ana", again: bool = False) ->
     return c.core.pass_on(event, c.now)
 
 
-def test_pieces_go_to_the_client_and_what_it_has_goes_back(c: Cluster) -> None:
+def test_pieces_go_to_the_client_and_acknowledgements_to_the_library(c: Cluster) -> None:
     said = came(c, 0, b"a", b"b")
     assert said == [ToClient(ClientId("ana"), to_client.Pieces(c.ids["s"], RUN, 0, [b"a", b"b"]))]
     back = taken(c, 2, again=True)
@@ -47,7 +47,7 @@ def test_pieces_go_to_the_client_and_what_it_has_goes_back(c: Cluster) -> None:
     c.nothing_else_was_said()
 
 
-def test_pieces_that_no_one_waits_for_are_dropped(c: Cluster) -> None:
+def test_pieces_without_a_reader_are_dropped(c: Cluster) -> None:
     assert came(c, 0, b"a", pilot="p2") == []
     assert came(c, 0, b"a", library=5) == []
     assert taken(c, 1, client="bob") == []
@@ -57,12 +57,12 @@ def test_pieces_that_no_one_waits_for_are_dropped(c: Cluster) -> None:
     assert not c.core.state.streams
 
 
-def test_a_call_that_gives_no_pieces_has_none(cluster: Make) -> None:
+def test_call_without_a_stream_has_no_pieces(cluster: Make) -> None:
     c = cluster(pilots=1).call("s").ready().forget()
     assert came(c, 0, b"a") == []
 
 
-def test_a_gang_gives_no_pieces(cluster: Make) -> None:
+def test_gang_sends_no_pieces(cluster: Make) -> None:
     c = cluster(pilots=2).call("g", stream=True, gang=(1, 2))
     assert "a gang whose result comes in pieces" in c.failure("g").message
 
@@ -76,8 +76,8 @@ def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
     c.nothing_else_was_said()
 
 
-def test_its_story_says_how_many_pieces_there_were_and_who_waits(c: Cluster) -> None:
-    c.by_hand = True  # do not replay: the journal has no status requests, and so a replay has no pieces
+def test_story_shows_the_number_of_pieces_and_the_waiting_reader(c: Cluster) -> None:
+    c.by_hand = True  # do not replay, because the journal has no status requests, so a replay has no pieces
 
     def told() -> str:
         return c.the_story(show_call(c.ids["s"])).headline
@@ -92,8 +92,8 @@ def test_its_story_says_how_many_pieces_there_were_and_who_waits(c: Cluster) -> 
     assert told().endswith("2 pieces sent")
 
 
-def test_an_end_of_a_run_that_was_given_up_does_not_count(cluster: Make) -> None:
-    """The client may lack pieces of that run."""
+def test_end_of_an_abandoned_run_does_not_count(cluster: Make) -> None:
+    """The client may lack pieces of the abandoned run."""
     c = cluster(pilots=2).call("s", stream=True).ready()
     first = c.holders("s")[0]
     lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]

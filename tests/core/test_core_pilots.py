@@ -19,7 +19,7 @@ from stoker.protocol.calls import CallEnd
 Make = Callable[..., Cluster]
 
 
-def test_a_stranger_is_refused(cluster: Make) -> None:
+def test_peer_with_a_wrong_key_is_refused(cluster: Make) -> None:
     c = cluster()
     c.report("p1", say.PilotHello(wire.VERSION, "other", "h", 1, ()), numbered=False)
     assert "this is session k3v9" in c.hears("p1", to_pilot.PilotRefused).reason
@@ -30,25 +30,25 @@ def test_a_stranger_is_refused(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_every_message_of_a_pilot_has_one_step() -> None:
+def test_every_message_of_a_pilot_has_one_handler() -> None:
     steps = [*reactor._PILOT_STEPS, *reactor._LIBRARY_STEPS]
     assert set(steps) == set(get_args(say.FromPilot))
     assert len(steps) == len(set(steps))
 
 
-def test_nothing_is_sent_to_a_pilot_that_is_cut_off(cluster: Make) -> None:
+def test_nothing_is_sent_to_a_disconnected_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").cut("p1").call("2")
     c.nothing_else_was_said()
     assert c.waiting() == ["2"]
 
 
-def test_what_a_cut_pilot_still_says_counts(cluster: Make) -> None:
+def test_last_messages_of_a_disconnected_pilot_count(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1").end("1")
     assert c.ended["1"].ok
     assert c.waiting() == ["2"]
 
 
-def test_a_pilot_that_comes_back_with_everything_goes_on(cluster: Make) -> None:
+def test_pilot_that_reconnects_with_everything_continues(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1").come_back("p1", lib1=("1",))
     c.nothing_else_was_said()
     assert c.held() == ["1"]
@@ -65,7 +65,7 @@ def test_later_walltime_does_not_undo_orders(cluster: Make) -> None:
     assert c.pilot().ends_at == c.core.state.now + 600.0
 
 
-def test_calls_that_never_arrived_are_sent_again_with_their_function(cluster: Make) -> None:
+def test_undelivered_calls_are_sent_again_with_their_function(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1", lib1=())
     run = c.hears("p1", to_pilot.RunCalls)
     assert [c.names[spec.call] for spec in run.calls] == ["1"]
@@ -83,7 +83,7 @@ def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -
     assert c.runs("p1") == ["2"]
 
 
-def test_a_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
+def test_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1")
     assert c.hears("p1", to_pilot.StartLibrary).library == 2
     c.report("p1", say.LibraryReady(2, 0.1, 0.1)).end("1")  # type: ignore[arg-type]
@@ -99,13 +99,13 @@ def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
     assert c.hears("p1", to_pilot.StopLibrary).library == 9
 
 
-def test_pilot_that_loaded_while_cut_off_gets_calls(cluster: Make) -> None:
+def test_pilot_that_loaded_while_disconnected_gets_calls(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").cut("p1").come_back("p1", lib1=())
     assert c.runs("p1") == ["1"]
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make, given_up: bool) -> None:
+def test_stop_lost_with_the_connection_is_sent_again(cluster: Make, given_up: bool) -> None:
     c = cluster(pilots=1).define(recipe("big", memory="8 GB")).call("1").ready().end("1").call("2", context="big")
     c.cut("p1")
     if given_up:
@@ -116,7 +116,7 @@ def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make, g
     assert c.lives_on("big") == ["p1"]
 
 
-def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
+def test_resize_lost_with_the_connection_is_sent_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="2 GB")
     c.by_hand = True
     c.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
     assert c.library(context="a").resizing == []
 
 
-def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
+def test_reconnecting_pilot_that_already_left_is_told_to_exit(cluster: Make) -> None:
     c = cluster(pilots=1).report("p1", say.PilotLeaving("its walltime is over"))
     c.report("p1", say.Heartbeat(), numbered=False)
     assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
@@ -137,7 +137,7 @@ def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
     assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
-def test_context_of_a_cut_off_pilot_is_loaded_elsewhere_soon(cluster: Make) -> None:
+def test_context_of_a_disconnected_pilot_is_soon_loaded_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").join("p2").cut("p1").call("2")
     assert c.lives_on() == ["p1"]
     c.wait(2.5)
@@ -146,7 +146,7 @@ def test_context_of_a_cut_off_pilot_is_loaded_elsewhere_soon(cluster: Make) -> N
     assert c.lives_on() == ["p1", "p2"]
 
 
-def test_a_repeated_frame_is_taken_once(cluster: Make) -> None:
+def test_repeated_frame_is_processed_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready()
     c.end("1")
     c._frames["p1"] -= 1
@@ -176,7 +176,7 @@ def test_messages_of_unknown_libraries_are_refused_and_counted(cluster: Make) ->
     assert c.ended["1"].ok
 
 
-def test_a_pilot_that_leaves_in_good_order_is_not_a_loss(cluster: Make) -> None:
+def test_pilot_that_leaves_as_ordered_is_not_a_loss(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready()
     c.report("p1", say.PilotLeaving("walltime"))
     assert c.core.state.lost_pilots == 0
@@ -199,7 +199,7 @@ def test_draining_pilot_finishes_running_calls_and_returns_others(cluster: Make)
     assert (list(c.core.state.pilots), c.core.state.lost_pilots) == (["p1"], 0)
 
 
-def test_a_draining_pilot_that_was_cut_off_is_told_again(cluster: Make) -> None:
+def test_reconnected_draining_pilot_gets_its_drain_order_again(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().tell("ana", say.ReleaseBlock("b"))
     c.cut("p1").come_back("p1", lib1=("1",))
     assert c.hears("p1", to_pilot.Exit).drain
@@ -207,7 +207,7 @@ def test_a_draining_pilot_that_was_cut_off_is_told_again(cluster: Make) -> None:
     assert c.core.state.lost_pilots == 0
 
 
-def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> None:
+def test_restarted_manager_waits_for_all_pilots_and_continues(cluster: Make) -> None:
     c = cluster(pilots=2).calls(3).ready().forget()
     c.event(ManagerRestarted()).call("4")
     c.nothing_else_was_said()
@@ -220,7 +220,7 @@ def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> N
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make, batch: int) -> None:
+def test_heartbeats_report_memory_and_record_runs(cluster: Make, batch: int) -> None:
     c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
@@ -238,7 +238,7 @@ def test_runs_are_recorded_when_the_session_ends(cluster: Make) -> None:
     assert [(x.function, x.calls, x.run_s) for x in runs] == [("f", 2, 6.0)]
 
 
-def test_a_library_that_dies_idle_is_not_loaded_until_it_is_wanted(cluster: Make) -> None:
+def test_library_that_dies_idle_is_reloaded_on_demand(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1")
     c.forget().die(c.library(), failure=BROKEN)
     c.nothing_else_was_said()
@@ -246,7 +246,7 @@ def test_a_library_that_dies_idle_is_not_loaded_until_it_is_wanted(cluster: Make
     assert c.hears("p1", to_pilot.StartLibrary).library == 2
 
 
-def test_a_library_that_refuses_what_was_no_offer_is_about_to_end(cluster: Make) -> None:
+def test_library_that_refuses_an_assigned_call_is_about_to_end(cluster: Make) -> None:
     c = cluster(pilots=2).call("1").ready()
     first = c.lives_on()[0]
     c.give_back("1", refused="lib-1 is about to end")
@@ -255,7 +255,7 @@ def test_a_library_that_refuses_what_was_no_offer_is_about_to_end(cluster: Make)
     assert c.ended["1"].ok
 
 
-def test_a_pilot_that_loads_nothing_any_more_without_fault_is_leaving(cluster: Make) -> None:
+def test_pilot_that_refuses_loads_without_a_fault_is_leaving(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="1 GB")).call("1").ready().call("2", context="a").join("p2")
     c.die(c.library(context="a"), failure=None, loading=True)
     assert c.pilot("p1").state is PilotState.DRAINING
@@ -264,9 +264,9 @@ def test_a_pilot_that_loads_nothing_any_more_without_fault_is_leaving(cluster: M
     assert c.core.state.lost_pilots == 0
 
 
-def test_a_timer_that_fires_a_hair_too_early_drains_all_the_same(cluster: Make) -> None:
-    """A timer is rounded to microseconds and may fire too early. If it were set again for the same moment, it would
-    fire for ever.
+def test_timer_that_fires_slightly_early_still_drains(cluster: Make) -> None:
+    """A timer is rounded to microseconds and may fire too early. A timer set again for the same time would fire
+    forever.
     """
     c = cluster().join("p1", ends_in_s=150.0000004)
     for _ in range(100):
@@ -278,7 +278,7 @@ def test_a_timer_that_fires_a_hair_too_early_drains_all_the_same(cluster: Make) 
     assert "its walltime is over" in c.hears("p1", to_pilot.Exit).reason
 
 
-def test_a_welcome_names_the_hello_that_it_answers(cluster: Make) -> None:
+def test_welcome_names_the_hello_that_it_answers(cluster: Make) -> None:
     c = cluster(pilots=1).forget()
     for number in (3, 4):
         c.report("p1", msgspec.structs.replace(c._facts["p1"], number=number), numbered=False)
@@ -296,7 +296,7 @@ def use(memory: int = 0, device: int = 0, cpu_s: float = 0.0) -> say.LibraryUse:
     return say.LibraryUse(1, memory, device, cpu_s)  # type: ignore[arg-type]
 
 
-def test_a_heartbeat_that_repeats_what_is_known_is_no_news(cluster: Make) -> None:
+def test_heartbeat_with_known_facts_is_no_event(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
     state = c.core.state
@@ -318,13 +318,13 @@ def test_a_heartbeat_that_repeats_what_is_known_is_no_news(cluster: Make) -> Non
         beat("p1", use(4 * GB, 8 * GB), cache_bytes=2 * GB, refused_frames=3),
     ],
 )
-def test_a_heartbeat_that_changes_a_fact_is_news(cluster: Make, news: FromPilot) -> None:
+def test_heartbeat_that_changes_a_fact_is_an_event(cluster: Make, news: FromPilot) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
     assert must_be_recorded(c.core.state, news, c.now)
 
 
-def test_runs_are_recorded_with_a_heartbeat_but_not_with_each(cluster: Make) -> None:
+def test_runs_are_recorded_with_some_heartbeats(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
     state = c.core.state
     assert must_be_recorded(state, beat(), state.recorded_at + RECORD_S)
@@ -333,7 +333,7 @@ def test_runs_are_recorded_with_a_heartbeat_but_not_with_each(cluster: Make) -> 
     assert must_be_recorded(state, beat(), c.now + RECORD_S)
 
 
-def test_a_numbered_heartbeat_is_an_event_as_any(cluster: Make) -> None:
+def test_numbered_heartbeat_is_an_ordinary_event(cluster: Make) -> None:
     numbered = FromPilot("p1", 4, [say.Heartbeat()])  # type: ignore[arg-type]
     among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])  # type: ignore[arg-type]
     assert not is_heartbeat(numbered)

@@ -81,7 +81,7 @@ def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, b
             assert min(timed, key=lambda x: rank(x)[1:]) in list(queue.nearest())
 
 
-def test_a_call_that_is_apart_is_the_last_and_nothing_takes_it() -> None:
+def test_isolated_call_is_last_and_is_not_taken_with_others() -> None:
     queue, one = Queue(), group(0)
     first, second = call(1, one), call(2, one)
     queue.hold_back(first)
@@ -93,7 +93,7 @@ def test_a_call_that_is_apart_is_the_last_and_nothing_takes_it() -> None:
     assert (queue.head(), queue.count) == (None, 0)
 
 
-def test_calls_that_left_from_the_middle_are_swept_out() -> None:
+def test_calls_removed_from_the_middle_are_swept_out() -> None:
     queue, one = Queue(), group(0)
     calls = [call(n, one) for n in range(10_000)]
     queue.extend(calls)
@@ -103,7 +103,7 @@ def test_calls_that_left_from_the_middle_are_swept_out() -> None:
     assert queue.take(one, 5) == [calls[0]]
 
 
-def test_the_first_calls_cost_what_they_are_however_many_wait() -> None:
+def test_reading_the_first_calls_is_independent_of_queue_length() -> None:
     queue, one = Queue(), group(0)
     calls = [call(n, one) for n in range(3000)]
     queue.extend(calls)
@@ -117,7 +117,7 @@ def test_the_first_calls_cost_what_they_are_however_many_wait() -> None:
     assert len(queue) == 2900
 
 
-def test_priorities_that_nobody_uses_any_more_cost_nothing() -> None:
+def test_unused_priorities_cost_nothing() -> None:
     queue = Queue()
     for n in range(1000):
         queue.push(call(n, group(n)))
@@ -136,10 +136,10 @@ class Shelf:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(CLOSED, 5))), max_size=60))
-def test_it_answers_as_a_search_would(changes: list[tuple[int, int | None]]) -> None:
+def test_load_index_gives_the_answers_of_a_linear_search(changes: list[tuple[int, int | None]]) -> None:
     shelves = [Shelf(n) for n in range(7)]
     index: LoadIndex[Shelf] = LoadIndex()
-    listed: dict[int, int] = {}  # each shelf's load; the last changed is last
+    listed: dict[int, int] = {}  # load of each shelf, latest change last
     for number, level in changes:
         listed.pop(number, None)
         if level is None:
@@ -179,7 +179,7 @@ def test_free_libraries_are_listed_by_speed(changes: list[tuple[int, int] | bool
         assert kinds == {kind: ids for kind in ("fast", "slow") if (ids := [x.id for x in listed if x.kind == kind])}
 
 
-def test_calls_that_are_given_at_one_moment_are_one_burst() -> None:
+def test_calls_assigned_at_one_moment_are_one_burst() -> None:
     index: LoadIndex[Shelf] = LoadIndex()
     one, other = Shelf(1), Shelf(2)
     index.gave(one, 2, now=1.0)

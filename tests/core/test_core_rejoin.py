@@ -1,4 +1,4 @@
-"""A pilot that was given up returns with its libraries; walltimes end."""
+"""Test pilots that return with libraries after a declared loss, and the end of walltimes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.protocol import to_pilot
 Make = Callable[..., Cluster]
 
 
-def test_a_context_survives_that_its_pilot_was_given_up(cluster: Make) -> None:
+def test_context_survives_the_declared_loss_of_its_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").lose("p1")
     assert not c.core.state.libraries
     c.come_back("p1", lib1=()).forget()
@@ -28,7 +28,7 @@ def test_a_context_survives_that_its_pilot_was_given_up(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_a_call_that_waits_goes_on_where_it_ran(cluster: Make) -> None:
+def test_waiting_call_continues_where_it_ran(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().cut("p1").lose("p1")
     assert c.waiting() == ["c1"]
     c.come_back("p1", lib1=("c1",)).forget()
@@ -38,7 +38,7 @@ def test_a_call_that_waits_goes_on_where_it_ran(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_whichever_ends_first_ends_a_call_that_runs_twice(cluster: Make) -> None:
+def test_first_end_counts_for_a_call_that_runs_twice(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("c1", context="a").ready()
     first = c.holders("c1")[0]
     lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]
@@ -53,7 +53,7 @@ def test_whichever_ends_first_ends_a_call_that_runs_twice(cluster: Make) -> None
     assert not second.zombies
 
 
-def test_a_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None:
+def test_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1").forget()
     c.report("p1", say.CallsEnded(1, [_end(c, "c1")]))  # type: ignore[arg-type]
     c.hears("p1", to_pilot.HelloAgain)
@@ -63,7 +63,7 @@ def test_a_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> No
     assert (c.pilot().state, c.lives_on()) == (PilotState.HERE, ["p1"])
 
 
-def test_frames_that_were_on_their_way_count_after_the_hello(cluster: Make) -> None:
+def test_frames_in_flight_count_after_the_hello(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
     c.cut("p1").lose("p1").come_back("p1", lib1=("c1",))
@@ -72,7 +72,7 @@ def test_frames_that_were_on_their_way_count_after_the_hello(cluster: Make) -> N
 
 
 # ---- quarantine
-def test_faulty_device_gets_nothing_and_its_calls_run_elsewhere(cluster: Make) -> None:
+def test_faulty_device_gets_no_calls_and_its_calls_run_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().join("p2").forget()
     c.report("p1", say.DeviceFault("cpu:0", "it gave a wrong matrix product, twice"))  # type: ignore[arg-type]
     assert c.library().state is LibraryState.STOPPING
@@ -80,7 +80,7 @@ def test_faulty_device_gets_nothing_and_its_calls_run_elsewhere(cluster: Make) -
     c.ready(only="p2")
     assert c.held("p2") == ["c1"]
     c.report("p1", say.CallsEnded(c.library("p1").id, [_end(c, "c1")]))
-    assert "c1" not in c.ended  # the result does not count: the quarantined device may compute wrongly
+    assert "c1" not in c.ended  # the result does not count, because the quarantined device may compute wrongly
     c.end("c1")
     assert c.ended["c1"].ok
     assert "quarantined" in c.story("p1")
@@ -88,16 +88,16 @@ def test_faulty_device_gets_nothing_and_its_calls_run_elsewhere(cluster: Make) -
 
 # ---- walltime
 @pytest.mark.parametrize(("run_s", "margin_s"), [(1.0, 20.0), (60.0, 92.0)])
-def test_a_pilot_is_drained_before_its_walltime_is_over(cluster: Make, run_s: float, margin_s: float) -> None:
+def test_pilot_is_drained_before_its_walltime_ends(cluster: Make, run_s: float, margin_s: float) -> None:
     c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=run_s).wait(599.0 - margin_s)
     assert c.pilot().state is PilotState.HERE
     c.wait(2.0)
     assert f"its walltime is over in {margin_s:.0f} s" in c.hears("p1", to_pilot.Exit).reason
 
 
-def test_a_call_that_cannot_finish_there_waits_for_another_pilot(cluster: Make) -> None:
+def test_call_that_cannot_finish_in_time_waits_for_another_pilot(cluster: Make) -> None:
     c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=50.0)
-    c.wait(520.0)  # 80 s are left and a call takes 50 s; with its margin it needs 77 s
+    c.wait(520.0)  # 80 s are left, and a call of 50 s needs 77 s with its margin
     assert c.pilot().state is PilotState.HERE
     c.call("c2")
     assert c.held() == ["c2"]
@@ -108,7 +108,7 @@ def test_a_call_that_cannot_finish_there_waits_for_another_pilot(cluster: Make) 
     assert c.held("p2") == ["c3"]
 
 
-def test_no_context_is_loaded_where_it_would_not_be_ready_in_time(cluster: Make) -> None:
+def test_context_that_would_not_be_ready_in_time_is_not_loaded(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", run_s=10.0, load_s=100.0)
     c.lose("p1").forget().join("p2", ends_in_s=90.0)
     c.call("c2", context="a")
@@ -123,7 +123,7 @@ def _end(c: Cluster, name: str) -> say.CallEnd:
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_up: bool) -> None:
-    """The frame with the end arrived, but its acknowledgement was lost."""
+    """The frame with the end arrived, but the acknowledgement was lost."""
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
     before = c.taken("p1")
@@ -149,7 +149,7 @@ def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_
     assert c.library().id != library.id
 
 
-def test_a_hello_from_before_a_call_was_given_back_does_not_hold_it(cluster: Make) -> None:
+def test_hello_older_than_a_returned_call_does_not_claim_it(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
     before = c.taken("p1")
@@ -161,7 +161,7 @@ def test_a_hello_from_before_a_call_was_given_back_does_not_hold_it(cluster: Mak
     assert c.waiting() == ["c1"], "the library does not have it"
 
 
-def test_a_pilot_whose_hellos_never_get_newer_is_taken_as_it_is(cluster: Make) -> None:
+def test_pilot_whose_hellos_stay_outdated_is_accepted_unchanged(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").forget()
     for _ in range(pilot_reports.MOST_HELLOS):
         c.come_back("p1", acknowledged=0, lib1=())

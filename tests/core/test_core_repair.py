@@ -1,4 +1,4 @@
-"""The manager restarts with a shorter journal, and its peers restore the missing facts."""
+"""If the manager restarts with a shorter journal, peers restore the missing facts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def c() -> Iterator[Cluster]:
 
 
 def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3) -> bool:
-    """Send a hello of client `bob`, known only to the journal's lost part. Return True if the manager requests his
-    calls again.
+    """Send a hello of client `bob`, known only in the lost part of the journal. Return True if the manager requests
+    the calls again.
     """
     hello = say.ClientHello(wire.VERSION, SESSION, received, acknowledged=acknowledged, number=number)
     c._frames["bob"], c._received["bob"] = acknowledged, received
@@ -74,7 +74,7 @@ def test_client_with_lost_frames_submits_again(c: Cluster) -> None:
 
 @pytest.mark.parametrize("lost", ["recipe", "function"])
 def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: str) -> None:
-    """The record of a definition is damaged, but the record of the calls is not."""
+    """The record of a definition is damaged, but the record of the calls is intact."""
     c = cluster(pilots=1)
     c.event(RecordsLost(100, "its checksum is wrong"))
     recipe_key, function = ("new", "f") if lost == "recipe" else ("bare", "new")
@@ -88,27 +88,27 @@ def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: st
     assert c.hears("ana", to_client.ClientWelcome).again, "it is asked to say everything again"
 
 
-def test_a_client_keeps_its_number_and_the_next_one_gets_another(c: Cluster) -> None:
+def test_client_keeps_its_number_and_the_next_client_gets_another(c: Cluster) -> None:
     bob(c)
     assert c.core.state.clients["bob"].number == 3  # type: ignore[index]
     c.client("carl")
     assert c.core.state.clients["carl"].number > 3  # type: ignore[index]
 
 
-def test_a_number_that_is_taken_by_now_is_refused_with_its_reason(c: Cluster) -> None:
+def test_number_already_in_use_is_refused_with_its_reason(c: Cluster) -> None:
     bob(c)
     c.tell("eve", say.ClientHello(wire.VERSION, SESSION, acknowledged=1, number=3), numbered=False)
     assert "another client's" in c.hears("eve", to_client.ClientRefused).reason
 
 
-def test_a_welcome_that_was_lost_is_said_again(c: Cluster) -> None:
+def test_lost_welcome_is_sent_again(c: Cluster) -> None:
     assert bob(c)
     assert bob(c), "it has not submitted again yet"
     again(c, 1)
     assert not bob(c, acknowledged=6)
 
 
-def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> None:
+def test_calls_that_the_client_does_not_submit_again_have_ended(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready()
     c.event(ManagerRestarted())
     c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=50, number=0), numbered=False)
@@ -144,7 +144,7 @@ def test_failure_of_a_call_with_a_known_result_does_not_count(cluster: Make, whe
     assert c.ended.keys() == {"2"}, "the numbers of results mean the same to both"
 
 
-def test_a_call_that_fails_while_its_client_submits_again_fails_once(cluster: Make) -> None:
+def test_call_that_fails_while_its_client_resubmits_fails_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
     library = next(iter(c.core.state.libraries.values()))
@@ -160,8 +160,8 @@ def test_a_call_that_fails_while_its_client_submits_again_fails_once(cluster: Ma
     assert (c.status().failed, c.core.state.calls) == (1, {})
 
 
-def test_lost_ends_are_not_repeated_and_later_ones_are_told(cluster: Make) -> None:
-    """If lost ends were repeated, client and manager would number results differently."""
+def test_lost_ends_are_not_repeated_and_later_ends_are_sent(cluster: Make) -> None:
+    """Repeated lost ends would give client and manager different result numbers."""
     c = cluster(pilots=2).calls(4).ready().end("1")
     c.event(ManagerRestarted())
     c.come_back("p1", lib1=tuple(c.names[id] for id in c.core.state.libraries[1].held)).forget()  # type: ignore[index]
@@ -187,13 +187,13 @@ def test_unknown_library_is_adopted_with_its_memory(c: Cluster) -> None:
     assert c.hears("old", to_pilot.RunCalls).library == 7
 
 
-def test_a_library_that_does_not_fit_the_books_is_stopped(c: Cluster) -> None:
+def test_library_that_exceeds_the_recorded_memory_is_stopped(c: Cluster) -> None:
     too_large = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**12)  # type: ignore[arg-type]
     back(c, too_large)
     assert c.hears("old", to_pilot.StopLibrary).library == 7
 
 
-def test_a_call_that_runs_goes_on_when_its_client_submits_it_again(c: Cluster) -> None:
+def test_running_call_continues_when_its_client_resubmits_it(c: Cluster) -> None:
     back(c, facts(1))
     bob(c)
     again(c, 1, 2)
@@ -203,14 +203,14 @@ def test_a_call_that_runs_goes_on_when_its_client_submits_it_again(c: Cluster) -
     assert sent == [2], "the one that runs is not sent again"
 
 
-def test_a_call_that_runs_goes_on_when_its_client_was_first(c: Cluster) -> None:
+def test_running_call_continues_if_its_client_reconnected_first(c: Cluster) -> None:
     bob(c)
     again(c, 1)
     back(c, facts(1))
     assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
 
 
-def test_an_end_that_comes_before_its_client_is_kept_for_it(c: Cluster) -> None:
+def test_end_that_arrives_before_its_client_is_kept(c: Cluster) -> None:
     back(c, facts(1))
     end = CallEnd(3 << 40 | 1, True, b"result", 1.0)  # type: ignore[arg-type]
     c.report("old", say.CallsEnded(7, [end]))  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_repeated_end_keeps_the_file_of_a_known_result(c: Cluster) -> None:
     assert not [each for each in c.others if isinstance(each, DiscardObject)]
 
 
-def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again(c: Cluster) -> None:
+def test_ranks_of_a_gang_are_ended_and_the_gang_restarts(c: Cluster) -> None:
     back(c, facts(1))
     bob(c)
     again(c, 1, gang=(2, 2))
@@ -248,7 +248,7 @@ def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again(c: Cluster) -> None
     assert call.state is CallState.WAITING
 
 
-def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Make) -> None:
+def test_frames_of_a_pilot_count_after_the_acknowledged_ones(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).ready()
     call = c.ids["1"]
     c.event(ManagerRestarted()).come_back("p1", lib1=("1",))
@@ -262,7 +262,7 @@ def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Mak
     assert c.core.state.done == 1
 
 
-def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine(c: Cluster) -> None:
+def test_device_that_failed_in_the_lost_part_stays_in_quarantine(c: Cluster) -> None:
     back(c, facts(), faults={"cpu:0": "wrong product, twice"})
     assert c.core.state.pilots["old"].devices["cpu:0"].fault == "wrong product, twice"  # type: ignore[index]
     assert c.core.state.libraries[7].state is LibraryState.STOPPING  # type: ignore[index]
@@ -281,15 +281,15 @@ def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
     assert c.core.state.pilots["old"].source == "mine"  # type: ignore[index]
 
 
-def test_block_that_is_requested_again_has_its_former_pilots(c: Cluster) -> None:
-    """The journal lost its first records, so the source's first block is b1 again."""
+def test_block_requested_again_keeps_its_former_pilots(c: Cluster) -> None:
+    """The journal lost its first records, so the first block of the source is b1 again."""
     back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]  # type: ignore[index]
     assert list(block.pilots) == ["old"]
     assert not block.coming, "status says no more that its pilot is to come"
 
 
-def test_a_block_that_was_over_is_cancelled() -> None:
+def test_ended_block_is_cancelled() -> None:
     source = Source("mine", Rule.FIXED, first=1, most=1)
     c = cluster().sources(source)
     c.block("b1", phase=BlockPhase.ENDED, reason="done").forget()
@@ -305,9 +305,9 @@ def test_numbers_given_in_the_lost_part_are_not_reused(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, *, known: bool) -> None:
-    """Once the damaged record was the one that assigned the call to its library. So the manager ignored the call's end,
-    dropped the repeated end because of its number, and the call ran for ever.
+def test_end_before_a_hello_after_a_journal_gap_counts_if_repeated(cluster: Make, *, known: bool) -> None:
+    """The damaged record once was the assignment of the call to its library. The manager ignored the end of the call,
+    dropped the repeated end because of its number, and the call ran forever.
     """
     c = cluster(pilots=1).calls(1).ready()
     if known:
@@ -316,7 +316,7 @@ def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, 
         c.end("1").event(RecordsLost(100, "its checksum is wrong")).event(ManagerRestarted()).call("2")
     call, before = ("1" if known else "2"), c.taken("p1")
     end = say.CallsEnded(next(iter(c.core.state.libraries)), [CallEnd(c.ids[call], True)])  # type: ignore[arg-type]
-    c._frames["p1"] = before + 3  # the journal lost the pilot's last frames
+    c._frames["p1"] = before + 3  # the journal lost the last frames of the pilot
     c.report("p1", end)
     number = c._frames["p1"]
     c.come_back("p1", acknowledged=number - 1, lib1=(call,))

@@ -56,7 +56,7 @@ def heard(c: Cluster, kind: type[Any]) -> list[Any]:
     return [message for message in c.mail["p1"] if isinstance(message, kind)]
 
 
-def test_sleep_frees_the_device_and_takes_host_memory(c: Cluster) -> None:
+def test_sleeping_library_frees_the_device_and_uses_host_memory(c: Cluster) -> None:
     order(c, Sleep(lib(c).id))
     device, pilot = lib(c).devices[0], c.pilot()
     assert (device.free_bytes, pilot.sleeper_budget_bytes) == (23 * GB, 5 * GB), "as estimated"
@@ -71,7 +71,7 @@ def test_sleep_frees_the_device_and_takes_host_memory(c: Cluster) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["busy", "resized", "asleep", "incapable", "no host memory"])
-def test_an_impossible_sleep_changes_nothing(c: Cluster, wrong: str) -> None:
+def test_impossible_sleep_changes_nothing(c: Cluster, wrong: str) -> None:
     library = lib(c)
     if wrong == "busy":
         c.call("a2", context="a")
@@ -89,7 +89,7 @@ def test_an_impossible_sleep_changes_nothing(c: Cluster, wrong: str) -> None:
     assert (library.state, library.promised_bytes) == before
 
 
-def test_a_library_is_woken_only_once_it_sleeps(c: Cluster) -> None:
+def test_library_is_woken_only_after_it_fell_asleep(c: Cluster) -> None:
     with pytest.raises(PolicyError, match="only one that sleeps"):
         order(c, Wake(lib(c).id))
     order(c, Sleep(lib(c).id))
@@ -97,7 +97,7 @@ def test_a_library_is_woken_only_once_it_sleeps(c: Cluster) -> None:
         order(c, Wake(lib(c).id))
 
 
-def test_a_refused_sleep_gives_the_library_back(c: Cluster) -> None:
+def test_refused_sleep_makes_the_library_usable_again(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).awake(lib(c), refused="lib-1 is not put to sleep: it holds 1 calls")
     assert (lib(c).state, lib(c).promised_bytes, c.pilot().sleeper_budget_bytes) == (
         LibraryState.READY, 8 * GB, 10 * GB,
@@ -105,7 +105,7 @@ def test_a_refused_sleep_gives_the_library_back(c: Cluster) -> None:
     assert c.call("a2", context="a").held(context="a") == ["a2"]
 
 
-def test_a_call_that_comes_while_it_falls_asleep_wakes_it(c: Cluster) -> None:
+def test_call_that_arrives_while_a_library_falls_asleep_wakes_it(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).forget().call("a2", context="a")
     c.nothing_else_was_said()
     c.asleep(lib(c), keeps="1 GB", host="5 GB")
@@ -115,7 +115,7 @@ def test_a_call_that_comes_while_it_falls_asleep_wakes_it(c: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.CONTEXT, None])
-def test_a_sleeper_that_ends_frees_all_and_its_context_loads(c: Cluster, kind: FailureKind | None) -> None:
+def test_sleeping_library_that_ends_frees_all_and_reloads(c: Cluster, kind: FailureKind | None) -> None:
     sleeps(c).die(lib(c), failure=None if kind is None else Failure(kind, "it ended"))
     assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().sleeper_budget_bytes) == (24 * GB, 10 * GB)  # type: ignore[index]
     assert c.context("a").sleep_failure == ("it ended" if kind is FailureKind.CONTEXT else "")
@@ -124,7 +124,7 @@ def test_a_sleeper_that_ends_frees_all_and_its_context_loads(c: Cluster, kind: F
     assert len(heard(c, to_pilot.StartLibrary)) == 1
 
 
-def test_orders_that_were_lost_are_repeated_after_a_reconnect(c: Cluster) -> None:
+def test_lost_orders_are_repeated_after_a_reconnect(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).forget()
     hello(c, ready=True)
     assert len(heard(c, to_pilot.SleepLibrary)) == 1
@@ -136,7 +136,7 @@ def test_orders_that_were_lost_are_repeated_after_a_reconnect(c: Cluster) -> Non
     assert lib(c).state is LibraryState.READY
 
 
-def test_a_sleeper_is_found_after_its_order_was_lost(c: Cluster) -> None:
+def test_sleeping_library_is_found_after_its_order_was_lost(c: Cluster) -> None:
     hello(c, asleep=True, reserved_bytes=GB, host_bytes=5 * GB)
     assert lib(c).state is LibraryState.ASLEEP
     assert len(heard(c, to_pilot.SleepLibrary)) == 1, "the pilot repeats its answer"
@@ -144,7 +144,7 @@ def test_a_sleeper_is_found_after_its_order_was_lost(c: Cluster) -> None:
     assert (lib(c).slept, lib(c).promised_bytes, lib(c).awake_bytes) == (True, GB, 8 * GB)
 
 
-def test_a_library_that_woke_unknown_keeps_the_calls_that_it_has(c: Cluster) -> None:
+def test_library_that_woke_unnoticed_keeps_its_calls(c: Cluster) -> None:
     sleeps(c).call("a2", context="a").forget()
     hello(c, ready=True, calls=(c.ids["a2"],))
     assert (lib(c).state, lib(c).host_bytes) == (LibraryState.READY, 0)
@@ -152,14 +152,14 @@ def test_a_library_that_woke_unknown_keeps_the_calls_that_it_has(c: Cluster) -> 
     assert heard(c, to_pilot.WakeLibrary) == []
 
 
-def test_calls_for_a_library_that_sleeps_unknown_are_queued_again(c: Cluster) -> None:
+def test_calls_of_a_library_that_slept_unnoticed_are_requeued(c: Cluster) -> None:
     c.call("a2", context="a").asleep(lib(c), keeps="1 GB", host="5 GB")
     assert lib(c).held == {}
     assert c.the_call("a2").holder is None
     assert len(heard(c, to_pilot.WakeLibrary)) == 1
 
 
-def test_a_hello_with_impossible_host_memory_is_limited() -> None:
+def test_hello_with_impossible_host_memory_is_limited() -> None:
     c = Cluster().join("p1", of=devices(1, kind="A10", memory="24 GB"), sleepers="10 GB")
     c.define(recipe("a", device_memory_bytes=7 * GB))
     facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, asleep=True, host_bytes=99 * GB)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_a_hello_with_impossible_host_memory_is_limited() -> None:
     assert (lib(c).host_bytes, c.pilot().sleeper_budget_bytes) == (10 * GB, 0)
 
 
-def test_an_unknown_sleeper_is_adopted_and_wakes() -> None:
+def test_unknown_sleeping_library_is_adopted_and_wakes() -> None:
     c = Cluster().join("p1", of=devices(1, kind="A10", memory="24 GB")).define(recipe("a", device_memory_bytes=7 * GB))
     facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, sleeps=True, asleep=True, awake_bytes=8 * GB)  # type: ignore[arg-type]
     told = say.PilotHello(
@@ -180,7 +180,7 @@ def test_an_unknown_sleeper_is_adopted_and_wakes() -> None:
     assert woken.device_memory_bytes == 8 * GB
 
 
-def test_a_pilot_that_returns_brings_its_sleepers_back(c: Cluster) -> None:
+def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
     sleeps(c).lose("p1")
     kept = c.core.state.gone_pilots["p1"].kept  # type: ignore[index]
     assert kept is not None
@@ -213,7 +213,7 @@ def test_impossible_numbers_end_the_connection(c: Cluster, message: Any, wrong: 
     assert wrong in heard(c, to_pilot.PilotRefused)[0].reason
 
 
-def test_a_waking_library_is_no_lost_load_and_no_cut_load(c: Cluster) -> None:
+def test_waking_library_counts_neither_as_lost_nor_cut_off_load(c: Cluster) -> None:
     sleeps(c)
     order(c, Wake(lib(c).id))
     context = c.context("a")

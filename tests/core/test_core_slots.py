@@ -42,7 +42,7 @@ def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
     assert [x.slots for x in c.others if isinstance(x, RecordLoad)] == [3]
 
 
-def test_status_and_explain_tell_how_many_slots_are_taken(cluster: Make) -> None:
+def test_status_and_explain_show_the_number_of_used_slots(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(3, context="a")
     ready(c, 32)
     assert "a (3 of 32 slots)" in "\n".join(render(c.status()))
@@ -66,7 +66,7 @@ def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
     assert len(c.lives_on("a")) == 3  # 8 calls run; 12 are left for libraries of 8 slots
 
 
-def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> None:
+def test_forecasts_use_the_slots_of_the_last_library(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).call("first", context="a")
     ready(c, 4)
     c.end("first", run_s=100.0).lose("p1").calls(8, context="a")
@@ -98,7 +98,7 @@ def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     assert c.runs("p1") == ["1", "2", "3", "4"]
 
 
-def test_a_library_that_is_adopted_has_the_slots_that_its_pilot_tells(cluster: Make) -> None:
+def test_adopted_library_has_the_slots_reported_by_its_pilot(cluster: Make) -> None:
     c = cluster().define(recipe("a", slots=0))
     facts = say.LibraryFacts(7, "a", ("cpu:0",), True, slots=2)  # type: ignore[arg-type]
     says_hello(c, facts)
@@ -129,10 +129,10 @@ def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> Non
     c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
     assert started(c).device_memory_bytes == 8_600_000_000
     assert started(c).device_memory_bytes == 8_600_000_000
-    assert "c" in c.waiting("o")  # only 7 GB minus CUDA's own memory are free
+    assert "c" in c.waiting("o")  # only 7 GB minus CUDA memory are free
 
 
-def test_a_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
+def test_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 24 * GB), model("n", 25 * GB))
     assert started(c.call("a", context="m")).device_memory_bytes == 24 * GB
     c.call("b", context="n")
@@ -143,14 +143,14 @@ def test_host_memory_never_counts_on_a_gpu(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus()).define(model("m")).call("a", context="m")
     promised = started(c).device_memory_bytes
     c.report("p1", say.LibraryReady(c.library(context="m").id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=3 * GB))
-    assert c.library(context="m").promised_bytes == promised  # the report lacks device memory, so the promise stays
+    assert c.library(context="m").promised_bytes == promised  # the report lacks device memory, so the reservation stays
     assert c.context("m").advice["NVIDIA A10"].peak_bytes == 0
     assert c.context("m").resident_bytes == 0
 
 
 # ---- measured memory
-def test_a_second_load_is_not_given_memory_that_is_used(cluster: Make) -> None:
-    """The framework reports no device memory: 18 of 24 GB are used."""
+def test_second_load_does_not_get_memory_in_use(cluster: Make) -> None:
+    """The framework does not report device memory, of which 18 of 24 GB are used."""
     c = cluster().join("p1", of=gpus()).define(model("m"), model("n", 10 * GB)).call("a", context="m")
     started(c)
     library = c.library(context="m")
@@ -162,7 +162,7 @@ def test_a_second_load_is_not_given_memory_that_is_used(cluster: Make) -> None:
     assert "b" in c.waiting("n")
 
 
-def test_a_promise_grows_within_what_is_free_and_says_what_is_beyond(cluster: Make) -> None:
+def test_memory_grant_grows_within_free_memory_and_reports_excess(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus()).define(model("m", 10 * GB), model("n", 8 * GB))
     c.call("a", context="m").call("b", context="n").ready()
     library = c.library(context="m")
@@ -174,7 +174,7 @@ def test_a_promise_grows_within_what_is_free_and_says_what_is_beyond(cluster: Ma
 
 
 # ---- one process a device
-def test_a_device_of_one_process_holds_one_library_at_a_time(cluster: Make) -> None:
+def test_exclusive_device_has_one_library_at_a_time(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(processes=1)).define(model("m", 2 * GB), model("n"))
     c.call("a", context="m").call("b", context="n")
     assert started(c).device_memory_bytes == 24 * GB
@@ -191,7 +191,7 @@ def test_a_device_of_one_process_holds_one_library_at_a_time(cluster: Make) -> N
 
 
 # ---- missing or broken devices
-def test_what_was_left_out_reaches_status_and_explain(cluster: Make) -> None:
+def test_excluded_devices_are_shown_in_status_and_explain(cluster: Make) -> None:
     c = cluster()
     hello = say.PilotHello(wire.VERSION, SESSION, "n1", 7, gpus(), troubles=("GPU 1 was left out: GPU is lost",))
     c.report("p1", hello, numbered=False)
@@ -210,7 +210,7 @@ def without_gpus(c: Cluster, pilot: str, *, block: str) -> Cluster:
     )
 
 
-def test_pilot_without_its_site_gpus_is_released(cluster: Make) -> None:
+def test_pilot_without_the_gpus_of_its_site_is_released(cluster: Make) -> None:
     c = cluster().sources(SOURCE).call("a")
     assert c.asked() == ["b1"]
     without_gpus(c, "p1", block="b1")
@@ -235,7 +235,7 @@ def test_site_without_gpus_fails_calls_with_the_reason(cluster: Make) -> None:
     assert f"no pilot could be started: gpus: {LACKS}" in c.failure("a").message
 
 
-def test_a_good_pilot_after_one_without_gpus_serves(cluster: Make) -> None:
+def test_good_pilot_after_one_without_gpus_serves_calls(cluster: Make) -> None:
     c = cluster().sources(SOURCE).call("a")
     without_gpus(c, "p1", block="b1")
     c.report("p1", say.PilotLeaving(LACKS)).block("b1", phase=BlockPhase.ENDED).wait(5.0).forget()

@@ -16,7 +16,7 @@ from stoker.protocol import wire
 Make = Callable[..., Cluster]
 
 
-def test_a_status_names_the_slowest_calls_that_ended(cluster: Make) -> None:
+def test_status_names_the_slowest_ended_calls(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").ready().end("x", run_s=0.5)
     for number in range(MOST_SLOW + 5):
         c.call(f"n{number}").end(*[c.names[id] for id in c.core.state.calls], run_s=1.0 + number % 7)
@@ -29,7 +29,7 @@ def test_a_status_names_the_slowest_calls_that_ended(cluster: Make) -> None:
     assert first.ended_s >= 3.0
 
 
-def test_a_status_has_groups_of_failures_and_the_longest_runs(cluster: Make) -> None:
+def test_status_has_groups_of_failures_and_the_longest_runs(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     c.end("1", ok=False, raised="ValueError: no\n  at prog.py:3 in f").call("2").wait(5)
     status = c.status()
@@ -40,8 +40,8 @@ def test_a_status_has_groups_of_failures_and_the_longest_runs(cluster: Make) -> 
 
 
 @pytest.mark.slow
-def test_a_status_of_a_large_session_is_small_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "validate", lambda _state: None)  # it would take minutes
+def test_status_of_a_large_session_is_small_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "validate", lambda _state: None)  # validation would take minutes
     c = Cluster().define(recipe("llm"))
     c.join(*[f"p{number}" for number in range(200)], of=devices(1))
     for _ in range(10):

@@ -25,26 +25,26 @@ def learned(runs: Sequence[tuple[str, str, float]], *, present: Sequence[str] = 
     return speeds
 
 
-def test_kind_that_runs_the_long_function_is_not_slow() -> None:
+def test_kind_of_device_that_runs_the_long_function_is_not_slow() -> None:
     runs = [("short", "A10", 1.0), ("short", "A10", 1.0), ("short", "cpu", 2.0), ("long", "cpu", 200.0)] * 10
     runs += [("long", "A10", 100.0)] * 2
     assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.5)}
 
 
-def test_few_calls_say_nothing() -> None:
+def test_few_calls_give_no_speed() -> None:
     runs = [("f", kind, seconds) for kind, seconds in (("A10", 1.0), ("cpu", 4.0))]
     assert learned(runs * 9).of == {}
     assert learned(runs * 10).of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
 
 
-def test_outliers_change_little() -> None:
+def test_outliers_change_the_speed_little() -> None:
     runs = [("f", "A10", 1.0), ("f", "cpu", 4.0)] * 20
     runs[1], runs[20], runs[31] = ("f", "cpu", 500.0), ("f", "A10", 90.0), ("f", "cpu", 0.02)
     assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_alone_is_no_difference(seed: int) -> None:
+def test_noise_alone_gives_no_speed_difference(seed: int) -> None:
     chance = random.Random(seed)
     runs = [("f", kind, chance.expovariate(1.0)) for _ in range(200) for kind in BOTH]
     speeds = learned(runs)
@@ -52,7 +52,7 @@ def test_noise_alone_is_no_difference(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_difference_is_found_in_noise(seed: int) -> None:
+def test_speed_difference_is_found_in_noise(seed: int) -> None:
     chance = random.Random(seed)
     runs = [
         ("f", kind, chance.lognormvariate(0.0, 0.5) * (1 + 3 * (kind == "cpu"))) for _ in range(200) for kind in BOTH
@@ -60,7 +60,7 @@ def test_a_difference_is_found_in_noise(seed: int) -> None:
     assert learned(runs).of["cpu"] == pytest.approx(0.25, rel=0.3)
 
 
-def test_calls_of_a_kind_that_was_alone_are_not_compared() -> None:
+def test_calls_of_a_kind_without_comparison_are_not_compared() -> None:
     alone = [("f", "A10", 1.0)] * 50
     speeds = learned(alone, present=["A10"])
     for _ in range(10):
@@ -68,7 +68,7 @@ def test_calls_of_a_kind_that_was_alone_are_not_compared() -> None:
     assert speeds.of == {}
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_of_the_speed_comparison_is_bounded() -> None:
     speeds = learned([(f"f{n % 1000}", kind, 1.0) for n in range(5000) for kind in BOTH])
     assert len(speeds._open) <= 64
     assert all(len(logs) <= 31 for logs in speeds._logs.values())
@@ -85,7 +85,7 @@ def test_measured_speeds_replace_those_of_earlier_sessions() -> None:
     assert speeds.is_measured("cpu")
 
 
-def test_kinds_that_never_met_are_compared_by_a_third() -> None:
+def test_kinds_without_common_calls_are_compared_through_a_third() -> None:
     ratios = {("T4", "A10"): (2.0, 9.0), ("T4", "H200"): (6.0, 5.0), ("cpu", "old"): (3.0, 1.0)}
     assert relative_speeds(ratios) == {"A10": pytest.approx(1 / 3), "T4": pytest.approx(1 / 6), "H200": 1.0}
     assert relative_speeds({("T4", "A10"): (1.05, 9.0)}) == {}
@@ -131,7 +131,7 @@ def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
 
 
-def test_one_kind_alone_has_no_speed(cluster: Make) -> None:
+def test_single_kind_has_no_speed(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
     for _ in range(20):
         c.calls(2)
@@ -163,6 +163,6 @@ def test_speed_of_earlier_sessions_survives_a_load(cluster: Make) -> None:
     assert c.context().speeds.of["cpu"] == pytest.approx(0.25), "advice without speeds changes none"
 
 
-def test_old_pilot_may_still_name_a_speed() -> None:
+def test_older_pilot_may_still_report_a_speed() -> None:
     told = msgspec.msgpack.encode({"device": "cpu:0", "kind": "cpu", "memory_bytes": 1, "speed": 2.0})
     assert msgspec.msgpack.decode(told, type=say.DeviceFacts).kind == "cpu"

@@ -19,14 +19,14 @@ from stoker.protocol.show_status import forecast_in_words, render
 Make = Callable[..., Cluster]
 
 
-def test_without_pilots_a_call_waits_for_one_and_the_blocks_say_why(cluster: Make) -> None:
+def test_call_without_pilots_shows_why_the_blocks_wait(cluster: Make) -> None:
     c = cluster().call("c1").wait(48)
     assert "waits for 48 s: no pilot has joined yet (no block was submitted)" in c.story("c-1")
     c.tell("ana", say.WantPilots({"b1": "pending: Priority"}))
     assert "no pilot has joined yet (block b1: pending: Priority)" in c.story("c-1")
 
 
-def test_own_block_is_called_b0_and_runs_once_its_pilot_is_here(cluster: Make) -> None:
+def test_own_block_is_named_b0_and_runs_once_its_pilot_has_joined(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending", "1": "failed: exit code 1"}))
     assert "block that the program started itself: pending, none of its pilots has joined" in c.story("b0")
@@ -38,13 +38,13 @@ def test_own_block_is_called_b0_and_runs_once_its_pilot_is_here(cluster: Make) -
     assert report.session_status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
 
 
-def test_own_block_without_a_pilot_ended_before_one_came(cluster: Make) -> None:
+def test_own_block_without_a_pilot_ended_before_a_pilot_joined(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
     assert report.session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
 
 
-def test_logs_of_an_open_call_say_what_it_waits_for(cluster: Make) -> None:
+def test_logs_of_an_open_call_show_its_wait_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = nothing_kept(c.the_story("c-3"))
     assert waits == ("c-3 waits: its library runs other calls\nread its output after its end: stoker logs c-3")
@@ -61,25 +61,25 @@ def test_logs_of_an_open_call_say_what_it_waits_for(cluster: Make) -> None:
     )
 
 
-def test_a_call_behind_others_in_its_library_says_so(cluster: Make) -> None:
+def test_call_behind_others_in_its_library_shows_its_position(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
     assert "3 calls are before it in that library" in c.story("c-5")
     assert nothing_kept(c.the_story("c-5")).startswith("c-5 waits in lib-1: 3 calls are before it in that library\n")
 
 
-def test_a_pilot_that_is_cut_off_is_said_to_be(cluster: Make) -> None:
+def test_disconnected_pilot_is_shown_as_such(cluster: Make) -> None:
     c = cluster(pilots=1).cut("p1").call("c1")
     assert "no pilot is here (1 cut off" in c.story("c-1")
     assert "cut" in c.story("p1").splitlines()[0]
 
 
-def test_a_context_on_its_way_tells_where_and_how_long(cluster: Make) -> None:
+def test_loading_context_shows_its_location_and_duration(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").wait(3)
     c.report("p1", say.LibraryUpdate(1, say.LibraryPhase.LOADING))  # type: ignore[arg-type]
     assert "a library without a context is starting (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
 
 
-def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
+def test_wait_behind_busy_libraries_is_predicted(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=2.0, load_s=100.0)
     c.calls(6)
     story = c.story("c-7")
@@ -88,7 +88,7 @@ def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-2")
 
 
-def test_a_call_that_came_back_says_why(cluster: Make) -> None:
+def test_requeued_call_shows_the_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1")
     story = c.story("1")
     assert "p1 was lost (silent for 15 s): back in the queue, not counted as a try" in story
@@ -97,7 +97,7 @@ def test_a_call_that_came_back_says_why(cluster: Make) -> None:
     assert "its library died (ended by signal 9 (killed)), 1 of 2" in c.story("1")
 
 
-def test_a_call_that_failed_is_kept_with_its_story(cluster: Make) -> None:
+def test_failed_call_is_kept_with_its_story(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1", ok=False)
     assert "raised an exception in your code after 1.000 s" in c.story("c-1")
     c.call("c2").end("c2")
@@ -106,13 +106,13 @@ def test_a_call_that_failed_is_kept_with_its_story(cluster: Make) -> None:
     assert "no call, pilot, library, context or block" in c.story("what")
 
 
-def test_the_last_failures_are_kept_and_no_more(cluster: Make) -> None:
+def test_number_of_kept_failures_is_bounded(cluster: Make) -> None:
     c = cluster().calls(1200).tell("ana", say.Cancel(list(range(1, 1201))))  # type: ignore[arg-type]
     assert len(c.core.state.failed) == 1000
     assert "cancelled by its client" in c.story("c-1200")
 
 
-def test_contexts_and_libraries_tell_what_happened_to_them(cluster: Make) -> None:
+def test_contexts_and_libraries_have_stories(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("llm")).call("c1", context="llm")
     c.fail_load(c.library(context="llm"))
     assert "last failed load: FileNotFoundError" in c.story("llm")
@@ -126,7 +126,7 @@ def test_contexts_and_libraries_tell_what_happened_to_them(cluster: Make) -> Non
     assert "lib-2 on p1 ended" in c.story("c-1")
 
 
-def test_a_failure_of_several_lines_is_one_line_of_status(cluster: Make) -> None:
+def test_multi_line_failure_is_one_line_of_status(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("llm")).call("c1", context="llm")
     failure = msgspec.structs.replace(BROKEN, message="the loader raised ValueError: a\n  b\n\tc")
     c.die(c.library(context="llm"), failure=failure, loading=True)
@@ -135,7 +135,7 @@ def test_a_failure_of_several_lines_is_one_line_of_status(cluster: Make) -> None
     assert "\n" not in context.waits_for
 
 
-def test_no_room_is_said_with_what_is_free(cluster: Make) -> None:
+def test_lack_of_room_is_shown_with_the_free_memory(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="5 GB"), recipe("b", memory="5 GB"))
     c.call("c1", context="a").ready().call("c2", context="b")
     assert "no device has room for b next to its busy libraries (most free: 3.0 GB)" in c.story("c-2")
@@ -160,7 +160,7 @@ def test_status_counts_everything_once(cluster: Make) -> None:
 
 
 # ---- one forecast
-def test_of_long_calls_the_forecast_is_what_calls_take_over_the_slots(cluster: Make) -> None:
+def test_forecast_of_long_calls_is_run_time_over_slots(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").ready()
     c.wait(100).end("1", "2", run_s=100.0).calls(6, context="a").wait(40)
     status = c.status()
@@ -169,7 +169,7 @@ def test_of_long_calls_the_forecast_is_what_calls_take_over_the_slots(cluster: M
     assert forecast_in_words(status) == "done in about 5 min"
 
 
-def test_of_short_calls_the_forecast_is_the_rate_that_is_shown(cluster: Make) -> None:
+def test_forecast_of_short_calls_uses_the_shown_rate(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(40, context="a").ready()
     for number in range(1, 21):
         c.wait(1).end(str(number), run_s=0.001)
@@ -188,7 +188,7 @@ def test_rows_never_promise_more_than_the_headline(cluster: Make) -> None:
     assert status.left_s >= 60.0, "both share one device"
 
 
-def test_pilots_awaited_after_a_restart_count_as_here(cluster: Make) -> None:
+def test_pilots_awaited_after_a_restart_count_as_present(cluster: Make) -> None:
     c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
     c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")
     c.ready().end("1", run_s=2.0).calls(40, context="a").ready()
@@ -201,13 +201,13 @@ def test_pilots_awaited_after_a_restart_count_as_here(cluster: Make) -> None:
     assert "after the first pilot" not in render(status)[0]
 
 
-def test_a_load_that_is_under_way_counts(cluster: Make) -> None:
+def test_running_load_is_part_of_the_forecast(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(load_s=20.0).end("1", run_s=4.0)
     c.die(c.library(context="a")).calls(2, context="a").wait(5)
     assert 23.0 < c.status().left_s < 23.2, "15.1 s of its load are left, and two calls of 4 s"
 
 
-def test_without_a_pilot_the_forecast_counts_from_the_first_one(cluster: Make) -> None:
+def test_forecast_without_a_pilot_counts_from_the_first_pilot(cluster: Make) -> None:
     c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
     c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(4), block="b1")
     c.ready().end("1", run_s=60.0).lose("p1").block("b1", phase=BlockPhase.ENDED, reason="preempted")
@@ -222,14 +222,14 @@ def test_without_a_pilot_the_forecast_counts_from_the_first_one(cluster: Make) -
     assert "after the first pilot" not in render(c.status())[0]
 
 
-def test_of_work_that_was_never_measured_only_the_pilot_is_promised(cluster: Make) -> None:
+def test_unmeasured_work_has_only_a_forecast_of_its_pilot(cluster: Make) -> None:
     c = cluster().sources(Source("lab")).define(recipe("a")).call("1", context="a")
     assert forecast_in_words(c.status()) == ""
     c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=600.0)
     assert forecast_in_words(c.status()) == "first pilot expected in 10 min"
 
 
-def test_a_call_that_was_cancelled_is_not_done(cluster: Make) -> None:
+def test_cancelled_call_does_not_count_as_done(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready().end("1").tell("ana", say.Cancel([3]))  # type: ignore[list-item]
     status = c.status()
     assert (status.done, status.failed, status.cancelled, status.running) == (1, 0, 1, 1)
@@ -237,14 +237,14 @@ def test_a_call_that_was_cancelled_is_not_done(cluster: Make) -> None:
 
 
 # ---- stories of ended and lost things
-def test_a_call_that_ended_names_its_library_pilot_and_device(cluster: Make) -> None:
+def test_ended_call_names_its_library_pilot_and_device(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")
     c.calls(1).tell("ana", say.Cancel([3]))  # type: ignore[list-item]
     assert "it was sent to no library" in c.story("c-3") or "sent to lib-1 (cpu:0 of p1)" in c.story("c-3")
 
 
-def test_libraries_and_pilots_that_are_gone_are_known(cluster: Make) -> None:
+def test_ended_libraries_and_lost_pilots_can_be_explained(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("llm")).call("c1", context="llm").ready()
     c.die(c.library(context="llm"), "c1").ready()
     assert "ended: ended by signal 9" in c.story("lib-1")
@@ -255,7 +255,7 @@ def test_libraries_and_pilots_that_are_gone_are_known(cluster: Make) -> None:
     assert "lib-1 on p1: ended" in c.story("llm")
 
 
-def test_few_libraries_that_are_gone_are_kept(cluster: Make) -> None:
+def test_few_ended_libraries_are_kept(cluster: Make) -> None:
     c = cluster(pilots=1)
     for _ in range(250):
         c.calls(1).ready()
@@ -263,7 +263,7 @@ def test_few_libraries_that_are_gone_are_kept(cluster: Make) -> None:
     assert len(c.core.state.gone_libraries) == 200
 
 
-def test_the_beginning_of_one_name_alone_is_enough(cluster: Make) -> None:
+def test_unique_prefix_of_a_name_is_enough(cluster: Make) -> None:
     c = cluster().join("n014-ab12", "n021-cd34", "n021-ef56").define(recipe("llm-7f3a"), recipe("llm-09aa"))
     assert c.the_story("n014").subject == "n014-ab12"
     assert c.the_story("llm-7").subject == "llm-7f3a"
@@ -276,7 +276,7 @@ def test_the_beginning_of_one_name_alone_is_enough(cluster: Make) -> None:
     assert c.the_story("host-n014-ab12").found
 
 
-def test_two_recipes_of_one_loader_are_told_apart_by_their_arguments(cluster: Make) -> None:
+def test_two_recipes_of_one_loader_are_distinguished_by_arguments(cluster: Make) -> None:
     three, four = (msgspec.structs.replace(recipe(f"t-{n}"), arguments=f"({n})") for n in (3, 4))
     c = cluster(pilots=1).define(three, four).call("c1", context="t-3").call("c2", context="t-4")
     assert "wants t-3(3)" in c.story("c-1")
@@ -285,7 +285,7 @@ def test_two_recipes_of_one_loader_are_told_apart_by_their_arguments(cluster: Ma
     assert any(line.lstrip().startswith(("contexts  t-3(3)", "t-3(3)")) for line in render(c.status()))
 
 
-def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
+def test_story_of_a_call_shows_its_shortened_arguments(cluster: Make) -> None:
     c = cluster().tell("ana", say.Submit("f", "bare", [  # type: ignore[arg-type, list-item]
         CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
         CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),
@@ -296,12 +296,12 @@ def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
     assert not c.the_story("c-9").payload
 
 
-def test_calls_longer_than_usual_are_not_forecast_to_end_at_once(cluster: Make) -> None:
+def test_overdue_calls_are_not_forecast_to_end_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(3).wait(60)
     assert c.status().left_s >= 3 * 60
 
 
-def test_context_of_a_missing_kind_waits_for_blocks(cluster: Make) -> None:
+def test_context_for_a_missing_device_kind_waits_for_blocks(cluster: Make) -> None:
     c = cluster().sources(Source("cpus", first=1, most=1), Source("gpus", first=1, most=1, kind="a100"))
     wants = msgspec.structs.replace(recipe("a"), needs=Needs(kinds=("a100",)))
     c.define(wants).block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")

@@ -1,4 +1,4 @@
-"""Short calls do not wait for a long call if they can run elsewhere."""
+"""Short calls do not wait behind a long call if another library can run them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[..., Cluster]
 SHORT_S = 0.001
 
 
-def test_calls_prefetched_behind_a_long_one_run_elsewhere(cluster: Make) -> None:
+def test_calls_prefetched_behind_a_long_call_run_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=SHORT_S).join("p2")
     c.call("long", context="a").forget().call("s1", "s2", context="a")
     assert c.held(context="a") == ["long", "s1", "s2"]
@@ -32,7 +32,7 @@ def test_calls_prefetched_behind_a_long_one_run_elsewhere(cluster: Make) -> None
     assert c.held("p2", "a")[0] == "s1"
 
 
-def test_a_library_that_is_free_gets_them_at_once(cluster: Make) -> None:
+def test_free_library_gets_calls_of_a_stuck_library_at_once(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
     c.call("long").forget().call("s1")
     assert c.held("p2") == ["long"]
@@ -42,7 +42,7 @@ def test_a_library_that_is_free_gets_them_at_once(cluster: Make) -> None:
     assert c.held("p1") == ["s2", "s3", "s4"]
 
 
-def test_no_call_waits_behind_one_begun_before_run_times_were_known(cluster: Make) -> None:
+def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("long", "quick", context="a").ready()
     c.end("quick", run_s=SHORT_S).wait(60).call("s1", context="a").call("s2", context="a")
     assert (c.held("p1", "a"), c.held("p2", "a")) == (["long"], ["s1", "s2"])
@@ -51,7 +51,7 @@ def test_no_call_waits_behind_one_begun_before_run_times_were_known(cluster: Mak
     assert len(c.held("p2", "a")) > 2
 
 
-def test_a_library_gets_stuck_also_while_calls_of_others_are_long(cluster: Make) -> None:
+def test_library_gets_stuck_while_calls_elsewhere_are_long(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").hot(context="a", run_s=SHORT_S)
     c.call("long", context="a").call("slow", context="a")
     lies, other = (c.holders(name)[0] for name in ("long", "slow"))
@@ -63,7 +63,7 @@ def test_a_library_gets_stuck_also_while_calls_of_others_are_long(cluster: Make)
     assert c.held(other.pilot.id, "a") == ["s1", "s2"]
 
 
-def test_many_libraries_that_are_stuck_keep_no_other_from_its_backlog(cluster: Make) -> None:
+def test_stuck_libraries_do_not_block_the_backlog_of_others(cluster: Make) -> None:
     c = cluster(pilots=10).define(recipe("a")).calls(10, context="a").hot(context="a", run_s=SHORT_S)
     for n in range(9):
         c.wait(0.01).call(f"long{n}", context="a")
@@ -75,7 +75,7 @@ def test_many_libraries_that_are_stuck_keep_no_other_from_its_backlog(cluster: M
     assert sum(library.load for library in c.context("a").libraries.values()) == 9 + len(c.held(other, "a"))
 
 
-def test_a_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:
+def test_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1)
     c.give_back("s1").call("s2")
     assert c.held() == ["long"]
@@ -94,7 +94,7 @@ def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
     assert not library.stuck
 
 
-def test_a_cancelled_call_that_is_left_to_finish_holds_up_no_others(cluster: Make) -> None:
+def test_cancelled_call_left_to_finish_delays_no_others(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=5.0).join("p2")
     c.call("long", context="a").tell("ana", say.Cancel([c.ids["long"]]))  # type: ignore[list-item]
     c.call("s1", context="a").wait(4.5)
@@ -103,7 +103,7 @@ def test_a_cancelled_call_that_is_left_to_finish_holds_up_no_others(cluster: Mak
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_a_library_that_gets_on_with_its_backlog_keeps_it(cluster: Make) -> None:
+def test_library_that_progresses_with_its_backlog_keeps_it(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).calls(60).forget()
     for _ in range(20):
         c.wait(0.4).end(*c.held()[:2], run_s=SHORT_S)
@@ -112,7 +112,7 @@ def test_a_library_that_gets_on_with_its_backlog_keeps_it(cluster: Make) -> None
     assert not [said for said in c.mail["p1"] if isinstance(said, to_pilot.TakeBack)]
 
 
-def test_with_a_free_slot_a_library_is_not_stuck(cluster: Make) -> None:
+def test_library_with_a_free_slot_is_not_stuck(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=2)).call("x", context="a").hot(context="a", run_s=SHORT_S)
     c.call("long", context="a").call("s1", context="a").wait(0.9).end("s1", run_s=SHORT_S)
     c.calls(5, context="a").wait(0.9)
@@ -123,8 +123,8 @@ def test_with_a_free_slot_a_library_is_not_stuck(cluster: Make) -> None:
     assert c.hears("p1", to_pilot.TakeBack).count == 4
 
 
-def test_queued_call_behind_a_lingering_one_is_loaded_elsewhere(cluster: Make) -> None:
-    """Calls of 1 s are never prefetched. One such call does not justify a load of 10 s."""
+def test_queued_call_behind_an_overdue_call_is_loaded_elsewhere(cluster: Make) -> None:
+    """Calls of 1 s are never prefetched, and one call of 1 s does not justify a load of 10 s."""
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=9.9).join("p2")
     c.call("long", context="a").call("s1", context="a").wait(9)
     assert c.lives_on("a") == ["p1"]
@@ -132,7 +132,7 @@ def test_queued_call_behind_a_lingering_one_is_loaded_elsewhere(cluster: Make) -
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_calls_that_run_as_long_as_usual_do_not_linger(cluster: Make) -> None:
+def test_calls_of_usual_length_are_not_overdue(cluster: Make) -> None:
     c = (
         cluster(pilots=1)
         .define(recipe("a"))
@@ -146,7 +146,7 @@ def test_calls_that_run_as_long_as_usual_do_not_linger(cluster: Make) -> None:
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_less_used_context_makes_room_if_nothing_is_free(cluster: Make) -> None:
+def test_less_used_context_is_evicted_if_no_device_is_free(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a"), recipe("b")).call("x", context="a").hot(context="a", run_s=SHORT_S)
     c.join("p2").call("z", context="b").ready().end("z").call("long", context="a").call("s1", context="a").wait(1.1)
     c.forget().give_back("s1").wait(1.1)
@@ -167,7 +167,7 @@ def by(dispatch: HottestFirst) -> Callable[[], Policies]:
 
 
 class GivesFive(HottestFirst):
-    """A user's dispatch policy that ignores stuck libraries."""
+    """A user-defined dispatch policy that ignores stuck libraries."""
 
     def window(self, view: View, library: Library) -> int:
         return 5
@@ -185,7 +185,7 @@ def test_stuck_library_gets_no_backlog_under_any_policy(cluster: Make) -> None:
     assert c.held() == ["s1", "s2", "s3"]
 
 
-def test_a_backlog_of_calls_that_are_known_to_be_long_stays(cluster: Make) -> None:
+def test_backlog_of_calls_known_to_be_long_is_kept(cluster: Make) -> None:
     c = cluster(pilots=1, policies=by(HottestFirst(prefetch_s=60.0))).calls(1).hot(run_s=5.0).calls(9)
     for _ in range(5):
         c.wait(5.0).end(c.held()[0], run_s=5.0)

@@ -1,4 +1,4 @@
-"""A call can hurt only itself: lost pilots, dead libraries, and the walltime."""
+"""A harmful call fails alone: lost pilots, dead libraries, and the walltime."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Ma
     assert "p1, 1.0 s after the call was submitted" in failure.message
 
 
-def test_calls_beside_it_end(cluster: Make) -> None:
+def test_calls_next_to_a_suspect_finish(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=4).call("bad", "a", "b", "c").ready()
     for n in range(40):
         if len(c.ended) == 4:
@@ -86,7 +86,7 @@ def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "died", "timed out", "stopped", "given back"])
-def test_a_suspect_begins_however_its_pilot_comes_to_be_free(cluster: Make, how: str) -> None:
+def test_suspect_starts_on_its_pilot_however_the_pilot_became_free(cluster: Make, how: str) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("bad", context="a").call("long", context="b").ready()
     for _ in range(ALONE_AFTER):
@@ -129,7 +129,7 @@ def test_losses_with_another_reason_do_not_count(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("reason", [LossReason.PREEMPTED, LossReason.OUT_OF_MEMORY, None])
-def test_the_last_word_is_the_batch_system_s(cluster: Make, reason: LossReason | None) -> None:
+def test_reason_of_the_batch_system_takes_precedence(cluster: Make, reason: LossReason | None) -> None:
     c = cluster().sources(Source("lab", first=20, most=20)).call("bad")
     blocks = list(c.core.state.blocks)
     c.block(*blocks, phase=BlockPhase.RUNNING)
@@ -153,7 +153,7 @@ def test_the_last_word_is_the_batch_system_s(cluster: Make, reason: LossReason |
     assert "the batch system reports OUT_OF_MEMORY" in failure.message
 
 
-def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
+def test_reconnected_pilot_does_not_count_as_a_loss(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
     for _ in range(MOST_LOSSES):
         c.lose("p1").come_back("p1", lib1=("c",))
@@ -162,7 +162,7 @@ def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
     assert c.ended["c"].ok
 
 
-def test_a_call_that_saves_its_progress_gets_on_and_is_not_counted(cluster: Make) -> None:
+def test_call_that_saves_progress_is_not_counted_as_a_suspect(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
     for n in range(2 * MOST_LOSSES):
         c.progress("c", float(n), 100.0, state=b"%d" % n)
@@ -171,7 +171,7 @@ def test_a_call_that_saves_its_progress_gets_on_and_is_not_counted(cluster: Make
     assert c.ended["c"].ok
 
 
-def test_a_gang_that_kills_pilots_is_given_up_too(cluster: Make) -> None:
+def test_gang_that_kills_pilots_fails(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
     for n in range(ALONE_AFTER + 1):
         assert "g" not in c.ended
@@ -180,7 +180,7 @@ def test_a_gang_that_kills_pilots_is_given_up_too(cluster: Make) -> None:
     assert c.failure("g").kind is FailureKind.POISON
 
 
-def test_library_killed_for_memory_of_another_is_no_proof(cluster: Make) -> None:
+def test_library_killed_for_memory_of_another_is_no_evidence(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("hog", context="a").call("good", context="b").ready()
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_library_killed_for_memory_of_another_is_no_proof(cluster: Make) -> None
     assert c.ended["good"].ok
 
 
-def test_a_call_that_dies_of_a_signal_of_its_own_is_proof_enough(cluster: Make) -> None:
+def test_death_by_a_signal_of_the_call_itself_is_sufficient_evidence(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("other", context="a").call("bad", context="b").ready()
     segfault = Failure(FailureKind.DIED, "was killed by SIGSEGV", signal=11)
@@ -200,7 +200,7 @@ def test_a_call_that_dies_of_a_signal_of_its_own_is_proof_enough(cluster: Make) 
     assert c.failure("bad").kind is FailureKind.POISON
 
 
-def test_calls_of_one_dead_library_are_tried_by_themselves(cluster: Make) -> None:
+def test_calls_of_one_dead_library_are_retried_alone(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(4)
     c.die(c.library(), "2", "3", "4").ready()
     assert c.held() == ["2"], "also in a library of one slot nothing waits behind a suspect"
@@ -228,7 +228,7 @@ def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None
     c.check()
 
 
-def test_a_context_whose_load_kills_its_pilots_is_given_up(cluster: Make) -> None:
+def test_context_whose_load_kills_its_pilots_is_abandoned(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("huge")).call("c", context="huge")
     for n in range(LOADS):
         assert c.ended == {}
@@ -276,7 +276,7 @@ def test_call_that_saves_state_may_be_cut_off_often(cluster: Make) -> None:
     assert "twice" in c.failure("long").message
 
 
-def test_a_call_that_began_late_is_tried_where_there_is_more_time(cluster: Make) -> None:
+def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> None:
     c = cluster().sources(Source("lab", first=2, most=4, walltime_s=600.0)).calls(2)
     first, second = c.core.state.blocks
     c.block(first, second, phase=BlockPhase.RUNNING)
@@ -297,7 +297,7 @@ def test_a_call_that_began_late_is_tried_where_there_is_more_time(cluster: Make)
     assert pilot_of(c, "late") == "new"
 
 
-def test_losing_a_pilot_at_its_walltime_is_a_cut(cluster: Make) -> None:
+def test_pilot_lost_at_its_walltime_counts_as_a_cut_off(cluster: Make) -> None:
     c = cluster().sources(LAB).call("long")
     for n in (1, 2):
         block = next(iter(c.core.state.blocks))
@@ -306,7 +306,7 @@ def test_losing_a_pilot_at_its_walltime_is_a_cut(cluster: Make) -> None:
     assert "cut off by the 1 min walltime, twice" in c.failure("long").message
 
 
-def test_what_is_known_of_the_memory_is_told(cluster: Make) -> None:
+def test_known_memory_use_is_reported(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     for _ in range(ALONE_AFTER + 1):
         library = c.holders("bad")[0]
@@ -315,7 +315,7 @@ def test_what_is_known_of_the_memory_is_told(cluster: Make) -> None:
     assert "used up to 7.5 GB meanwhile" in c.failure("bad").message
 
 
-def test_memory_that_earlier_calls_took_is_not_told_of_the_next(cluster: Make) -> None:
+def test_memory_of_earlier_calls_is_not_reported_for_the_next_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("large").call("bad").ready()
     library = c.holders("large")[0]
     c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
@@ -324,7 +324,7 @@ def test_memory_that_earlier_calls_took_is_not_told_of_the_next(cluster: Make) -
     assert "meanwhile" not in c.failure("bad").message
 
 
-def test_a_call_whose_pilot_is_lost_has_its_own_output(cluster: Make) -> None:
+def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
     devices = (say.DeviceFacts("cpu:0", "cpu", 8 << 30),)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from stoker.protocol import to_manager as say
 Make = Callable[..., Toy]
 
 
-def test_a_context_is_loaded_once_a_device_and_serves_call_after_call(toy: Make) -> None:
+def test_context_is_loaded_once_per_device_and_serves_many_calls(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("llm", load_s=5.0).call(*(f"c{n}" for n in range(20)), context="llm", run_s=1.0).run()
@@ -20,7 +20,7 @@ def test_a_context_is_loaded_once_a_device_and_serves_call_after_call(toy: Make)
     assert t.now == pytest.approx(15.0, abs=0.5)
 
 
-def test_short_calls_hide_the_round_trip_behind_a_backlog(toy: Make) -> None:
+def test_prefetched_short_calls_hide_the_round_trip(toy: Make) -> None:
     t = toy(latency_s=0.002)
     t.pilot("p1")
     t.call("first", run_s=0.0005).run()
@@ -29,19 +29,19 @@ def test_short_calls_hide_the_round_trip_behind_a_backlog(toy: Make) -> None:
     assert t.now - before < 0.0005 * 400 + 4 * 0.002 + 0.02
 
 
-def test_what_one_library_hoards_another_takes_back(toy: Make) -> None:
+def test_surplus_calls_of_one_library_are_taken_by_another(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.call("warm1", "warm2", run_s=0.001).run()
     t.call(*(f"c{n}" for n in range(40)), run_s=0.001)
-    # these calls have the same function as the short ones, so the core expects them to be short
+    # these calls share the function of short calls, so the core expects short calls
     t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)
     before = t.now
     t.run()
     assert t.now - before < 2.2
 
 
-def test_a_pilot_that_leaves_by_itself_is_given_nothing_more(toy: Make) -> None:
+def test_pilot_that_leaves_by_itself_gets_no_calls(toy: Make) -> None:
     t = toy()
     leaver = t.pilot("p1")
     t.call("long", run_s=50.0).call("c1", "c2", "c3", run_s=1.0)
@@ -70,7 +70,7 @@ def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_bad_day(toy: Make, seed: int) -> None:
+def test_every_call_ends_once_on_a_day_of_many_faults(toy: Make, seed: int) -> None:
     """Lose pilots at random times: every call ends once, and only bad calls fail."""
     chance = random.Random(seed)
     t = toy(latency_s=chance.choice((0.0005, 0.02)))

@@ -1,4 +1,4 @@
-"""One file writes each field of the manager's state, checked on the source code.
+"""Check in the source code that one file writes each field of the manager state.
 
 A field has a name and an owner (`library.held`, `manager.state.calls`), also through local names (`held =
 library.held`, `for listed in (source.coming, ...)`). State classes may change themselves.
@@ -72,7 +72,7 @@ def test_each_field_has_one_file_that_writes_it(kind: type) -> None:
         assert kind is not owner or writers[owner][field] == {file}
 
 
-def test_nothing_is_written_by_a_name_that_tells_no_noun() -> None:
+def test_state_is_written_only_through_typed_names() -> None:
     _, unknown = found()
     assert not unknown, "call it as its noun is called, or name it among OTHERS"
 
@@ -88,5 +88,5 @@ def test_nothing_is_written_by_a_name_that_tells_no_noun() -> None:
         "def f(x, library): x, library.held = 1, {}",
     ],
 )
-def test_a_write_is_seen_in_each_of_its_shapes(source: str) -> None:
+def test_writes_are_detected_in_every_syntax(source: str) -> None:
     assert ("held", "library") in {(field, owner) for field, owner, _ in written(ast.parse(source))}

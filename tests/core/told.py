@@ -1,4 +1,4 @@
-"""Pilots as peers, for tests of the transfer plan."""
+"""A cluster of pilots for tests of the transfer plan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.protocol import to_pilot, wire
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
-Told = tuple[tuple[str, ...], bool]  # the pilots to read from, and whether to read the origin
+Told = tuple[tuple[str, ...], bool]  # (source pilots, True to read the origin)
 
 
 class Peers(Cluster):
-    """A cluster whose pilots serve each other."""
+    """A cluster in which pilots serve each other."""
 
     def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True, cache: str = "") -> Peers:
         for name in names:

@@ -44,7 +44,7 @@ _decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """The real cost of a context in the toy world."""
+    """Real cost of a context in the toy world."""
 
     load_s: float = 1.0
     resident_bytes: int = 10**9
@@ -58,7 +58,7 @@ class Toy(Desk):
         super().__init__(**options)
         self.session = SESSION
         self.latency_s, self.resize_s = latency_s, resize_s
-        self.ignore_stops = False  # True if running calls ignore cancellation, so that their libraries end with them
+        self.ignore_stops = False  # True if running calls ignore cancellation, so their libraries end
         self.pilots: dict[str, ToyPilot] = {}
         self.links: dict[str, int] = {}  # The number of a pilot's open connection; 0 = none
         self.costs = {"bare": Cost(0.1, 50_000_000)}
@@ -120,7 +120,7 @@ class Toy(Desk):
         self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", declares: str = "", broken: str = "",
         runs_s: float = 0.0, sleeps: bool = False, **needs: Any,
     ) -> Toy:  # fmt: skip
-        """Add a context that uses `memory` and declares `declares`."""
+        """Add a context that uses `memory` bytes and declares `declares`."""
         self.costs[key] = Cost(load_s, parse_bytes(memory), broken, runs_s, sleeps)
         return self.tell(say.DefineRecipe(recipe(key, memory=declares, **needs)))
 

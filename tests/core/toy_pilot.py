@@ -1,4 +1,4 @@
-"""A pilot that follows the protocol in virtual time.
+"""Simulate a pilot that follows the protocol in virtual time.
 
 A library starts or grows only when the memory is free. An impossible reservation, a call sent twice to one library, or
 a function that was never sent fails the test.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The behaviour of a call. It reports its progress every `step_s`. If `shared`, a gang's ranks meet for `meet_s`
+    """Behaviour of a call. The call reports progress every `step_s`. If `shared`, ranks of a gang connect for `meet_s`
     and divide the work.
     """
 
@@ -33,7 +33,7 @@ class Work(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     shared: bool = False
     meet_s: float = 0.0
-    failed_by: str = ""  # `node` or `device`: the cause of its failures
+    failed_by: str = ""  # `node` or `device`: cause of failures
 
 
 class Running:
@@ -55,9 +55,9 @@ class ToyLibrary:
         """Target bytes on each device; `held_bytes` differs while the library waits for memory."""
         self.begun = False
         self.ready = False
-        self.moves = ""  # `falls asleep`, `asleep` or `wakes`; empty = it serves calls
+        self.moves = ""  # `falls asleep`, `asleep` or `wakes`; empty = serves calls
         self.awake_bytes = 0
-        self.wake_to = 0  # Size of an order to wake that came while it fell asleep
+        self.wake_to = 0  # Size of a wake order received during falling asleep
         self.stopping = False
         self.waiting: OrderedDict[int, tuple[CallSpec, GangPlace | None]] = OrderedDict()
         self.running: dict[int, Running] = {}
@@ -66,8 +66,8 @@ class ToyLibrary:
 
 
 GIVEN_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders without effect until the manager has answered the pilot's last hello. The manager repeats them, because the
-hello did not show them.
+"""Orders without effect until the manager has answered the last hello. The manager repeats orders missing in the
+hello.
 """
 
 

@@ -1,4 +1,4 @@
-"""Parses documentation pages: fenced blocks, commands, headings, links."""
+"""Parse documentation pages: fenced blocks, commands, headings, links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROGRAMS = ("make", "stoker", "cd", "python", "pip", "hf")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `number` counts the page's blocks of its language from 0."""
+    """A fenced block. `number`: index among blocks of one language on the page."""
 
     page: str
     language: str
@@ -42,8 +42,8 @@ def programs(page: str) -> list[Block]:
 
 
 def commands(page: str) -> list[str]:
-    """Return the commands in the page's fenced blocks without comments. Commands are lines after `$ `, or all lines of
-    a block that begins with a program.
+    """Return the commands in fenced blocks without comments. Commands are lines after `$ `, or all lines of a block
+    that starts with a program.
     """
     found = []
     for block in blocks(page):

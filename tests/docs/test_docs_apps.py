@@ -59,7 +59,7 @@ def shell(tmp_path):
 
 
 @pytest.mark.long
-def test_the_application_of_the_page_is_found_and_runs(shell, tmp_path):
+def test_application_of_the_page_is_found_and_runs(shell, tmp_path):
     folder = tmp_path / "word-scores"
     folder.mkdir()
     (folder / "word_scores.py").write_text(block("python", "def letters"))
@@ -76,7 +76,7 @@ def test_the_application_of_the_page_is_found_and_runs(shell, tmp_path):
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
     reason="needs torch and transformers",
 )
-def test_a_copy_of_a_shipped_application_is_found_and_runs(shell, tmp_path):
+def test_copy_of_a_shipped_application_is_found_and_runs(shell, tmp_path):
     from tuning import tiny
 
     tiny.put_into(tmp_path)
@@ -98,14 +98,14 @@ def test_a_copy_of_a_shipped_application_is_found_and_runs(shell, tmp_path):
 
 
 @pytest.mark.long
-def test_the_commands_of_the_page_that_list_applications_run(shell):
+def test_documented_commands_that_list_applications_run(shell):
     first, second = block("bash", "lists the applications").splitlines()
     listing = first.partition("#")[0]
     assert "fact_verification" in shell(f"{listing} 2>&1 || test $? = 2")
     assert "--claims FILE" in shell(second)
 
 
-def test_the_page_names_every_public_module():
+def test_page_names_every_public_module():
     import stoker
 
     named = set(re.findall(r"`stoker\.([a-z_]+)`", PAGE))
@@ -122,7 +122,7 @@ class Package:
 
 @pytest.fixture
 def declare(monkeypatch, tmp_path):
-    """Declare further entry points. Modules are also searched in the test's folder."""
+    """Declare additional entry points with modules in the test folder."""
     extra: list[EntryPoint] = []
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -150,7 +150,7 @@ def declare(monkeypatch, tmp_path):
         (None, "cannot be imported (odd_one:command, of the package odd): ModuleNotFoundError: No module named"),
     ],
 )
-def test_an_application_that_cannot_be_used_is_told_in_a_sentence(declare, tmp_path, monkeypatch, text, says):
+def test_unusable_application_is_reported_in_one_sentence(declare, tmp_path, monkeypatch, text, says):
     if text is not None:
         (tmp_path / "odd_one.py").write_text(text)
     declare("stoker.apps", "odd_one", "odd_one:command")
@@ -165,7 +165,7 @@ def test_an_application_that_cannot_be_used_is_told_in_a_sentence(declare, tmp_p
         sys.modules.pop("odd_one", None)
 
 
-def test_a_command_that_cannot_be_imported_disturbs_no_other(declare):
+def test_command_that_cannot_be_imported_affects_no_other(declare):
     declare("stoker.commands", "odd", "odd_two:command")
     shown = CliRunner().invoke(cli, ["--help"])
     assert shown.exit_code == 0
@@ -174,7 +174,7 @@ def test_a_command_that_cannot_be_imported_disturbs_no_other(declare):
     assert CliRunner().invoke(cli, ["status", "--help"]).exit_code == 0
 
 
-def test_a_package_cannot_replace_a_command_of_stokers_own(declare):
+def test_package_cannot_replace_a_built_in_command(declare):
     before = CliRunner().invoke(cli, ["status", "--help"]).output
     assert "SESSION" in before
     declare("stoker.commands", "status", "odd_two:command")
@@ -188,14 +188,14 @@ def test_two_packages_with_one_name_are_named(declare):
     assert "twice is declared twice in stoker.apps, by one (one:command) and two (two:command)" in str(result.exception)
 
 
-def test_a_checkout_newer_than_its_installation_finds_its_apps(monkeypatch):
+def test_checkout_newer_than_its_installation_finds_its_apps(monkeypatch):
     before = {group: apps.names(group) for group in (apps.APPS, apps.COMMANDS, apps.FORECASTS)}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
     assert {group: apps.names(group) for group in before} == before
     assert CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).exit_code == 0
 
 
-def test_an_installation_without_entry_points_says_what_to_do(monkeypatch, tmp_path):
+def test_installation_without_entry_points_reports_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
     monkeypatch.setattr(apps, "CHECKOUT", tmp_path / "setup.cfg")
     result = CliRunner().invoke(cli, ["run", "fact_verification"])
@@ -203,7 +203,7 @@ def test_an_installation_without_entry_points_says_what_to_do(monkeypatch, tmp_p
     assert "is older than Stoker's code: install Stoker again" in " ".join(result.output.split())
 
 
-def test_the_command_line_names_no_application():
+def test_command_line_module_names_no_application():
     names = {point.name for group in (apps.APPS, apps.COMMANDS) for point in entry_points(group=group)}
     assert names >= {"fact_verification", "inference_sweep", "batch_inference", "prompt_tuning", "tune", "batch"}
     for path in (ROOT / "manager" / "cli").glob("*.py"):
@@ -213,7 +213,7 @@ def test_the_command_line_names_no_application():
             assert f'"{name}' not in text, path
 
 
-def test_a_click_command_is_what_the_groups_lead_to():
+def test_command_groups_contain_click_commands():
     for group in (apps.APPS, apps.COMMANDS):
         for name in apps.names(group):
             assert isinstance(apps.load_command(group, name), click.Command)

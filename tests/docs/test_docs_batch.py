@@ -26,13 +26,13 @@ NOT_RUN = {
 LIMIT_S = 150
 
 
-def test_the_request_that_is_shown_is_one() -> None:
+def test_request_on_the_page_is_valid() -> None:
     (shown,) = re.findall(r"^```json\n(.*)\n```$", text_of(PAGE), re.MULTILINE)
     found = read_request(Line(1, shown.encode()), seen={}, admit=lambda _request: None)
     assert getattr(found, "endpoint", None) is Endpoint.CHAT
 
 
-def test_the_fields_that_it_names_are_those_that_are_honoured() -> None:
+def test_fields_on_the_page_are_the_supported_fields() -> None:
     for endpoint in Endpoint:
         (row,) = re.findall(rf"^\| `{endpoint.value}` \| (.*) \|$", text_of(PAGE), re.MULTILINE)
         named = set(re.findall(r"`(\w+)`", row)) - {"system", "user", "assistant", "float", "base64"}
@@ -45,7 +45,7 @@ def test_the_fields_that_it_names_are_those_that_are_honoured() -> None:
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
     reason="needs torch and transformers",
 )
-def test_the_commands_run_in_their_order(tmp_path) -> None:
+def test_commands_of_the_page_run_in_order(tmp_path) -> None:
     assert set(NOT_RUN) <= set(commands(PAGE))
     (tmp_path / "models").mkdir()
     for name in ("small", "large"):

@@ -1,4 +1,4 @@
-"""`stoker explain` names cause and remedy for each way of README to break docs/examples/broken.py."""
+"""`stoker explain` names cause and remedy for each failure mode of docs/examples/broken.py in the README."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS = {
     "disk": ("infrastructure", "disk", "Errno 5", "failed the call 3 times, on 1 pilot", "submit again"),
 }
 LIMIT_S = 200
-"""Seconds for all programs. The call whose disk fails pauses for 45 s between its three tries."""
+"""Time limit of all programs. The call with a disk error pauses for 45 s between three tries."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
 
 @pytest.fixture(scope="module")
 def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
-    """Return `stoker explain` and `stoker explain --json` for the call of each broken program, in one session."""
+    """Return `stoker explain` and `stoker explain --json` for the call of each broken program in one session."""
     environ = {**os.environ, "STOKER_SESSION": up.name}
     programs = {
         way: subprocess.Popen(
@@ -57,7 +57,7 @@ def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
     return told
 
 
-def test_troubleshooting_lists_the_ways() -> None:
+def test_troubleshooting_lists_the_broken_programs() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text()
     assert "python docs/examples/broken.py code" in page
     assert set(re.findall(r"^(\w+) {2,}", PROGRAM.read_text().split('"""')[1], re.MULTILINE)) == set(WAYS)
@@ -67,7 +67,7 @@ def test_troubleshooting_lists_the_ways() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_a_program_that_is_broken_so_is_explained(broken: dict[str, dict[str, Any]], way: str) -> None:
+def test_broken_program_is_explained(broken: dict[str, dict[str, Any]], way: str) -> None:
     kind, component, *proof, do = WAYS[way]
     verdict, shown = broken[way]["verdict"], broken[way]["shown"]
     assert (verdict["kind"], verdict["component"]) == (kind, component)
@@ -81,7 +81,7 @@ def test_a_program_that_is_broken_so_is_explained(broken: dict[str, dict[str, An
 
 
 @pytest.mark.long
-def test_what_was_done_is_told(broken: dict[str, dict[str, Any]]) -> None:
+def test_verdict_lists_the_actions_of_stoker(broken: dict[str, dict[str, Any]]) -> None:
     assert [what.partition(" not on ")[0] for what in broken["disk"]["verdict"]["done"]] == [
         "ran again, for 15 s",
         "ran again, for 30 s",
@@ -91,7 +91,7 @@ def test_what_was_done_is_told(broken: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.long
-def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_path: Path) -> None:
+def test_job_without_python_on_its_node_is_explained(up: SessionUp, tmp_path: Path) -> None:
     site = tmp_path / "away.toml"
     site.write_text(
         '[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\n[environment]\npython = "/opt/away/python"\n'
@@ -114,7 +114,7 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
 
 
 @pytest.mark.long
-def test_a_pilot_that_was_killed_is_explained(up: SessionUp) -> None:
+def test_killed_pilot_is_explained(up: SessionUp) -> None:
     for more in polls(PATIENCE_S):
         pilots = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"]
         if pilots:

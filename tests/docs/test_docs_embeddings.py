@@ -45,7 +45,7 @@ def stoker(command: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_command_gives_each_row_a_vector(place: Path) -> None:
+def test_documented_command_gives_each_row_a_vector(place: Path) -> None:
     command, _ = commands(PAGE)
     out = stoker(command)
     (results,) = place.glob("runs/embed-*/results.parquet")
@@ -56,7 +56,7 @@ def test_the_command_gives_each_row_a_vector(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_the_function_of_its_program_embeds() -> None:
+def test_page_example_returns_unit_vector() -> None:
     from stoker.contexts.encoder_loading import load_encoder
 
     block, _ = programs(PAGE)
@@ -67,7 +67,7 @@ def test_the_function_of_its_program_embeds() -> None:
 
 
 @pytest.mark.slow
-def test_lengths_are_measured_and_a_family_of_them_serves(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_measured_and_a_family_serves_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(place / "home"))
     _, command = commands(PAGE)
     out = stoker(command)

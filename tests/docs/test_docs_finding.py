@@ -20,10 +20,10 @@ def definitions() -> dict[str, list[str]]:
     return found
 
 
-def test_there_are_twenty_questions() -> None:
+def test_page_has_twenty_questions() -> None:
     assert len(ROWS) >= 20
 
 
 @pytest.mark.parametrize(("name", "file"), ROWS)
-def test_a_name_is_defined_once_in_its_file(name: str, file: str, definitions: dict[str, list[str]]) -> None:
+def test_name_is_defined_once_in_its_file(name: str, file: str, definitions: dict[str, list[str]]) -> None:
     assert definitions.get(name) == [file]

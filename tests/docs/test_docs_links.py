@@ -17,7 +17,7 @@ DOCUMENTS = sorted(
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_files_lead_somewhere(path: Path) -> None:
+def test_links_between_files_have_a_target(path: Path) -> None:
     for target in links(path.read_text()):
         if re.match(r"(https?|mailto):", target):
             continue
@@ -29,7 +29,7 @@ def test_links_between_files_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(there.read_text()), f"{path.relative_to(ROOT)} links to {target}"
 
 
-def test_every_page_is_reached_from_the_index_and_from_the_readme() -> None:
+def test_every_page_is_linked_from_the_index_and_the_readme() -> None:
     """A link to a folder reaches its pages."""
     pages = {path for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")}
     for start in ("README.md", "docs/README.md"):
@@ -47,7 +47,7 @@ def test_every_page_is_reached_from_the_index_and_from_the_readme() -> None:
         assert pages <= reached, f"no link from {start} leads to {sorted(pages - reached)}"
 
 
-def test_the_index_has_a_line_for_each_page() -> None:
+def test_index_has_a_line_for_each_page() -> None:
     index = text_of("docs/README.md")
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index, f"docs/README.md has no line for {page.name}"
@@ -65,12 +65,12 @@ def test_navigation_of_the_site_names_every_page() -> None:
     assert pages <= set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
 
 
-def test_the_documents_that_everybody_looks_for_are_there() -> None:
+def test_required_community_files_exist() -> None:
     names = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
     assert names >= {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 
 
-def test_architecture_names_every_package_and_none_that_is_not_there() -> None:
+def test_architecture_names_exactly_the_existing_packages() -> None:
     packages_table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Packages\n")[2].partition("\n#")[0]
     rows = re.findall(r"^\| (`[^|]*) \|", packages_table, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(?:stoker\.)?([a-z_.]+)`", row)}
@@ -112,7 +112,7 @@ WALKS = {
 
 
 @pytest.mark.parametrize("title", WALKS)
-def test_a_strangers_walk_is_short(title: str) -> None:
+def test_reading_path_for_newcomers_is_short(title: str) -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     walk = text.partition(f"### {title}\n")[2].partition("\n#")[0]
     steps = [_files_named(step) for step in re.findall(r"^\d+\. .*$", walk, re.MULTILINE)]
@@ -124,7 +124,7 @@ def test_a_strangers_walk_is_short(title: str) -> None:
     assert len(files) <= WALKS[title], f"{title}: {len(files)} files"
 
 
-def test_the_files_that_answer_a_strangers_questions_are_there() -> None:
+def test_files_on_the_reading_path_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where is it?\n")[2].partition("\n#")[0]
     rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
     assert len(rows) == 8
@@ -134,7 +134,7 @@ def test_the_files_that_answer_a_strangers_questions_are_there() -> None:
         assert not [file for file in files if not (ROOT / file).is_file()], row
 
 
-def test_decisions_are_numbered_and_half_a_page() -> None:
+def test_decisions_are_numbered_and_half_a_page_long() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     numbers = [int(path.name[:3]) for path in decisions]
     assert len(numbers) == len(set(numbers)) >= 3

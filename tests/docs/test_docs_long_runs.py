@@ -44,12 +44,12 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_the_page_shows_the_commands_that_are_run() -> None:
+def test_page_shows_the_commands_that_the_test_runs() -> None:
     assert commands(PAGE) == COMMANDS
 
 
 @pytest.mark.long
-def test_the_program_is_detached_and_followed_to_its_end(place: Place) -> None:
+def test_detached_program_is_followed_to_its_end(place: Place) -> None:
     begun = place.run(COMMANDS[0])
     assert re.match(r"long-1 runs on \S+ \(pid \d+\) and keeps running when you log out; its log is /", begun.stdout)
     page = re.search(r"^long-1 runs on(?:.*\n){4}", text_of(PAGE), re.MULTILINE)
@@ -67,7 +67,7 @@ def test_the_program_is_detached_and_followed_to_its_end(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_is_stopped_continues(place: Place) -> None:
+def test_stopped_run_continues(place: Place) -> None:
     kept = place.folder / "run.jsonl"
     slow = (
         (place.folder / "long.py")

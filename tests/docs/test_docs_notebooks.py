@@ -1,4 +1,4 @@
-"""docs/notebooks.md names existing things. (test_docs_commands.py runs its program.)"""
+"""docs/notebooks.md names existing options. (test_docs_commands.py runs the program of the page.)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.manager.executor.session import Session
 TEXT = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()
 
 
-def test_the_options_that_it_names_exist() -> None:
+def test_options_on_the_page_exist() -> None:
     for option in re.findall(r"stoker\.map\(verify, claims, (\w+)=", TEXT):
         assert option in inspect.signature(stoker.map).parameters
     assert list(inspect.signature(Session.warm).parameters) == ["self", "context", "count"]

@@ -58,7 +58,7 @@ def section(title: str) -> str:
 
 
 @pytest.mark.parametrize("title", REAL)
-def test_the_table_has_every_option_and_no_other(title: str) -> None:
+def test_table_has_exactly_all_options(title: str) -> None:
     rows = [name for name, _, _ in ROW.findall(section(title))]
     assert len(rows) == len(set(rows))
     assert set(rows) == REAL[title]
@@ -69,7 +69,7 @@ def test_every_section_is_compared() -> None:
 
 
 @pytest.mark.parametrize("file", sorted({file for _, file, _ in ROW.findall(PAGE)}))
-def test_the_tests_that_are_named_exist(file: str) -> None:
+def test_tests_named_on_the_page_exist(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text())
     there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     named = {test for _, of, test in ROW.findall(PAGE) if of == file}

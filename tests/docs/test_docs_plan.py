@@ -32,26 +32,26 @@ MADE = RunPlan(
 )
 
 
-def test_its_options_are_those_that_there_are() -> None:
+def test_options_on_the_page_equal_the_command_options() -> None:
     has = {
         option for command in (plan, replay) for each in command.params for option in each.opts if option[:2] == "--"
     }
     assert set(re.findall(r"`(--[a-z-]+)", TEXT)) == has
 
 
-def test_a_plan_looks_like_the_one_on_the_page() -> None:
+def test_plan_output_looks_like_the_page() -> None:
     lines = [line for line in render(MADE) if not line.startswith("  cost")]
     assert set(lines) <= set(SAMPLES[0])
     assert "over 20 seeds" in TEXT
     assert SEEDS == 20
 
 
-def test_a_replay_looks_like_the_one_on_the_page() -> None:
+def test_replay_output_looks_like_the_page() -> None:
     assert render_replay(Replayed("k3v9", 4812, 4812, 0, 57.0), took_s=0.9) == SAMPLES[1]
 
 
 @pytest.mark.parametrize(("place", "level"), [(0, "good` from 30 calls, 3 loads and 10"), (1, "from 5, 1 and 3")])
-def test_what_counts_as_much_is_as_the_page_says(place: int, level: str) -> None:
+def test_measurement_counts_on_the_page_match_the_code(place: int, level: str) -> None:
     counts = [levels[place] for levels in (evidence.RUNS, evidence.LOADS, evidence.WAITS)]
     assert [int(number) for number in re.findall(r"\d+", level)] == counts
     assert level in " ".join(TEXT.split())

@@ -29,13 +29,13 @@ EXAMPLES = DOCS / "examples"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT[TEXT.index("## One of your own") :], re.MULTILINE | re.DOTALL)
 
 
-def test_the_table_has_those_that_ship() -> None:
+def test_table_has_the_shipped_policies() -> None:
     table = TEXT[TEXT.index("| `default` |") :].partition("\n\n")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", table, re.MULTILINE)
     assert rows == [(policy.name, policy.about) for policy in policies.SHIPPED.values()]
 
 
-def test_the_pages_policy_is_the_files_and_has_twenty_lines() -> None:
+def test_policy_on_the_page_equals_the_file_and_has_twenty_lines() -> None:
     shown = PROGRAMS[0]
     assert shown == (EXAMPLES / "spare.py").read_text()
     assert len(shown.splitlines()) <= 20
@@ -44,17 +44,17 @@ def test_the_pages_policy_is_the_files_and_has_twenty_lines() -> None:
 DISPATCH = TEXT[TEXT.index("## A dispatch policy, on one page") :].partition("\n## ")[0].rstrip()
 
 
-def test_a_dispatch_policy_takes_one_page_of_reading() -> None:
+def test_dispatch_policy_chapter_has_one_page() -> None:
     assert len(DISPATCH.splitlines()) <= 100
     assert (EXAMPLES / "least_served.py").read_text() in DISPATCH
 
 
-def test_the_page_names_what_a_dispatch_policy_must_have() -> None:
+def test_page_names_the_required_methods_of_a_dispatch_policy() -> None:
     asked = re.findall(r"^\| `(\w+)(?:\([^`]*\))?` \|", DISPATCH, re.MULTILINE)
     assert {*SEAMS["dispatch"]} <= {*asked}
 
 
-def test_the_pages_dispatch_policy_is_simulated_as_a_user_would(tmp_path: Path) -> None:
+def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path) -> None:
     (command,) = re.findall(r"^\$ stoker (.*)$", DISPATCH, re.MULTILINE)
     small = ["--seeds", "1", "--jobs", "1", "--set", "workload.inputs=400", "--set", "outputs.plots=false"]
     words = [sys.executable, "-m", "stoker.manager.cli.entry", *command.split(), *small, "--out", str(tmp_path / "out")]
@@ -63,7 +63,7 @@ def test_the_pages_dispatch_policy_is_simulated_as_a_user_would(tmp_path: Path) 
     assert re.search(r"^ +least_served\.py:LeastServed ", done.stdout, re.MULTILINE)
 
 
-def test_the_pages_dispatch_policy_spreads_calls_and_starts_gangs() -> None:
+def test_dispatch_policy_of_the_page_spreads_calls_and_starts_gangs() -> None:
     find_it = find("least_served.py:LeastServed", folder=EXAMPLES)
     lab = world(source(4, init_blocks=4), model(load_s=1.0))
     alone = [*calls(8), *(Arrival(20.0 + 2.0 * n, "llm") for n in range(20))]
@@ -79,7 +79,7 @@ def test_the_pages_dispatch_policy_spreads_calls_and_starts_gangs() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_its_methods_are_those_that_the_page_names() -> None:
+def test_methods_of_the_example_are_named_on_the_page() -> None:
     assert "worth_loading" in vars(policies.LoadWhereWanted)
     row = r"^\| (?:dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \|$"
     rows = re.findall(row, TEXT, re.MULTILINE)
@@ -105,7 +105,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("seam", "methods"), SEAM_ROWS)
-def test_quiet_and_the_methods_of_a_seam_are_a_policy(tmp_path: Path, seam: str, methods: str) -> None:
+def test_quiet_class_with_the_methods_of_a_seam_is_a_policy(tmp_path: Path, seam: str, methods: str) -> None:
     lines = ["from stoker.manager.policies import KeepBlocks, LoadWhereWanted, Quiet", "class Least(Quiet):"]
     lines += [f"    def {method}{ANSWERS[method]}" for method in re.findall(r"\w+", methods)]
     (tmp_path / "least.py").write_text("\n".join(lines))
@@ -116,7 +116,7 @@ def test_quiet_and_the_methods_of_a_seam_are_a_policy(tmp_path: Path, seam: str,
     assert (outcome.complete, outcome.failed) == (True, {})
 
 
-def test_the_hooks_and_settings_are_those_that_there_are() -> None:
+def test_hooks_and_settings_of_the_page_exist() -> None:
     told = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT[TEXT.index("## Hooks and settings") :], re.MULTILINE))
     settings = {name for name, given in told.items() if given == "…"}
     hooks = {name: given for name, given in told.items() if name not in settings}
@@ -134,7 +134,7 @@ def test_the_hooks_and_settings_are_those_that_there_are() -> None:
         assert shown == values
 
 
-def test_its_functions_and_its_class_are_policies(tmp_path: Path) -> None:
+def test_example_functions_and_classes_are_valid_policies(tmp_path: Path) -> None:
     (tmp_path / "policies.py").write_text(PROGRAMS[1])
     patient, prompt, favourites = (
         find(f"policies.py:{name}", folder=tmp_path).make() for name in ("patient", "without_backlog", "Favourites")
@@ -150,7 +150,7 @@ def test_its_functions_and_its_class_are_policies(tmp_path: Path) -> None:
     assert [library.pilot.id for library in here.core.state.libraries.values()] == ["p2"]
 
 
-def test_it_makes_calls_in_bursts_wait_for_less(tmp_path: Path) -> None:
+def test_example_policy_shortens_the_wait_of_bursts(tmp_path: Path) -> None:
     scenario = load_scenario(EXAMPLES / "bursts.toml")
     workload = msgspec.structs.replace(scenario.workload, for_s=Duration(1200.0))
     short = msgspec.structs.replace(scenario, workload=workload)
@@ -162,7 +162,7 @@ def test_it_makes_calls_in_bursts_wait_for_less(tmp_path: Path) -> None:
     assert spare < 0.9 * default
 
 
-def test_the_site_file_on_the_page_deploys_it(tmp_path: Path) -> None:
+def test_site_file_of_the_page_loads_the_example_policy(tmp_path: Path) -> None:
     files = re.findall(r"^```toml\n(\[policy\]\n.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     (text,) = [file for file in files if "spare.py" in file]
     (tmp_path / "site.toml").write_text(text)
@@ -173,5 +173,5 @@ def test_the_site_file_on_the_page_deploys_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", re.findall(r"policies = \[.*\]", TEXT))
-def test_the_scenario_names_it_as_the_page_says(name: str) -> None:
+def test_scenario_names_the_example_policy_like_the_page(name: str) -> None:
     assert name in (EXAMPLES / "bursts.toml").read_text()

@@ -19,7 +19,7 @@ def test_readme_has_at_most_900_words_and_a_first_program() -> None:
     assert "causal_lm()" in first.text
 
 
-def test_a_cluster_takes_ten_lines() -> None:
+def test_cluster_setup_needs_at_most_ten_lines() -> None:
     section = README[README.index("## A cluster") : README.index("## Comparison")]
     (block,) = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) <= 10
@@ -34,7 +34,7 @@ def test_each_figure_names_its_command_and_links_its_record() -> None:
 
 
 @pytest.mark.parametrize("image", re.findall(r"!\[[^\]]+\]\((.*?)\)", README))
-def test_images_of_readme_load_nothing_from_elsewhere(image: str) -> None:
+def test_readme_images_load_nothing_from_other_hosts(image: str) -> None:
     text = (ROOT / image).read_text()
     assert set(re.findall(r"https?://[^\s\"')]+", text)) <= {"http://www.w3.org/2000/svg"}
     assert "<script" not in text
@@ -55,19 +55,19 @@ def test_figures_of_the_performance_page_are_benchmark_results() -> None:
 
 
 @pytest.mark.parametrize(("extras", "installs"), [("", '-e "."'), ("test", '-e ".[test]"')])
-def test_make_install_takes_no_extras_too(extras: str, installs: str) -> None:
+def test_make_install_installs_no_extras(extras: str, installs: str) -> None:
     said = subprocess.run(
         ["make", "-n", "-B", "install", f"EXTRAS={extras}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert installs in said.stdout
 
 
-def test_pages_quote_the_reproductions_records() -> None:
+def test_pages_quote_the_records_of_the_reproductions() -> None:
     for quote in quotes():
         assert quote.line in quote.path.read_text().split("\n"), f"{quote.path.name}: python -m benchmarks.quotes"
 
 
-def test_the_guide_to_benchmarks_is_short_and_names_every_experiment() -> None:
+def test_benchmark_guide_is_short_and_names_every_experiment() -> None:
     guide = text_of("benchmarks/README.md")
     assert len(guide.split()) <= 1500
     assert [name for name in BENCHMARKS_BY_NAME if f"`{name}`" not in guide] == []

@@ -27,14 +27,14 @@ NOT_RUN = {
 }
 
 
-def test_the_models_file_in_the_docs_is_valid(tmp_path: Path) -> None:
+def test_models_file_in_the_docs_is_valid(tmp_path: Path) -> None:
     write_tiny_lora(tmp_path / "lora", seed=1)
     [shown] = [block.text for block in blocks(PAGE) if block.language == "toml"]
     found = parse_models(shown, file=PAGE, folder=tmp_path)
     assert list(found) == list(tomllib.loads(shown)["models"])
 
 
-def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
+def test_endpoints_on_the_page_equal_those_of_the_gateway() -> None:
     named = set(re.findall(r"`(/[a-z0-9/.]*)`", text_of(PAGE)))
     assert named == {endpoint.value for endpoint in Endpoint} | {
         "/v1/responses",
@@ -54,7 +54,7 @@ def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
     }
 
 
-def test_the_options_that_it_names_exist() -> None:
+def test_options_on_the_page_exist() -> None:
     context = click.Context(cli)
     shown = (serve.get_command(context, "x"), keys.get_command(context, "add"), serve.get_command(context, "usage"))
     known = {option for each in shown if each is not None for one in each.params for option in one.opts}
@@ -68,7 +68,7 @@ def test_the_options_that_it_names_exist() -> None:
     not all(map(find_spec, ("openai", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))),
     reason="needs the extras serve, models and test",
 )
-def test_its_commands_and_its_program_run(tmp_path, monkeypatch) -> None:
+def test_commands_and_program_of_the_page_run(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("STOKER_SESSION", raising=False)
     rest = [one for one in commands(PAGE) if one not in NOT_RUN]
     assert rest.pop(0) == "stoker serve site.toml models.toml"

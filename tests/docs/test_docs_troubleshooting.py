@@ -15,7 +15,7 @@ from stoker.site import Environment, Pilot, Policy, Provider, Session
 TEXT = text_of("docs/troubleshooting.md")
 FOLDERS = ("apps", "contexts", "manager", "pilot", "src/stoker", "src/stoker/protocol")
 LEAST = 10
-"""Fewest characters of a message without its variable parts."""
+"""Minimum characters of a message without variable parts."""
 
 
 def quoted() -> list[str]:
@@ -28,7 +28,7 @@ def quoted() -> list[str]:
 
 @functools.cache
 def said() -> list[str]:
-    """Return every text of the code, with `…` for variable parts."""
+    """Return every string of the code, with `…` for variable parts."""
     found: list[str] = []
     for folder in FOLDERS:
         files = (ROOT / folder).glob("*.py") if folder == "src/stoker" else (ROOT / folder).rglob("*.py")
@@ -57,14 +57,14 @@ def test_tables_of_messages_are_found() -> None:
 
 
 @pytest.mark.parametrize("message", quoted())
-def test_a_message_is_what_the_code_says(message: str) -> None:
+def test_message_on_the_page_exists_in_the_code(message: str) -> None:
     assert len(message.replace("…", "").strip()) >= LEAST, "too short to identify the message"
     parts = message.strip("…").split("…")
     pattern, longest = re.compile(".*".join(map(re.escape, parts)), re.DOTALL), max(parts, key=len)
     assert any(longest in text and pattern.search(text) for text in said()), message
 
 
-def test_settings_that_it_advises_exist() -> None:
+def test_advised_settings_exist() -> None:
     tables = {"provider": Provider, "pilot": Pilot, "session": Session, "policy": Policy, "environment": Environment}
     advised = re.findall(r"`\[(\w+)\] (\w+)`", TEXT)
     assert len(advised) >= 10
@@ -72,13 +72,13 @@ def test_settings_that_it_advises_exist() -> None:
         assert setting in tables[table].__struct_encode_fields__, f"[{table}] {setting}"
 
 
-def test_the_symptoms_of_a_newcomer_have_sections() -> None:
+def test_common_symptoms_have_sections() -> None:
     headings = " / ".join(re.findall(r"^## (.*)$", TEXT, re.MULTILINE)).lower()
     for symptom in ("pilot is pending", "nothing runs", "a call waits", "device memory", "session is gone"):
         assert symptom in headings
 
 
-def test_the_message_about_a_site_file_is_what_is_said() -> None:
+def test_site_file_message_on_the_page_equals_the_real_message() -> None:
     (shown,) = re.findall(r"`(site\.toml: line 4: .*?)`", text_of("docs/clusters.md"))
     with pytest.raises(ConfigError) as caught:
         parse_site('name = "lab"\n\n[pilot]\ndevice = "gpu"\n', file="site.toml")

@@ -15,7 +15,7 @@ from docs.pages import ROOT, blocks, text_of
 
 PAGE = "docs/tutorial.md"
 SESSION = "rwcz"
-"""The session id on the page; each run of the page has another."""
+"""The session id on the page, which differs in each run."""
 NOT_RUN = {
     "git clone REPOSITORY stoker": "REPOSITORY is the address of the page's repository",
     "cd stoker": "the shell of the reader",
@@ -24,7 +24,7 @@ NOT_RUN = {
     "mkdir tutorial && cd tutorial": "the folder of the test",
 }
 FAILS = "stoker run ./factors.py --session rwcz"
-"""A command that succeeds once, and fails once `numbers.txt` has a wrong line."""
+"""A command that succeeds, and fails later when `numbers.txt` has a wrong line."""
 
 SLURM = frozenset(
     {
@@ -35,9 +35,9 @@ SLURM = frozenset(
         "stoker up site.toml",
     }
 )
-"""Commands whose output on the page is from a cluster."""
+"""Commands with output from a cluster on the page."""
 BATCH_SYSTEMS = ("sbatch", "condor_submit", "bsub", "qconf", "qsub", "kubectl")
-"""Commands by which Stoker finds a batch system, hidden on this machine."""
+"""Commands that identify a batch system; the test hides them."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def missing(shown: tuple[str, ...], output: str) -> list[str]:
 def walk(
     folder: Path, run: Callable[[str], subprocess.CompletedProcess[str]], *, differs: frozenset[str] = frozenset()
 ) -> None:
-    """Write the page's files and run its commands in this folder. The output of commands in `differs` is from another
-    kind of machine and is not compared.
+    """Write the files of the page and run its commands in this folder. Outputs of commands in `differs` depend on the
+    machine and are not compared.
     """
     session = SESSION
     for step in steps():
@@ -119,7 +119,7 @@ def walk(
         assert not (lacks := missing(shown, done.stdout)), f"{lacks}\n{told}"
 
 
-def test_the_page_is_short_and_each_skipped_step_is_on_it() -> None:
+def test_page_is_short_and_names_each_skipped_step() -> None:
     assert len(text_of(PAGE).split()) <= 1_230
     assert set(NOT_RUN) <= {step.command for step in steps()}
 
@@ -132,7 +132,7 @@ def test_install_of_the_page_takes_no_extras() -> None:
     assert 'install --quiet -c constraints.txt -e "."' in said.stdout
 
 
-def test_a_line_is_found_but_for_its_numbers() -> None:
+def test_output_line_matches_except_for_its_numbers() -> None:
     output = "session kdzp · up 2.1 s · 5 calls\n  ready: 75 ms\nend\n"
     assert missing(("session kdzp · up 3 s · 8 calls", "...", "end"), output) == []
     assert missing(("  ready: 1.2 s", "start"), output) == ["start"]
@@ -140,7 +140,7 @@ def test_a_line_is_found_but_for_its_numbers() -> None:
 
 
 @pytest.mark.long
-def test_the_steps_work_on_this_machine(tmp_path: Path) -> None:
+def test_tutorial_steps_work_on_this_machine(tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
     for place in reversed(os.get_exec_path()):

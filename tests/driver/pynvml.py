@@ -11,10 +11,10 @@ can break a GPU while a pilot runs (`machine.py` writes the file):
 `state` of a GPU: `lost`, `refused` (cgroup of another job), `no-memory` (memory queries fail), `unknown`.
 `hangs`: `all` or the UUID of a GPU whose queries block. `init`: a code with which `nvmlInit` fails.
 `used`: bytes by process. While a process lives, its file `use.d/PID` next to the JSON file adds `{"GPU-0": bytes}`:
-code in a library thus uses memory of a GPU. `pid_offset` is added to process ids, as for a driver in another PID
+code in a library thus uses GPU memory. `pid_offset` is added to process ids, as by a driver in another PID
 namespace. `blind` gives `usedGpuMemory` as None.
 
-Names, codes, handles (new pointers each time) and errors are those of nvidia-ml-py; a test compares them.
+A test compares names, codes, handles (new pointers each time) and errors with nvidia-ml-py.
 Without `STANDIN_NVML` the machine has four intact A10.
 """
 
@@ -276,7 +276,7 @@ def nvmlDeviceGetTotalEccErrors(handle: Any, errorType: int, counterType: int) -
 
 
 class _Events(list[str]):
-    """UUIDs for which an event set is registered, and the number of events delivered."""
+    """UUIDs of the GPUs of an event set, and the number of delivered events."""
 
     given = 0
 

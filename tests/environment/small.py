@@ -1,4 +1,4 @@
-"""A virtual environment with only a pilot's packages: packing PyTorch takes minutes."""
+"""Make virtual environments with only a pilot's packages, because packing PyTorch takes minutes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Environment:
 
 
 class SharedEnvironment(_Environment):
-    """A virtual environment that finds this one's packages, so that none is copied. Files can be added to it."""
+    """A virtual environment that imports the packages of the current environment without copying them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -39,7 +39,7 @@ class SharedEnvironment(_Environment):
 
 
 class SmallEnvironment(_Environment):
-    """A virtual environment at `path`. `home`: its user's state folder."""
+    """A virtual environment at `path`. `home`: the state folder of the user."""
 
     def __init__(self, path: Path, home: Path) -> None:
         super().__init__(path)

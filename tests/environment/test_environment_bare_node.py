@@ -1,5 +1,5 @@
-"""Pilots on nodes without project, environment, session folder, and perhaps Python. A node is a mount namespace that
-hides them.
+"""Pilots run on nodes without project, environment, session folder, and perhaps Python. A mount namespace
+hides these folders.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
 
 
 @pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
-def test_a_real_call_on_a_bare_node(
+def test_real_call_runs_on_a_bare_node(
     manager: FakeManager, small: SmallEnvironment, seed: object, tmp_path: Path, has_python: bool
 ):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small), has_python=has_python)
@@ -133,8 +133,8 @@ def test_a_real_call_on_a_bare_node(
     manager.pilots.append(node.start(brought(manager, small, node)))
     hello = manager.until(lambda: manager.hellos and manager.hellos[-1], what=f"hello: {node.said()}", wait_s=90)
     assert hello.block == "b7"
-    assert 400 < hello.ends_in_s < 599  # 600 s minus the start's duration
-    if not hello.objects:  # the environment's archive, which the pilot offers to others
+    assert 400 < hello.ends_in_s < 599  # 600 s minus the duration of the start
+    if not hello.objects:  # the archive of the environment, which the pilot offers to other pilots
         manager.wait_for(ObjectsHere)
     assert hello.folder.partition(":")[2].startswith(str(node.folder))
     manager.ready(recipe())
@@ -147,7 +147,7 @@ def test_a_real_call_on_a_bare_node(
     assert not list(node.folder.glob("stoker-begin.*"))
 
 
-def test_the_second_pilot_of_a_node_fetches_nothing(
+def test_second_pilot_of_a_node_fetches_nothing(
     manager: FakeManager, small: SmallEnvironment, seed: subprocess.Popen[bytes], tmp_path: Path
 ):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
@@ -160,7 +160,9 @@ def test_the_second_pilot_of_a_node_fetches_nothing(
     manager.until(lambda: len(manager.hellos) == 2, what=f"second hello: {node.said()}", wait_s=90)
 
 
-def test_nobody_to_get_it_from_is_told_in_a_sentence(manager: FakeManager, small: SmallEnvironment, tmp_path: Path):
+def test_missing_source_of_the_archive_is_reported_in_a_sentence(
+    manager: FakeManager, small: SmallEnvironment, tmp_path: Path
+):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
     process = node.start(brought(manager, small, node))
     assert process.wait(60) == 1

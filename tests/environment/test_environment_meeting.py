@@ -25,7 +25,7 @@ SIZE = 32 << 20
 
 
 class Session:
-    """A session's folder with a seed."""
+    """A session folder with a running seed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Session:
         (folder / "seed.address").write_text(self.seed.address)
 
     def has_sent(self, count: int) -> None:
-        """Wait until the seed has counted these bytes, which may be after a receiver has them."""
+        """Wait until the seed has counted these bytes, possibly after the receiver got them."""
         until(lambda: self.seed.sent_bytes >= count, what=f"{count} bytes of the seed")
 
 
@@ -64,7 +64,7 @@ def slow_host(session: Session) -> Iterator[None]:
 
 
 class Starters:
-    """Threads that fetch the archive into separate files."""
+    """Threads that each fetch the archive into a separate file."""
 
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
@@ -110,14 +110,14 @@ def starters(packages: dict[str, object], session: Session, tmp_path: Path) -> I
     made.close()
 
 
-def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters):
+def test_starters_at_the_same_time_read_the_seed_about_once(session, slow_host, starters: Starters):
     starters.start(6)
     starters.wait()
     session.has_sent(SIZE)
     assert session.seed.sent_bytes <= 1.5 * SIZE
 
 
-def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters):
+def test_later_starters_add_little_load_to_the_seed(session, slow_host, starters: Starters):
     starters.start(3)
     until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first starters to receive data")
     starters.start(4)
@@ -126,20 +126,20 @@ def test_those_that_start_while_others_do_add_little(session, slow_host, starter
     assert session.seed.sent_bytes <= 1.5 * SIZE
 
 
-def test_one_that_starts_alone_gets_every_part_without_waiting(
+def test_single_starter_gets_every_part_without_waiting(
     session, slow_host, starters: Starters, monkeypatch: pytest.MonkeyPatch
 ):
     starters.start(1)
     starters.wait()
     starters.close()
     monkeypatch.setattr(meeting, "FORGOTTEN", 0.0)
-    starters.start(1)  # the seed had assigned all parts to a starter that is gone
+    starters.start(1)  # the seed assigned all parts to a starter that has exited
     starters.wait()
     session.has_sent(2 * SIZE)
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages):
+def test_wrong_archive_of_a_peer_is_not_accepted(tmp_path: Path, packages):
     (tmp_path / "other").write_bytes(b"something else")
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -148,17 +148,17 @@ def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages):
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages):
+def test_visible_source_serves_without_a_seed(tmp_path: Path, packages):
     bare = tmp_path / "bare"
     bare.mkdir()
     main.get_packages({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "archive").read_bytes()
 
 
-def test_who_reaches_nobody_gets_it_from_the_seed(
+def test_starter_that_reaches_no_peer_uses_the_seed(
     session, packages, starters: Starters, monkeypatch: pytest.MonkeyPatch
 ):
-    """The seed names peers that do not answer, and must not withhold a part because of them."""
+    """The seed names peers that do not answer; no part is withheld because of these peers."""
     monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
     starters.start(1)
     starters.wait()
@@ -173,7 +173,7 @@ def test_who_reaches_nobody_gets_it_from_the_seed(
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_those_who_meet_are_told_of_each_other(session: Session):
+def test_starters_learn_the_addresses_of_each_other(session: Session):
     def meet(address: str) -> set[str]:
         return set(meeting.meet("one", address, seed=session.seed.address, key=KEY))
 
@@ -183,7 +183,7 @@ def test_those_who_meet_are_told_of_each_other(session: Session):
     assert meeting.meet("other", "10.0.0.3:5", seed=session.seed.address, key=KEY) == []
 
 
-# ---- peers that the seed names
+# ---- peers named by the seed
 
 
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
@@ -192,7 +192,7 @@ def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 
 
-def test_nobody_is_named_to_more_than_he_has_places_for():
+def test_peer_is_named_to_as_many_starters_as_it_can_serve():
     meetings = SeedMeetings()
     told = crowd(meetings, 50)
     assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
@@ -200,7 +200,7 @@ def test_nobody_is_named_to_more_than_he_has_places_for():
     assert max(named.values()) <= MOST
 
 
-def test_the_same_ones_are_named_as_long_as_they_are_of_use():
+def test_same_peers_are_named_while_they_are_useful():
     meetings = SeedMeetings()
     told = crowd(meetings, 20)
     for address, others in told.items():
@@ -212,7 +212,7 @@ def test_the_same_ones_are_named_as_long_as_they_are_of_use():
     assert meetings.meet("one", address, wants=False) == []  # this address has the whole archive
 
 
-def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
+def test_isolated_group_of_peers_learns_of_a_peer_with_more_parts():
     meetings = SeedMeetings()
     first = [f"10.0.0.{number}:5" for number in range(4)]
     for _ in range(2):
@@ -224,7 +224,7 @@ def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
     assert "10.0.0.9:5" not in meetings.meet("one", first[1], have=b"\x03")
 
 
-def test_a_part_that_another_was_given_is_kept_back_while_he_is_there():
+def test_part_assigned_to_another_peer_is_withheld_while_it_lives():
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
     assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # no other source exists
@@ -234,7 +234,7 @@ def test_a_part_that_another_was_given_is_kept_back_while_he_is_there():
     assert meetings.spared_s("other", 1, "10.0.0.2") == 0.0
 
 
-def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch):
+def test_starter_that_reaches_no_peer_does_not_wait(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
@@ -243,7 +243,7 @@ def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatc
     assert meetings.spared_s("one", 1, "10.0.0.1") == meeting.HELD_S
 
 
-def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+def test_silent_peer_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)

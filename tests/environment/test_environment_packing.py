@@ -61,7 +61,7 @@ def packed(small: SmallEnvironment) -> Packed:
     return pack(small)
 
 
-def test_what_is_packed(packed: Packed):
+def test_packed_environment_contains_the_required_files(packed: Packed):
     with tarfile.open(packed.packages.source) as tar:
         names = {member.name: member for member in tar}
     inside = f"lib/python{VERSION}/site-packages/"
@@ -77,7 +77,7 @@ def test_what_is_packed(packed: Packed):
     assert not [name for name in base if "site-packages" in name or f"python{VERSION}/test/" in name]
 
 
-def test_one_environment_is_packed_once_and_gives_one_archive(
+def test_equal_environments_are_packed_once_into_one_archive(
     small: SmallEnvironment, other: SmallEnvironment, packed: Packed
 ):
     inode = Path(packed.packages.source).stat().st_ino
@@ -88,7 +88,7 @@ def test_one_environment_is_packed_once_and_gives_one_archive(
     assert pack(other, "python3").packages.name == packed.packages.name
 
 
-def test_what_makes_another_environment(other: SmallEnvironment, tmp_path: Path):
+def test_changed_packages_make_another_environment(other: SmallEnvironment, tmp_path: Path):
     source = tmp_path / "project"
     source.mkdir()
     (source / "mine.py").write_text("x = 1\n")
@@ -107,7 +107,7 @@ def test_what_makes_another_environment(other: SmallEnvironment, tmp_path: Path)
     assert len(set(keys)) == 5
 
 
-def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path):
+def test_editable_installs_of_both_kinds_are_packed(other: SmallEnvironment, tmp_path: Path):
     for name in ("by_line", "by_hook"):
         package = tmp_path / name / "src" / name
         (package / "inner").mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path
 
 
 @pytest.mark.long
-def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_path: Path):
+def test_files_that_pip_installed_elsewhere_are_packed(other: SmallEnvironment, tmp_path: Path):
     for folder, text in ((tmp_path / "elsewhere", "first"), (other.packages, "second")):
         (folder / "boxed").mkdir(parents=True)
         (folder / "boxed" / "__init__.py").write_text(text)
@@ -147,7 +147,7 @@ def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_pat
         assert not {f"{inside}own.py", f"{inside}boxed/of_second.py"} & set(tar.getnames())
 
 
-def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironment):
+def test_unknown_kind_of_editable_install_is_refused(other: SmallEnvironment):
     info = other.packages / "odd-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
@@ -161,7 +161,7 @@ def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironmen
 
 
 @pytest.mark.long
-def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_path: Path):
+def test_current_bytecode_is_packed(small: SmallEnvironment, tmp_path: Path):
     small.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
     folder = tmp_path / "unpacked"
     sources = list((small.packages / "msgspec").glob("*.py"))
@@ -180,9 +180,9 @@ def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_
         assert said == int((folder / "m" / source.name).stat().st_mtime) == TIME_S
 
 
-def test_stale_bytecode_stays(other: SmallEnvironment):
+def test_stale_bytecode_is_not_packed(other: SmallEnvironment):
     other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
-    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports this file, which would recompile it
+    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports and so recompiles this file
     changed.write_text(changed.read_text() + "# changed\n")
     with tarfile.open(pack(other, "python3").packages.source) as tar:
         names = [name.rpartition("/")[2] for name in tar.getnames() if "/psutil/__pycache__/" in name]
@@ -190,7 +190,7 @@ def test_stale_bytecode_stays(other: SmallEnvironment):
     assert [name for name in names if name.startswith("_psosx.")]
 
 
-def test_progress_is_told_and_plain_tools_read_the_archive(tmp_path: Path):
+def test_progress_is_reported_and_plain_tools_read_the_archive(tmp_path: Path):
     """The archive has several compressed streams."""
     size, file, archive = 3 << 20, tmp_path / "file", tmp_path / "a.tar.gz"
     file.write_bytes(bytes(size))
@@ -209,7 +209,7 @@ def test_progress_is_told_and_plain_tools_read_the_archive(tmp_path: Path):
         ("echo 'no such library' >&2; exit 1", r"does not run \(no such library\)"),
     ],
 )
-def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, expected: str):
+def test_unsuitable_interpreter_is_reported(tmp_path: Path, said: str, expected: str):
     named = tmp_path / "python-of-the-node"
     named.write_text(f"#!/bin/sh\n{said}\n")
     named.chmod(0o755)
@@ -217,7 +217,7 @@ def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, exp
         finish(tmp_path, version=VERSION, named=str(named), base=tmp_path / "none")
 
 
-def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path):
+def test_starter_runs_without_installed_packages(small: SmallEnvironment, tmp_path: Path):
     """`start.pyz` contains all its imports: run it without the project and without packages."""
     from stoker.manager.environment.carrying import carry, starter_command
     from stoker.protocol.session import SessionFolder
@@ -245,7 +245,7 @@ def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_pa
     "posix_local" in sysconfig.get_scheme_names(),
     reason="this Python is Debian's: it looks for packages in dist-packages, which no conda environment has",
 )
-def test_a_conda_environment_brings_its_libraries(small: SmallEnvironment, packed: Packed, tmp_path: Path):
+def test_conda_environment_includes_its_libraries(small: SmallEnvironment, packed: Packed, tmp_path: Path):
     prefix = tmp_path / "conda"
     unpack(Path(packed.base), tmp_path)
     (tmp_path / "base").rename(prefix)

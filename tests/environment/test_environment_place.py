@@ -55,17 +55,17 @@ def close_locks(folder: Path) -> None:
             continue
 
 
-def test_work_of_a_killed_starter_is_completed(enter: Callable[..., Path], tmp_path: Path):
+def test_unfinished_unpacking_of_a_killed_starter_is_completed(enter: Callable[..., Path], tmp_path: Path):
     folder = enter()
     close_locks(tmp_path)
-    folder.with_name("one.files").unlink()  # without the list of files, which is written last, the copy is incomplete
+    folder.with_name("one.files").unlink()  # the copy is incomplete without the list of files, which is written last
     (folder / "lib" / "a.py").write_text("a")
     (folder / "bin" / "run").unlink()
     assert {name: (enter() / name).read_text() for name in FILES} == FILES
     assert gets(tmp_path) == ["one", "one"]
 
 
-def test_an_interpreter_that_is_half_there_is_completed(tmp_path: Path):
+def test_incomplete_interpreter_is_completed(tmp_path: Path):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     source, folder = tmp_path / "source", tmp_path / "folder"
     (source / "base" / "bin").mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_an_interpreter_that_is_half_there_is_completed(tmp_path: Path):
     assert (folder / "bin" / "python").resolve() == Path(sys.executable).resolve()
 
 
-def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tmp_path: Path):
+def test_environment_unused_for_long_is_removed(enter: Callable[..., Path], tmp_path: Path):
     old, used = enter("old"), enter("used")
     close_locks(tmp_path)
     held = os.open(tmp_path / "environments" / "used.used", os.O_RDWR)
@@ -100,7 +100,7 @@ def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tm
     os.close(held)
 
 
-def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path):
+def test_environment_is_unpacked_once(enter: Callable[..., Path], tmp_path: Path):
     first = enter()
     assert {name: (first / name).read_text() for name in FILES} == FILES
     assert (first / "ready").exists()
@@ -108,7 +108,7 @@ def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path):
     assert gets(tmp_path) == ["one"]
 
 
-def test_several_at_once_make_one(tmp_path: Path):
+def test_several_starters_at_once_unpack_one_environment(tmp_path: Path):
     make_archive(tmp_path / "some.tar.gz")
     code = (
         "import shutil, sys, time; from pathlib import Path; from stoker.pilot.starter.place import Environments\n"
@@ -128,7 +128,7 @@ def test_several_at_once_make_one(tmp_path: Path):
     assert gets(tmp_path) == ["one"]
 
 
-def test_lost_files_come_back_and_others_stay(enter: Callable[..., Path], tmp_path: Path):
+def test_deleted_files_are_restored_and_other_files_stay(enter: Callable[..., Path], tmp_path: Path):
     folder = enter()
     (folder / "lib" / "b" / "c.py").unlink()
     (folder / "lib" / "a.py").write_text("used by somebody\n")
@@ -138,7 +138,7 @@ def test_lost_files_come_back_and_others_stay(enter: Callable[..., Path], tmp_pa
     assert gets(tmp_path) == ["one", "one"]
 
 
-def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_path: Path):
+def test_unused_environments_are_removed_for_space(enter: Callable[..., Path], tmp_path: Path):
     old, newer = enter("old"), enter("newer")
     close_locks(tmp_path)
     kept = enter("kept", keep_bytes=120)
@@ -149,13 +149,13 @@ def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_pat
     assert kept.exists()  # this environment is in use
 
 
-def test_no_room_is_said_with_numbers(enter: Callable[..., Path], tmp_path: Path):
+def test_missing_space_is_reported_with_numbers(enter: Callable[..., Path], tmp_path: Path):
     with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; give \[pilot\] scratch"):
         enter(room_bytes=10**15)
     assert not (tmp_path / "gets").exists()
 
 
-def test_one_that_was_cut_off_while_it_was_made_is_made_again(enter: Callable[..., Path], tmp_path: Path):
+def test_environment_interrupted_during_unpacking_is_made_again(enter: Callable[..., Path], tmp_path: Path):
     draft = tmp_path / "environments" / "one.draft"
     (draft / "lib").mkdir(parents=True)
     (draft / "lib" / "half").write_text("half a fi")
@@ -165,7 +165,7 @@ def test_one_that_was_cut_off_while_it_was_made_is_made_again(enter: Callable[..
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "lib/../../out"])
-def test_archives_that_would_leave_their_folder_are_refused(tmp_path: Path, name: str):
+def test_archives_with_paths_outside_their_folder_are_refused(tmp_path: Path, name: str):
     def get(target: Path) -> None:
         with tarfile.open(target, "w:gz") as tar:
             tar.addfile(tarfile.TarInfo(name))
@@ -174,7 +174,7 @@ def test_archives_that_would_leave_their_folder_are_refused(tmp_path: Path, name
         Environments(tmp_path).enter("bad", room_bytes=1, get=get, finish=lambda _folder: None)
 
 
-def test_the_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_base_folder_expands_the_variable_and_names_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""A Slurm that tests control: commands on PATH, jobs in a folder."""
+"""A fake Slurm that tests control: commands on PATH, jobs in a folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FakeSlurm:
             self.fault(command, **({} if up else {"code": 1, "err": words}))
 
     def run_jobs(self) -> None:
-        """Run submitted jobs at once as processes of this machine."""
+        """Run submitted jobs at once as local processes."""
         (self.folder / "runs").touch()
 
     def jobs(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Fake `sbatch`, `squeue`, `scancel`, `scontrol` and `sacct`, as Slurm 22.05, over a folder of jobs."""
+"""Fake `sbatch`, `squeue`, `scancel`, `scontrol` and `sacct` of Slurm 22.05 over a folder of jobs."""
 
 import contextlib
 import fcntl
@@ -73,7 +73,7 @@ def sbatch(arguments):
 
 
 def start(number, script, said):
-    import subprocess  # a fifth of the time of a command, and few commands need it
+    import subprocess  # few commands need this slow import
 
     out, err = said.get("output", "slurm.out"), said.get("error", "slurm.err")
     shell = f'bash "$1" >>"$2" 2>>"$3" </dev/null; echo $? >"{FOLDER}/exit-{number}"'

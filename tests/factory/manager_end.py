@@ -1,4 +1,4 @@
-"""The manager's side of a factory's connection: real sockets and keys, a test's orders."""
+"""The manager side of a factory connection, with real sockets and keys, and orders of the test."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ManagerEnd:
     def hear(
         self, block: str, phase: BlockPhase, *, where: Callable[[BlockUpdate], bool] = lambda _: True
     ) -> BlockUpdate:
-        """Return the first matching update, including earlier ones."""
+        """Return the first matching update, including earlier updates."""
 
         def found() -> BlockUpdate | None:
             return next((n for n in self.news if n.block == block and n.phase is phase and where(n)), None)

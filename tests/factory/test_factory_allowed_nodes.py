@@ -1,4 +1,4 @@
-"""Submit texts of jobs that avoid nodes or probe one, and the answers of Slurm and HTCondor."""
+"""Test submit scripts that exclude or probe nodes, and the answers of Slurm and HTCondor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def asked(site: Site, option: str) -> list[str]:
         (("--exclusive", "# --exclude=n3", "##SBATCH --exclude=n3"), "n2,n7"),
     ],
 )
-def test_slurm_gets_the_sites_excluded_nodes_and_ours(options: tuple[str, ...], all_of_them: str) -> None:
+def test_slurm_gets_the_excluded_nodes_of_the_site_and_of_stoker(options: tuple[str, ...], all_of_them: str) -> None:
     there = site(options=options)
     assert asked(placed(there, AWAY), "--exclude=")[-1] == f"--exclude={all_of_them}"
     assert asked(placed(there, AllowedNodes()), "--exclude=n2") == []
@@ -98,7 +98,7 @@ def test_slurm_probe_is_one_minute_on_one_node_only() -> None:
         ),
     ],
 )
-def test_condor_gets_the_sites_requirements_and_ours(provider: dict[str, object], requirements: str) -> None:
+def test_condor_gets_the_requirements_of_the_site_and_of_stoker(provider: dict[str, object], requirements: str) -> None:
     text = condor_description.describe(placed(site(ProviderKind.CONDOR, **provider), AWAY), session="k3v9", block="b7")
     given = [line for line in text.splitlines() if line.lower().startswith("requirements")]
     assert given == [f"requirements = {requirements}"]
@@ -113,7 +113,7 @@ def test_condor_probe_runs_for_a_minute_on_one_machine() -> None:
     assert "> 60)" in text
 
 
-def test_other_batch_systems_are_told_nothing() -> None:
+def test_other_batch_systems_get_no_node_options() -> None:
     pbs = site(ProviderKind.PBS)
     assert placed(pbs, AWAY) == pbs
 
@@ -138,7 +138,7 @@ def test_submitted_script_excludes_the_nodes(batch: SlurmBatch, slurm: FakeSlurm
 
 
 @pytest.mark.parametrize("why", ["Requested node configuration is not available", "Invalid node name specified"])
-def test_slurm_that_has_no_such_node_says_so(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
+def test_unknown_node_error_of_slurm_is_recognized(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
     slurm.fault("sbatch", code=1, err=f"sbatch: error: Batch job submission failed: {why}")
     with pytest.raises(NoNodeLeft, match=why):
         batch.submit_placed(B7, AWAY)
@@ -158,7 +158,9 @@ def test_slurm_that_has_no_such_node_says_so(batch: SlurmBatch, slurm: FakeSlurm
         ("Priority", False),
     ],
 )
-def test_pending_job_says_if_no_node_is_left(batch: SlurmBatch, slurm: FakeSlurm, reason: str, no_node: bool) -> None:
+def test_pending_job_reports_that_no_node_is_left(
+    batch: SlurmBatch, slurm: FakeSlurm, reason: str, no_node: bool
+) -> None:
     job = batch.submit_placed(B7, AWAY)
     slurm.put(job, reason=reason)
     assert batch.query([job])[job].no_node is no_node
@@ -172,12 +174,12 @@ def test_pending_job_says_if_no_node_is_left(batch: SlurmBatch, slurm: FakeSlurm
         ("", False),
     ],
 )
-def test_condor_analysis_says_if_no_slot_is_left(analysis: str, none: bool) -> None:
+def test_condor_analysis_reports_that_no_slot_is_left(analysis: str, none: bool) -> None:
     assert condor_ads.suits_no_slot(analysis) is none
 
 
 class ChoosyBatch(ToyBatch):
-    """A batch system that can choose nodes, and may have none left."""
+    """A batch system that can choose nodes, and may have no node left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ def choosy() -> KeeperHarness:
     return desk
 
 
-def test_keeper_submits_a_block_where_its_order_says(choosy: KeeperHarness) -> None:
+def test_keeper_submits_a_block_to_the_ordered_nodes(choosy: KeeperHarness) -> None:
     choosy.keeper.order([B0], AWAY)
     choosy.settle()
     assert choosy.batch.allowed == [AWAY]  # type: ignore[attr-defined]
@@ -208,14 +210,14 @@ def test_keeper_submits_a_block_where_its_order_says(choosy: KeeperHarness) -> N
     assert choosy.batch.allowed == [AWAY, PROBE]  # type: ignore[attr-defined]
 
 
-def test_keeper_tells_that_no_node_is_left(choosy: KeeperHarness) -> None:
+def test_keeper_reports_that_no_node_is_left(choosy: KeeperHarness) -> None:
     choosy.batch.is_full = True  # type: ignore[attr-defined]
     choosy.keeper.order([B0], AWAY)
     why = "Requested node configuration is not available"
     assert choosy.settle() == [BlockUpdate(B0, BlockPhase.REFUSED, reason=why, no_node=True)]
 
 
-def test_keeper_tells_of_a_waiting_job_without_a_node(choosy: KeeperHarness) -> None:
+def test_keeper_reports_a_pending_job_without_a_node(choosy: KeeperHarness) -> None:
     choosy.keeper.order([B0], AWAY)
     choosy.settle()
     [update] = choosy.see(10, BlockPhase.PENDING, "ReqNodeNotAvail", no_node=True)
@@ -223,7 +225,7 @@ def test_keeper_tells_of_a_waiting_job_without_a_node(choosy: KeeperHarness) -> 
     assert update.no_node
 
 
-def test_batch_system_that_cannot_choose_gets_the_block() -> None:
+def test_batch_system_without_node_choice_gets_the_block() -> None:
     desk = KeeperHarness()
     desk.keeper.order([B0], AWAY)
     desk.settle()

@@ -25,7 +25,7 @@ from stoker.protocol.ids import BlockId
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return a function that lets a command's time limit begin when the command has made a file, however slowly its
+    """Return a function that starts the time limit of a command after the command has made a file, however slowly its
     shell starts.
     """
 
@@ -41,12 +41,12 @@ def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return count_once
 
 
-def test_what_it_says(tmp_path: Path) -> None:
+def test_command_returns_its_output(tmp_path: Path) -> None:
     said = CommandRunner(limit_s=10, folder=tmp_path).run(["sh", "-c", "pwd; echo no >&2; exit 3"])
     assert (said.code, said.out, said.err) == (3, f"{tmp_path}\n", "no\n")
 
 
-def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path, once: Callable[[Path], None]) -> None:
+def test_hanging_command_is_killed_with_all_its_children(tmp_path: Path, once: Callable[[Path], None]) -> None:
     started = time.monotonic()
     once(tmp_path / "begun")
     with pytest.raises(BatchTrouble, match=r"^squeue has not answered for 0.5 s$"):
@@ -60,7 +60,7 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path, o
 
 
 @pytest.mark.parametrize("where", ["2", "1"], ids=["stderr", "stdout"])
-def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str, once: Callable[[Path], None]) -> None:
+def test_output_before_a_timeout_is_returned(tmp_path: Path, where: str, once: Callable[[Path], None]) -> None:
     once(tmp_path / "said")
     line = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
     with pytest.raises(BatchTrouble) as caught:
@@ -71,19 +71,19 @@ def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str
     assert str(caught.value) == f"sbatch has not answered for 0.5 s, {said}"
 
 
-def test_one_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_command_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BatchTrouble, match="sbitch cannot be run"):
         CommandRunner(limit_s=5, folder=tmp_path).run(["sbitch"])
 
 
-def test_the_folder_that_they_run_in_is_made_again_if_it_was_removed(tmp_path: Path) -> None:
+def test_removed_working_folder_of_commands_is_created_again(tmp_path: Path) -> None:
     commands = CommandRunner(limit_s=10, folder=tmp_path / "submit")
     assert commands.run(["pwd"]).out == f"{tmp_path}/submit\n"
     with pytest.raises(BatchTrouble, match="cannot be run"):
         CommandRunner(limit_s=10, folder=tmp_path / "no session" / "submit").run(["pwd"])
 
 
-def test_large_answers_fit(tmp_path: Path) -> None:
+def test_large_outputs_are_read(tmp_path: Path) -> None:
     said = CommandRunner(limit_s=20, folder=tmp_path).run([sys.executable, "-c", "print('x' * 3_000_000)"])
     assert len(said.out) == 3_000_001
 
@@ -105,11 +105,11 @@ def test_slurm_variables_of_this_process_are_hidden() -> None:
         ("", "exit code 1, no output"),
     ],
 )
-def test_why_it_failed_in_its_own_words(err: str, words: str) -> None:
+def test_failure_is_reported_in_the_words_of_the_command(err: str, words: str) -> None:
     assert CommandResult(1, "", err).words == words
 
 
-def test_a_command_holds_the_lock_of_its_factory(tmp_path: Path) -> None:
+def test_command_inherits_the_lock_of_its_factory(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -174,7 +174,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     until(lambda: not batch.find(), what="the end of the started processes")
 
 
-def test_started_watched_and_ended(place: Place) -> None:
+def test_local_pilot_is_started_watched_and_ended(place: Place) -> None:
     batch = place.batch()
     job = batch.submit(B0)
     assert batch.query([job])[job].phase is BlockPhase.RUNNING, "the process belongs to the block from its start"
@@ -182,7 +182,7 @@ def test_started_watched_and_ended(place: Place) -> None:
     until(lambda: batch.query([job])[job].phase is BlockPhase.ENDED, what="the end")
 
 
-def test_why_it_ended(place: Place) -> None:
+def test_end_of_a_local_pilot_has_its_reason(place: Place) -> None:
     batch = place.batch()
     place.program = "import sys; sys.exit('no such folder')"
     job = batch.submit(B0)
@@ -190,7 +190,7 @@ def test_why_it_ended(place: Place) -> None:
     assert look.reason == "exit code 1: no such folder"
 
 
-def test_another_factory_finds_what_runs(place: Place) -> None:
+def test_another_factory_finds_running_pilots(place: Place) -> None:
     job = place.batch().submit(B1)
     other = place.batch()
     until(lambda: other.find() == {job: B1}, what="the pilot to be there")
@@ -210,7 +210,7 @@ def test_another_factory_finds_a_pilot_in_its_worker_init(place: Place, tmp_path
     assert place.batch().find() == {job: B1}
 
 
-def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path) -> None:
+def test_pilots_of_other_sessions_are_ignored(place: Place, tmp_path: Path) -> None:
     other = Place(tmp_path / "other")
     batch = other.batch()
     job = batch.submit(B0)

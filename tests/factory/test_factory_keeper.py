@@ -1,4 +1,4 @@
-"""A keeper submits each block once, forgets no block, and reports everything. The batch system is in memory."""
+"""A keeper submits each block once, forgets no block, and reports all changes. The batch system is in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KeeperHarness:
         self.keeper = self.another()
 
     def another(self, *, was_tried: Container[BlockId] = ()) -> BlockKeeper:
-        """Make the keeper of a factory that replaces a killed factory."""
+        """Make the keeper of the factory after a killed factory."""
         self.keeper = BlockKeeper(
             "lab", make=lambda: self.batch, owners=self.owners, poll_s=10, lag_s=60, was_tried=was_tried.__contains__,
             clock=self.clock,
@@ -73,7 +73,7 @@ def told(news: list[FactoryUpdate]) -> list[tuple[str, BlockPhase, str]]:
     return [(each.block, each.phase, each.reason) for each in news if isinstance(each, BlockUpdate)]
 
 
-def test_a_block_goes_its_way(desk: KeeperHarness) -> None:
+def test_block_passes_from_its_order_to_its_end(desk: KeeperHarness) -> None:
     assert told(desk.order(B0)) == [(B0, PENDING, "")]
     assert desk.see(1, PENDING, "Priority", 600) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
     assert told(desk.see(10, RUNNING, "on n1")) == [(B0, RUNNING, "on n1")]
@@ -81,7 +81,7 @@ def test_a_block_goes_its_way(desk: KeeperHarness) -> None:
     assert desk.keeper.due_in() is None
 
 
-def test_what_has_not_changed_is_not_said_again(desk: KeeperHarness) -> None:
+def test_unchanged_state_is_not_reported_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, PENDING, "Priority", 600)
     assert desk.see(10, PENDING, "Priority", 590) == []
@@ -90,7 +90,7 @@ def test_what_has_not_changed_is_not_said_again(desk: KeeperHarness) -> None:
     ] == [4000]
 
 
-def test_a_requeued_job_is_pending_again(desk: KeeperHarness) -> None:
+def test_requeued_job_is_pending_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime")
@@ -98,7 +98,7 @@ def test_a_requeued_job_is_pending_again(desk: KeeperHarness) -> None:
     assert told(desk.later(10)) == [(B0, PENDING, again)]
 
 
-def test_the_manager_hears_why_a_job_runs_no_longer(desk: KeeperHarness) -> None:
+def test_manager_receives_the_reason_why_a_job_ended(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
@@ -113,7 +113,7 @@ def test_the_manager_hears_why_a_job_runs_no_longer(desk: KeeperHarness) -> None
     ]
 
 
-def test_what_the_manager_had_cancelled_is_no_loss(desk: KeeperHarness) -> None:
+def test_cancellation_by_the_manager_is_no_loss(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     desk.keeper.cancel([B0], "idle")
@@ -123,7 +123,7 @@ def test_what_the_manager_had_cancelled_is_no_loss(desk: KeeperHarness) -> None:
     ]
 
 
-def test_an_order_that_is_heard_twice_is_one(desk: KeeperHarness) -> None:
+def test_repeated_order_is_carried_out_once(desk: KeeperHarness) -> None:
     desk.order(B0, B0)
     desk.order(B0)
     desk.see(1, ENDED, "done")
@@ -133,13 +133,13 @@ def test_an_order_that_is_heard_twice_is_one(desk: KeeperHarness) -> None:
     assert desk.batch.submitted == [B0]
 
 
-def test_refused(desk: KeeperHarness) -> None:
+def test_refused_block_is_reported(desk: KeeperHarness) -> None:
     desk.batch.refuses = "Invalid account"
     assert told(desk.order(B0, B1)) == [(B0, REFUSED, "Invalid account"), (B1, REFUSED, "Invalid account")]
     assert not [each for each in desk.said if isinstance(each, SourceTrouble)]
 
 
-def test_trouble_is_told_once_and_its_end_too(desk: KeeperHarness) -> None:
+def test_start_and_end_of_trouble_are_reported_once(desk: KeeperHarness) -> None:
     desk.batch.down = "squeue has not answered for 30 s"
     assert desk.order(B0) == [SourceTrouble("lab", "squeue has not answered for 30 s")]
     for _ in range(5):
@@ -148,7 +148,7 @@ def test_trouble_is_told_once_and_its_end_too(desk: KeeperHarness) -> None:
     assert desk.later(10) == [BlockUpdate(B0, PENDING, "1"), SourceTrouble("lab", "")]
 
 
-def test_it_asks_less_often_while_there_is_trouble(desk: KeeperHarness) -> None:
+def test_queries_are_less_frequent_during_trouble(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     waits = []
@@ -158,7 +158,7 @@ def test_it_asks_less_often_while_there_is_trouble(desk: KeeperHarness) -> None:
     assert waits == [1, 2, 4, 8, 16, 32]
 
 
-def test_a_submission_that_did_arrive_is_not_repeated(desk: KeeperHarness) -> None:
+def test_submission_that_arrived_is_not_repeated(desk: KeeperHarness) -> None:
     desk.batch.lossy = True
     desk.order(B0)
     assert [each for each in desk.said if isinstance(each, SourceTrouble)]
@@ -167,14 +167,14 @@ def test_a_submission_that_did_arrive_is_not_repeated(desk: KeeperHarness) -> No
     assert desk.batch.submitted == [B0]
 
 
-def test_a_job_without_a_certain_id_is_found_at_once_by_name(desk: KeeperHarness) -> None:
+def test_job_with_an_uncertain_id_is_found_by_name(desk: KeeperHarness) -> None:
     desk.batch.noisy = True
     assert desk.order(B0) == [BlockUpdate(B0, PENDING, "1")]
     desk.later(600)
     assert desk.batch.submitted == [B0]
 
 
-def test_job_is_found_that_listings_show_20_seconds_late(desk: KeeperHarness) -> None:
+def test_job_that_listings_show_20_seconds_late_is_found(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0, B1)
     for _ in range(4):
@@ -186,7 +186,7 @@ def test_job_is_found_that_listings_show_20_seconds_late(desk: KeeperHarness) ->
     assert desk.batch.submitted == [B0, B1]
 
 
-def test_after_a_kill_a_late_job_is_not_submitted_again(desk: KeeperHarness) -> None:
+def test_late_job_is_not_submitted_again_after_a_kill(desk: KeeperHarness) -> None:
     desk.batch.put(B0)
     desk.batch.hides = True
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -198,7 +198,7 @@ def test_after_a_kill_a_late_job_is_not_submitted_again(desk: KeeperHarness) -> 
     assert desk.batch.submitted == [B1]
 
 
-def test_after_a_kill_a_block_without_a_job_is_submitted(desk: KeeperHarness) -> None:
+def test_block_without_a_job_is_submitted_after_a_kill(desk: KeeperHarness) -> None:
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED)])
     [pause] = until_submitted(desk, times=1)
     assert 60 <= pause <= 80
@@ -208,7 +208,7 @@ def test_after_a_kill_a_block_without_a_job_is_submitted(desk: KeeperHarness) ->
 ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
 
 
-def test_job_that_listings_lack_for_20_seconds_stays(desk: KeeperHarness) -> None:
+def test_job_missing_from_listings_for_20_seconds_stays(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     for _ in range(10):  # the job is absent for less than a minute at a time
@@ -220,7 +220,7 @@ def test_job_that_listings_lack_for_20_seconds_stays(desk: KeeperHarness) -> Non
     assert told(desk.said) == [(B0, PENDING, ""), (B0, RUNNING, "on n1")]
 
 
-def test_job_that_listings_lack_for_a_minute_is_lost(desk: KeeperHarness) -> None:
+def test_job_missing_from_listings_for_a_minute_is_lost(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     for _ in range(6):
@@ -231,7 +231,7 @@ def test_job_that_listings_lack_for_a_minute_is_lost(desk: KeeperHarness) -> Non
     assert desk.batch.cancelled == ["1"], "the job may still exist"
 
 
-def test_two_listings_are_no_proof_however_far_apart(desk: KeeperHarness) -> None:
+def test_two_listings_alone_do_not_prove_a_loss(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     desk.later(10)
@@ -239,7 +239,7 @@ def test_two_listings_are_no_proof_however_far_apart(desk: KeeperHarness) -> Non
     assert told(desk.later(10))[0][:2] == (B0, ENDED)
 
 
-def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: KeeperHarness) -> None:
+def test_cancelled_job_has_ended_if_a_listing_lacks_it(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     desk.later(1)
@@ -249,7 +249,7 @@ def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: KeeperHarn
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_the_end_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: bool) -> None:
+def test_end_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: bool) -> None:
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = hides
     desk.order(B1)
@@ -259,7 +259,7 @@ def test_the_end_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: 
     assert ("2" in desk.batch.cancelled) or desk.batch.cancelled_names == [B1]
 
 
-def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: KeeperHarness) -> None:
+def test_block_with_an_uncertain_job_is_cancelled_by_name(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
@@ -267,7 +267,7 @@ def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: KeeperHarness) -
     assert desk.batch.cancelled_names == [B0]
 
 
-def test_a_late_job_of_a_cancelled_block_is_cancelled(desk: KeeperHarness) -> None:
+def test_late_job_of_a_cancelled_block_is_cancelled(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
@@ -278,7 +278,7 @@ def test_a_late_job_of_a_cancelled_block_is_cancelled(desk: KeeperHarness) -> No
     assert desk.keeper.due_in() is None
 
 
-def test_a_submission_that_did_not_arrive_is(desk: KeeperHarness) -> None:
+def test_submission_that_did_not_arrive_is_repeated(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     desk.batch.down = ""
@@ -287,7 +287,7 @@ def test_a_submission_that_did_not_arrive_is(desk: KeeperHarness) -> None:
 
 
 def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
-    """Return the seconds before each of `times` further submissions, or fewer if the keeper finishes."""
+    """Return the seconds before each further submission, up to `times`."""
     pauses, since = [], desk.clock.now
     for _ in range(200):
         if len(pauses) == times or (wait := desk.keeper.due_in()) is None:
@@ -300,7 +300,7 @@ def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
     raise AssertionError("it goes on for ever")
 
 
-def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: KeeperHarness) -> None:
+def test_block_with_hidden_jobs_is_not_submitted_forever(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     pauses = until_submitted(desk, times=99)
@@ -341,7 +341,7 @@ def test_jobs_are_watched_while_submissions_wait(desk: KeeperHarness) -> None:
     assert desk.batch.cancelled == ["1"]
 
 
-def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: KeeperHarness) -> None:
+def test_unavailable_or_full_batch_system_abandons_no_block(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     for _ in range(5 * MOST_UNANSWERED):
@@ -350,14 +350,14 @@ def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: KeeperHarne
     assert told(desk.later(60)) == [(B0, PENDING, "")]
 
 
-def test_a_job_that_arrived_late_makes_no_second_block(desk: KeeperHarness) -> None:
+def test_job_that_appeared_late_creates_no_second_block(desk: KeeperHarness) -> None:
     desk.order(B0)
     late = desk.batch.put(B0)
     desk.later(61)
     assert desk.batch.cancelled == [late]
 
 
-def test_after_a_kill_jobs_are_found_and_adopted(desk: KeeperHarness) -> None:
+def test_jobs_are_found_and_adopted_after_a_kill(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0)
     keeper = desk.another()
     keeper.sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -367,7 +367,7 @@ def test_after_a_kill_jobs_are_found_and_adopted(desk: KeeperHarness) -> None:
     assert next(each.job for each in news if isinstance(each, BlockUpdate)) == job
 
 
-def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: KeeperHarness) -> None:
+def test_finished_job_is_not_submitted_again_after_a_kill(desk: KeeperHarness) -> None:
     desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
     assert told(desk.settle())[-1] == (B0, ENDED, "exit code 1")
@@ -377,7 +377,7 @@ def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: KeeperHarness)
 @pytest.mark.parametrize(
     ("other", "cancelled"), [(BatchJobStatus(ENDED, "exit code 1"), 0), (BatchJobStatus(PENDING), 1)]
 )
-def test_of_two_jobs_of_a_block_the_running_one_stays(
+def test_running_job_is_kept_if_a_block_has_two_jobs(
     desk: KeeperHarness, other: BatchJobStatus, cancelled: int
 ) -> None:
     first = desk.batch.put(B0, other)
@@ -387,7 +387,7 @@ def test_of_two_jobs_of_a_block_the_running_one_stays(
     assert desk.batch.cancelled == [first] * cancelled
 
 
-def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: KeeperHarness) -> None:
+def test_manager_is_told_of_a_job_whose_block_it_did_not_name(desk: KeeperHarness) -> None:
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
@@ -396,7 +396,7 @@ def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: KeeperHarn
     assert desk.batch.cancelled == [stray]
 
 
-def test_it_touches_nothing_before_it_knows_the_blocks(desk: KeeperHarness) -> None:
+def test_keeper_changes_nothing_before_it_knows_the_blocks(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING))
     keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
     assert keeper.due_in() is None
@@ -406,7 +406,7 @@ def test_it_touches_nothing_before_it_knows_the_blocks(desk: KeeperHarness) -> N
     assert not desk.batch.cancelled
 
 
-def test_jobs_of_another_site_are_left_alone(desk: KeeperHarness) -> None:
+def test_jobs_of_another_site_are_not_touched(desk: KeeperHarness) -> None:
     desk.owners[B2] = "other"
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     desk.settle()
@@ -414,13 +414,13 @@ def test_jobs_of_another_site_are_left_alone(desk: KeeperHarness) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_known_jobs_are_watched_and_told_although_nothing_has_changed(desk: KeeperHarness) -> None:
+def test_adopted_jobs_are_watched_and_reported_once(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING, "on n1"))
     desk.another().sync([KnownBlock(B0, "lab", RUNNING, job)])
     assert told(desk.settle()) == [(B0, RUNNING, "on n1")]
 
 
-def test_cancel_before_and_after_the_submission(desk: KeeperHarness) -> None:
+def test_block_can_be_cancelled_before_and_after_its_submission(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.order([B1])
     desk.keeper.cancel([B0, B1], "no call could use it")
@@ -430,7 +430,7 @@ def test_cancel_before_and_after_the_submission(desk: KeeperHarness) -> None:
     assert told(desk.see(1, ENDED, "cancelled")) == [(B0, ENDED, "cancelled: no call could use it")]
 
 
-def test_a_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:
+def test_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
     desk.settle()
@@ -441,14 +441,14 @@ def test_a_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:
     assert desk.batch.cancelled == ["1", "1"]
 
 
-def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: KeeperHarness) -> None:
+def test_block_that_ended_well_during_its_cancellation_is_done(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
     desk.batch.statuses["1"] = BatchJobStatus(ENDED, "done")
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
 
-def test_manager_with_a_lost_journal_part_hears_all_again(desk: KeeperHarness) -> None:
+def test_manager_with_a_lost_journal_part_gets_all_reports_again(desk: KeeperHarness) -> None:
     desk.order(B0, B1, B2)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.batch.statuses["3"] = BatchJobStatus(ENDED, "exit code 1")
@@ -463,7 +463,7 @@ def test_manager_with_a_lost_journal_part_hears_all_again(desk: KeeperHarness) -
     assert desk.batch.submitted == [B0, B1, B2]
 
 
-def test_manager_that_lost_a_blocks_end_hears_it_again(desk: KeeperHarness) -> None:
+def test_manager_that_lost_the_end_of_a_block_gets_it_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(10, ENDED, "exit code 1")
     desk.keeper.sync([KnownBlock(B0, "lab", RUNNING, "1")])
@@ -472,7 +472,7 @@ def test_manager_that_lost_a_blocks_end_hears_it_again(desk: KeeperHarness) -> N
     assert desk.batch.submitted == [B0]
 
 
-def test_a_batch_system_that_cannot_be_had_refuses(desk: KeeperHarness) -> None:
+def test_missing_batch_system_refuses_blocks(desk: KeeperHarness) -> None:
     def make() -> Batch:
         raise ConfigError("site lab: this host has no sbatch on its PATH")
 
@@ -483,7 +483,7 @@ def test_a_batch_system_that_cannot_be_had_refuses(desk: KeeperHarness) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_a_fault_of_a_provider_is_trouble(desk: KeeperHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_a_provider_is_trouble(desk: KeeperHarness, caplog: pytest.LogCaptureFixture) -> None:
     desk.order(B0)
 
     def broken(jobs: object) -> dict[str, BatchJobStatus]:
@@ -493,7 +493,7 @@ def test_a_fault_of_a_provider_is_trouble(desk: KeeperHarness, caplog: pytest.Lo
     assert desk.later(1) == [SourceTrouble("lab", "KeyError: '88123'")]
 
 
-def test_the_end_cancels_everything_and_says_what_is_left(desk: KeeperHarness) -> None:
+def test_shutdown_cancels_all_jobs_and_names_remaining_jobs(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     assert desk.keeper.end(until=desk.clock.now) == ["1", "2"]
@@ -502,13 +502,13 @@ def test_the_end_cancels_everything_and_says_what_is_left(desk: KeeperHarness) -
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_the_end_while_nobody_answers_names_what_is_known(desk: KeeperHarness) -> None:
+def test_shutdown_without_an_answer_names_the_known_jobs(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.down = "away"
     assert desk.keeper.end(until=desk.clock.now) == ["1"]
 
 
-def test_blocks_that_wait_can_be_cancelled_alone(desk: KeeperHarness) -> None:
+def test_pending_blocks_can_be_cancelled_alone(desk: KeeperHarness) -> None:
     desk.order(B0, B1)
     desk.see(1, RUNNING)
     desk.keeper.cancel_waiting("the manager is away")

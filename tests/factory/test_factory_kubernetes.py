@@ -46,7 +46,7 @@ def test_a_block_is_a_pod(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("kubernetes") is not None, reason="the kubernetes package is here")
-def test_the_package_that_is_missing_is_named(folder: SessionFolder) -> None:
+def test_missing_package_is_named(folder: SessionFolder) -> None:
     site = Site(name="lab", provider=Provider(kind=ProviderKind.KUBERNETES, image="i"))
     with pytest.raises(SubmissionRefused, match=r'pip install "parsl\[kubernetes\]"'):
         make_batch(site, session="k3v9", folder=folder)

@@ -94,7 +94,7 @@ def test_pbs() -> None:
     assert read_pbs('{"pbs_server": "head"}') == {}
 
 
-def test_lsf() -> None:
+def test_lsf_listing_is_parsed() -> None:
     assert said(read_lsf(LSF)) == [
         (PENDING, "New job is waiting for scheduling;"),
         (RUNNING, "on n1"),
@@ -107,7 +107,7 @@ def test_lsf() -> None:
     ]
 
 
-def test_grid_engine() -> None:
+def test_grid_engine_listing_is_parsed() -> None:
     assert said(read_grid_engine(GRID_ENGINE)) == [
         (RUNNING, "on gpu.q@n1"),
         (RUNNING, "suspended (T)"),
@@ -165,7 +165,7 @@ def world(kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @kinds
-def test_submit_query_find_cancel(world: World, kind: ProviderKind) -> None:
+def test_job_is_submitted_queried_found_and_cancelled(world: World, kind: ProviderKind) -> None:
     job = world.batch.submit(BlockId("b0"))
     assert job == IDS[kind]
     assert world.batch.query([job])[job].phase is PENDING
@@ -175,7 +175,7 @@ def test_submit_query_find_cancel(world: World, kind: ProviderKind) -> None:
 
 
 @kinds
-def test_job_that_is_not_listed_is_absent_with_its_output(world: World, kind: ProviderKind) -> None:
+def test_job_missing_from_the_listing_is_absent_with_its_output(world: World, kind: ProviderKind) -> None:
     job = world.batch.submit(BlockId("b0"))
     for name in ("qstat", "bjobs"):
         world.put(name, "true" if kind is not ProviderKind.PBS else "echo 'qstat: Unknown Job Id 11' >&2; exit 153")
@@ -188,7 +188,7 @@ def test_job_that_is_not_listed_is_absent_with_its_output(world: World, kind: Pr
 
 
 @kinds
-def test_refused_and_away(world: World, kind: ProviderKind) -> None:
+def test_refusal_and_outage_are_distinguished(world: World, kind: ProviderKind) -> None:
     for name in ("qsub", "bsub"):
         world.put(name, "echo 'Unknown queue MSG=moon' >&2; exit 1")
     with pytest.raises(SubmissionRefused, match="Unknown queue MSG=moon"):
@@ -201,7 +201,7 @@ def test_refused_and_away(world: World, kind: ProviderKind) -> None:
 
 
 @pytest.mark.parametrize("kind", [ProviderKind.PBS, ProviderKind.GRID_ENGINE], ids=lambda kind: kind.value)
-def test_an_answer_that_cannot_be_read(world: World, kind: ProviderKind) -> None:
+def test_unreadable_answer_is_trouble(world: World, kind: ProviderKind) -> None:
     world.put("qstat", "echo '<<<'")
     with pytest.raises(BatchTrouble, match="printed something that cannot be read"):
         world.batch.query(["1"])
@@ -215,14 +215,14 @@ BANNERS = {
 
 
 @kinds
-def test_the_id_is_found_among_lines_of_the_site(world: World, kind: ProviderKind) -> None:
+def test_job_id_is_found_among_other_output_lines(world: World, kind: ProviderKind) -> None:
     command, answer = BANNERS[kind]
     world.put(command, f"echo 'checking your budget ... 2026 hours left'; echo '{answer}'; echo 'bye: see news'")
     assert world.batch.submit(BlockId("b0")) == IDS[kind]
 
 
 @kinds
-def test_without_a_certain_id_the_job_is_found_by_its_name(world: World, kind: ProviderKind) -> None:
+def test_job_without_a_certain_id_is_found_by_its_name(world: World, kind: ProviderKind) -> None:
     world.put(BANNERS[kind][0], "echo 2026; echo 2027")
     with pytest.raises(Unanswered, match="no clear job id"):
         world.batch.submit(BlockId("b0"))
@@ -231,7 +231,7 @@ def test_without_a_certain_id_the_job_is_found_by_its_name(world: World, kind: P
 
 
 @kinds
-def test_listings_are_read_among_lines_of_the_site(world: World, kind: ProviderKind) -> None:
+def test_listing_is_parsed_among_other_output_lines(world: World, kind: ProviderKind) -> None:
     for name in ("qselect", "qstat", "bjobs"):
         if name in COMMANDS[kind]:
             world.put(name, f"echo 'Dear user, 3 < 4 & {{all}} is well'\n{COMMANDS[kind][name]}\necho 'bye | now'")
@@ -299,7 +299,7 @@ Sat Nov 21 10:00:05: Starting (Pid 4711);
         (ProviderKind.LSF, BHIST.format(more="Sat Nov 21: Exited; TERM_OWNER: job killed"), ENDED, "cancelled"),
     ],
 )
-def test_accounting_knows_unlisted_jobs(
+def test_accounting_finds_unlisted_jobs(
     world: World, kind: ProviderKind, text: str, phase: BlockPhase | None, reason: str
 ) -> None:
     job = world.batch.submit(BlockId("b0"))

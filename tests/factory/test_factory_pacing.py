@@ -1,4 +1,4 @@
-"""A factory under a strict limiter: 40 requests, then 4 per minute, in virtual time."""
+"""Run a factory against a rate limit of 40 requests, then 4 per minute, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Limiter:
 
 
 class LimitedBatch(ToyBatch):
-    """A batch system that limits requests. The pacer counts them like commands; all sources share one listing."""
+    """A batch system with a request limit. The pacer counts requests like commands; all sources share one listing."""
 
     def __init__(self, limiter: Limiter, pacer: Pacer, listing: Listing[bool]) -> None:
         super().__init__()
@@ -150,12 +150,12 @@ def test_cancellations_find_a_token_after_submissions() -> None:
     assert world.limiter.refused == 0
 
 
-def test_a_slow_batch_system_is_asked_less_often() -> None:
+def test_slow_batch_system_is_queried_less_often() -> None:
     assert pacing.poll_period_s(10.0, None, took_s=0.1) == 10.0
     assert pacing.poll_period_s(10.0, None, took_s=8.0) == 32.0
 
 
-def test_doctor_s_figures_are_those_of_the_pacer() -> None:
+def test_doctor_shows_the_figures_of_the_pacer() -> None:
     assert pacing.in_words(10.0) == "3.4 requests a minute while its jobs run, 3.8 at most, after the first 36"
 
 
@@ -175,7 +175,7 @@ def test_one_status_command_serves_all_until_a_submission(slurm: FakeSlurm, tmp_
     assert len(slurm.asked("squeue")) == 2
 
 
-def test_a_listing_that_failed_is_asked_for_again() -> None:
+def test_failed_listing_is_requested_again() -> None:
     listing: Listing[int] = Listing(fresh_s=5.0)
 
     def fail() -> int:

@@ -67,7 +67,7 @@ def test_blocks_are_submitted_watched_and_cancelled(
     assert slurm.jobs()[job]["state"] == "CANCELLED"
 
 
-def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+def test_refused_and_unknown_blocks_are_reported(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site(partition="nope")])
     manager.start_factory()
     manager.submit("b0")
@@ -79,7 +79,7 @@ def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: 
 
 
 @pytest.mark.long
-def test_a_controller_that_goes_away_and_comes_back(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_controller_outage_ends_and_blocks_continue(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     manager.submit("b0")
     manager.hear("b0", PENDING)
@@ -92,7 +92,7 @@ def test_a_controller_that_goes_away_and_comes_back(manager: ManagerEnd, slurm: 
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
 
 
-def test_sbatch_that_hangs_is_told_and_submits_nothing_twice(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_hanging_sbatch_is_reported_and_submits_nothing_twice(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     slurm.fault("sbatch", hang="after")
     manager.submit("b0")
@@ -122,7 +122,7 @@ def test_job_that_listings_lack_is_lost_after_the_lag(
     assert {each["state"] for each in slurm.jobs().values()} == {"CANCELLED"}
 
 
-def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+def test_hanging_site_delays_no_other_site(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     pbs = Site(name="other", provider=Provider(kind=ProviderKind.PBS))
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60)), pbs])
     manager.start_factory()
@@ -133,7 +133,7 @@ def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFo
     assert "no qsub on its PATH" in manager.hear("b1", REFUSED).reason
 
 
-def test_nothing_is_submitted_twice_while_listings_lag(
+def test_delayed_listings_cause_no_second_submission(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
@@ -157,7 +157,9 @@ def test_nothing_is_submitted_twice_while_listings_lag(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
 
 
-def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+def test_shutdown_cancels_a_job_without_a_known_id(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
     write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
     factory = manager.start_factory()
     for command in ("squeue", "sbatch"):
@@ -170,7 +172,7 @@ def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: Sessi
 
 @pytest.mark.long
 @pytest.mark.parametrize("moment", ["idle", "before", "after"])
-def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
+def test_factory_killed_at_any_moment_submits_nothing_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
     factory = manager.start_factory()
     if moment != "idle":
         slurm.fault("sbatch", hang=moment)
@@ -198,7 +200,7 @@ def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, sl
 
 
 @pytest.mark.long
-def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_killed_manager_restarts_on_another_address(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     manager.submit("b0")
     job = manager.hear("b0", PENDING).job
@@ -212,7 +214,9 @@ def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slu
 
 
 @pytest.mark.long
-def test_a_manager_that_stays_away(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+def test_manager_that_never_returns_ends_the_factory(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
     write_sites(folder.sites, [slurm_site(lease_s=2.0)])
     factory = manager.start_factory()
     manager.submit("b0", "b1")
@@ -235,7 +239,7 @@ def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: Fak
     assert job in (folder.path / "factory.log").read_text()
 
 
-def test_job_under_submission_at_the_end_is_cancelled(
+def test_job_in_submission_at_the_end_is_cancelled(
     manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
 ) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60))])
@@ -251,9 +255,7 @@ def test_job_under_submission_at_the_end_is_cancelled(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
-def test_batch_system_that_hangs_at_the_end_is_named(
-    manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
-) -> None:
+def test_hanging_batch_system_at_the_end_is_named(manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(600))])
     factory = manager.start_factory("--end-limit-s", "1")
     slurm.fault("sbatch", hang="after")
@@ -264,13 +266,13 @@ def test_batch_system_that_hangs_at_the_end_is_named(
     until(lambda: not slurm.hanging(), what="the end of the command that hangs")
 
 
-def test_another_session_or_version_is_not_served(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_other_session_or_version_is_not_served(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     factory = manager.start_factory()
     manager.tell(to_client.ClientRefused("this manager speaks version 9"))
     assert manager.ended(factory) == Ending.REFUSED
 
 
-def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_session_that_ended_during_a_factory_outage_is_cleared(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.leave()
     lease.take(manager.folder.lease).release(over="the program is done")
     slurm.put("900", name="stoker-k3v9-b1", state="RUNNING", folder=str(manager.folder.submit))
@@ -283,7 +285,7 @@ def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: Man
 # ---- leftover jobs
 
 
-def test_jobs_that_are_left_are_a_line_a_site(tmp_path: Path) -> None:
+def test_remaining_jobs_are_one_line_per_site(tmp_path: Path) -> None:
     file = tmp_path / "jobs-left"
     note_jobs_left(file, ["lab: 7 8", "other: 9"])
     assert file.read_text() == "lab: 7 8\nother: 9\n"
@@ -291,7 +293,7 @@ def test_jobs_that_are_left_are_a_line_a_site(tmp_path: Path) -> None:
     assert file.read_text() == ""
 
 
-def test_a_full_disk_does_not_say_that_no_job_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_does_not_hide_remaining_jobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "jobs-left"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -31,7 +31,7 @@ from stoker.site import (
 )
 
 
-def test_folders_within_the_environment_are_not_passed_to_pilots(tmp_path, monkeypatch):
+def test_folders_inside_the_environment_are_not_passed_to_pilots(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     packages = sysconfig.get_paths()["purelib"]
     vendored = os.path.dirname(pytest.__file__)  # setuptools appends its folder `_vendor`
@@ -86,26 +86,26 @@ def test_slurm_is_asked_for_all_that_the_site_says() -> None:
     assert script.index("module load cuda") < script.index("exec run-a-pilot --block b7")
 
 
-def test_slurm_is_asked_for_nothing_that_the_site_does_not_say() -> None:
+def test_slurm_script_contains_only_the_settings_of_the_site() -> None:
     asked = head(render(site(), job="j", command="c"))
     assert not [line for line in asked if line.startswith(("--exclusive", "--gres", "--mem", "--partition", "--cpus"))]
 
 
-def test_options_of_the_site_have_the_last_word() -> None:
+def test_options_of_the_site_take_precedence() -> None:
     asked = head(render(site(gpus="1", options=("--gres=gpu:tesla:4",)), job="j", command="c"))
     assert [line for line in asked if line.startswith("--gres")] == ["--gres=gpu:1", "--gres=gpu:tesla:4"]
 
 
-def test_a_value_with_blanks_or_quotes_stays_one_word() -> None:
+def test_value_with_blanks_or_quotes_stays_one_word() -> None:
     asked = head(render(site(account='the "big" lab'), job="j", command="c"))
     assert '--account="the \\"big\\" lab"' in asked
 
 
-def test_the_same_script_twice() -> None:
+def test_script_is_reproducible() -> None:
     assert render(site(), job="j", command="c") == render(site(), job="j", command="c")
 
 
-def test_one_node_is_the_pilot_itself_several_are_a_step() -> None:
+def test_one_node_execs_the_pilot_and_several_use_srun() -> None:
     assert render(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
     step = render(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]
     assert step.startswith("exec srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=4 ")
@@ -113,7 +113,7 @@ def test_one_node_is_the_pilot_itself_several_are_a_step() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "with blank", 'quo\'te "s"', "new\nline", "$HOME `id` \\n", "100% é"])
-def test_a_session_folder_of_any_name_reaches_the_pilot(tmp_path: Path, name: str) -> None:
+def test_session_folder_with_any_name_reaches_the_pilot(tmp_path: Path, name: str) -> None:
     folder = SessionFolder(tmp_path / name)
     folder.submit.mkdir(parents=True)
     pilot = tmp_path / "pilot"
@@ -129,7 +129,7 @@ def test_a_session_folder_of_any_name_reaches_the_pilot(tmp_path: Path, name: st
     assert words[words.index("--walltime-s") + 1] == "3600"
 
 
-def test_the_command_of_a_local_pilot_knows_no_walltime(tmp_path: Path) -> None:
+def test_command_of_a_local_pilot_has_no_walltime(tmp_path: Path) -> None:
     words = shlex.split(pilot_command(Site.default(), folder=SessionFolder(tmp_path), block="0"))
     assert words[words.index("-m") + 1] == "stoker.pilot.main"
     assert "--walltime-s" not in words
@@ -154,7 +154,7 @@ def test_pbs() -> None:
     assert "exec pbsdsh -- /bin/bash -c" in script
 
 
-def test_lsf() -> None:
+def test_lsf_script_is_rendered() -> None:
     wanted = site(ProviderKind.LSF, queue="gpu", account="p1", gpus="2", cores=4, memory_bytes=Size(2**31))
     script = render(wanted, job="stoker-k3v9-b7", command="pilot")
     assert set(head(script, "#BSUB")) >= {
@@ -170,7 +170,7 @@ def test_lsf() -> None:
     assert "-nnodes" not in script
 
 
-def test_grid_engine() -> None:
+def test_grid_engine_script_is_rendered() -> None:
     wanted = site(ProviderKind.GRID_ENGINE, queue="gpu", account="p1", gpus="1", cores=4)
     script = render(wanted, job="stoker-k3v9-b7", command="pilot")
     assert set(head(script, "#$")) >= {
@@ -189,14 +189,14 @@ def test_grid_engine_has_no_blocks_of_several_nodes() -> None:
 
 
 @pytest.mark.parametrize("kind", [ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE])
-def test_no_batch_system_is_asked_for_a_script(
+def test_kinds_without_a_batch_system_have_no_script(
     kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "exec pilot" in render(site(kind), job="j", command="pilot")
 
 
-def test_jobs_that_bring_no_files_need_a_shared_file_system(tmp_path: Path) -> None:
+def test_jobs_without_file_transfer_require_a_shared_file_system(tmp_path: Path) -> None:
     wanted = Site(
         name="lab",
         provider=Provider(kind=ProviderKind.SLURM, shared_files=False),
@@ -218,7 +218,7 @@ SYSTEMS = {
 
 
 @pytest.mark.parametrize("kind", list(ProviderKind))
-def test_every_kind_has_a_batch_system_of_its_own(
+def test_every_provider_kind_has_its_own_batch_system(
     kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = tmp_path / "bin"
@@ -257,7 +257,7 @@ SLURM, PBS, LSF, SGE = ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, P
         (PBS, "11.head\n", ""),
     ],
 )
-def test_a_sentence_names_the_id_wherever_it_stands(kind: ProviderKind, text: str, id: str) -> None:
+def test_job_id_is_found_anywhere_in_a_sentence(kind: ProviderKind, text: str, id: str) -> None:
     assert job_id_in_sentence(kind, text) == id
 
 
@@ -277,7 +277,7 @@ def test_a_sentence_names_the_id_wherever_it_stands(kind: ProviderKind, text: st
         (LSF, "201\n", ""),
     ],
 )
-def test_a_line_counts_if_it_alone_is_an_id(kind: ProviderKind, text: str, id: str) -> None:
+def test_line_counts_only_if_it_is_an_id_alone(kind: ProviderKind, text: str, id: str) -> None:
     assert job_id_on_own_line(kind, text) == id
 
 
@@ -307,7 +307,7 @@ def test_providers_are_imported_without_the_rest_of_parsl() -> None:
 
 
 @pytest.mark.parametrize("name", ["load", "map", "StokerExecutor"])
-def test_sessions_start_after_parsl_came_in_parts(name: str) -> None:
+def test_sessions_start_after_a_partial_import_of_parsl(name: str) -> None:
     program = f"{PROGRAM.partition('import parsl')[0]}\nimport stoker\nprint(stoker.{name}.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout.splitlines()[-1:] == [name], done.stderr
@@ -335,13 +335,13 @@ FULL = Site(
 )
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_site_file_reads_back_unchanged(tmp_path: Path) -> None:
     write_sites(tmp_path / "sites", [FULL, Site.default()], python_path="/a:/b c")
     assert read_sites(tmp_path / "sites") == {"big-lab": FULL, "local": Site.default()}
     assert read_python_path(tmp_path / "sites") == "/a:/b c"
 
 
-def test_every_site_file_that_ships_survives(tmp_path: Path) -> None:
+def test_every_shipped_site_file_survives_a_round_trip(tmp_path: Path) -> None:
     files = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
     assert files
     for file in files:
@@ -351,7 +351,7 @@ def test_every_site_file_that_ships_survives(tmp_path: Path) -> None:
         assert site_text(again) == site_text(site)
 
 
-def test_a_site_brings_those_that_it_names(tmp_path: Path) -> None:
+def test_site_includes_the_sites_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "a.toml").write_text('name = "a"\nsites = ["more/b.toml"]\n')
     (tmp_path / "more" / "b.toml").write_text('name = "b"\nsites = ["c.toml", "../a.toml"]\n')
@@ -360,7 +360,7 @@ def test_a_site_brings_those_that_it_names(tmp_path: Path) -> None:
     assert [site.name for site in load_sites()] == ["local"]
 
 
-def test_two_sites_of_one_name(tmp_path: Path) -> None:
+def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "a"\nsites = ["b.toml"]\n')
     (tmp_path / "b.toml").write_text('name = "a"\n')
     with pytest.raises(ConfigError, match="two sites of the session are called a"):

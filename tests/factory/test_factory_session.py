@@ -1,4 +1,4 @@
-"""A program on a batch system. Only Slurm is fake, and runs jobs on this machine."""
+"""Run programs on a batch system. Only Slurm is fake and runs jobs on this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
-def test_calls_run_in_blocks_and_nothing_is_left(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_calls_run_in_blocks_and_no_job_remains(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
         assert block_of_this().result(120) == ("b1", True)
@@ -93,7 +93,7 @@ def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def running(folder: Path, module: str) -> list[psutil.Process]:
-    """Return the processes that run a module. A child shows its parent's command line until it runs its own command."""
+    """Return processes that run a module. A child shows its parent's command line until it runs its own command."""
     found = []
     for process in processes_of(folder):
         with suppress(psutil.NoSuchProcess):
@@ -117,7 +117,7 @@ def fail(slurm: FakeSlurm, job: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_killed_factory_is_replaced(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
         assert block_of_this().result(120) == ("b1", True)
@@ -166,7 +166,7 @@ def test_managers_that_die_early_leave_one_working_factory(slurm: FakeSlurm, tmp
         until(lambda: len(running(session.folder, FACTORY)) == 1, what="one factory alone", seconds=60)
 
 
-def test_a_site_that_takes_no_jobs_fails_the_calls_with_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_site_that_accepts_no_jobs_fails_the_calls_with_its_message(slurm: FakeSlurm, tmp_path: Path) -> None:
     with stoker.load(site(tmp_path, provider='partition = "nope"'), run_dir=str(tmp_path / "runs")):
         call = block_of_this()
         with pytest.raises(stoker.StokerError, match="Invalid partition name specified"):

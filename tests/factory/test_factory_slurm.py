@@ -47,7 +47,7 @@ def batch(slurm: FakeSlurm, tmp_path: Path) -> SlurmBatch:
     return SlurmBatch(site(), session="k3v9", folder=tmp_path, command=lambda block: f"echo {block}")
 
 
-def test_a_job_from_its_submission_to_its_end(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_job_is_followed_from_its_submission_to_its_end(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     assert slurm.jobs()[job]["name"] == "stoker-k3v9-b7"
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 600))
@@ -61,7 +61,7 @@ def test_a_job_from_its_submission_to_its_end(batch: SlurmBatch, slurm: FakeSlur
     assert batch.query([job])[job].reason == "preempted by Slurm"
 
 
-def test_what_is_submitted_is_what_a_dry_run_shows(slurm: FakeSlurm, folder: SessionFolder) -> None:
+def test_submitted_script_equals_the_dry_run(slurm: FakeSlurm, folder: SessionFolder) -> None:
     batch = make_batch(site(partition="p"), session="k3v9", folder=folder, python_path="/some/where")
     batch.submit(B7)
     shown = dry_run(site(partition="p"), session="k3v9", folder=folder, block="b7", python_path="/some/where")
@@ -69,7 +69,7 @@ def test_what_is_submitted_is_what_a_dry_run_shows(slurm: FakeSlurm, folder: Ses
 
 
 @pytest.mark.parametrize("name", ["with blank", "quo'te", 'dou"ble', "new\nline", "per%cent"])
-def test_scripts_in_a_folder_of_any_name(slurm: FakeSlurm, tmp_path: Path, name: str) -> None:
+def test_scripts_in_a_folder_with_any_name_are_submitted(slurm: FakeSlurm, tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     slurm.run_jobs()
     batch = SlurmBatch(site(), session="k3v9", folder=tmp_path / name, command=lambda block: f"echo {block}")
@@ -83,7 +83,7 @@ def until_over(batch: SlurmBatch, job: str) -> str:
     return str(look.reason)
 
 
-def test_a_partition_that_is_not_there(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_unknown_partition_is_refused(slurm: FakeSlurm, tmp_path: Path) -> None:
     batch = SlurmBatch(site(partition="nope"), session="k3v9", folder=tmp_path, command=lambda _: "true")
     with pytest.raises(SubmissionRefused, match="Invalid partition name specified"):
         batch.submit(B7)
@@ -107,7 +107,7 @@ LIMITS = f"sbatch: error: {POLICY} (job submit limit, user's size and/or time li
         "Unable to run job: job rejected: Only 75000 jobs are allowed per user (current job count: 75000)",
     ],
 )
-def test_a_queue_that_is_full_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm, err: str) -> None:
+def test_full_queue_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm, err: str) -> None:
     slurm.fault("sbatch", code=1, err=err)
     with pytest.raises(BatchTrouble) as caught:
         batch.submit(B7)
@@ -118,13 +118,13 @@ def test_a_queue_that_is_full_refuses_nothing(batch: SlurmBatch, slurm: FakeSlur
 
 
 @pytest.mark.parametrize("why", ["AssocMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob", "AssocMaxCpuPerJobLimit"])
-def test_a_job_that_is_larger_than_allowed_is_refused(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
+def test_job_larger_than_allowed_is_refused(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
     slurm.fault("sbatch", code=1, err=f"sbatch: error: {why}\n{LIMITS}")
     with pytest.raises(SubmissionRefused, match=f"^{why}; "):
         batch.submit(B7)
 
 
-def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_unreachable_controller_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.controller(up=False)
     for ask in (
@@ -139,20 +139,20 @@ def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: Fak
     assert batch.query([job])[job].phase is BlockPhase.PENDING
 
 
-def test_a_host_that_is_told_no_slurm_conf_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_host_without_slurm_conf_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     lines = ["error: fetch_config: DNS SRV lookup failed", "fatal: Could not establish a configuration source"]
     slurm.fault("sbatch", code=1, err="\n".join(f"sbatch: {line}" for line in lines))
     with pytest.raises(BatchTrouble, match="Could not establish a configuration source"):
         batch.submit(B7)
 
 
-def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_sbatch_without_a_job_id_in_its_output_is_trouble(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
     with pytest.raises(BatchTrouble, match="no clear job id"):
         batch.submit(B7)
 
 
-def test_sbatch_that_hangs(
+def test_hanging_sbatch_is_stopped(
     batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = SlurmBatch(
@@ -171,21 +171,21 @@ def test_sbatch_that_hangs(
     assert list(batch.find().values()) == [B7], "the job had reached Slurm despite the error"
 
 
-def test_a_failed_job_says_what_it_printed(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_failed_job_reports_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
     job = batch.submit(B7)
     (tmp_path / "stoker-k3v9-b7.err").write_text("a\nb\nc\nd\ne\nstoker-pilot: no such folder\n")
     slurm.put(job, state="FAILED", exit_code="1:0")
     assert batch.query([job])[job].reason == "exit code 1: b; c; d; e; stoker-pilot: no such folder"
 
 
-def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_job_that_squeue_forgot_is_looked_up_with_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job, other = batch.submit(B7), batch.submit(BlockId("b8"))
     slurm.put(job, state="TIMEOUT", forgotten="squeue")
     looks = batch.query([job, other])
     assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
 
 
-def test_job_that_squeue_omits_is_as_scontrol_says(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_job_that_squeue_omits_has_the_state_of_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     jobs = [batch.submit(BlockId(f"b{number}")) for number in range(5)]
     for state in ("PENDING", "RUNNING"):
         for job in jobs:
@@ -196,7 +196,7 @@ def test_job_that_squeue_omits_is_as_scontrol_says(batch: SlurmBatch, slurm: Fak
             assert not any(look.absent for look in looks.values())
 
 
-def test_a_job_that_only_sacct_knows_is_as_sacct_says(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_job_known_only_to_sacct_has_the_state_of_sacct(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job, other = batch.submit(B7), batch.submit(BlockId("b8"))
     for each in (job, other):
         slurm.put(each, state="RUNNING", forgotten="everywhere")
@@ -207,7 +207,7 @@ def test_a_job_that_only_sacct_knows_is_as_sacct_says(batch: SlurmBatch, slurm: 
     assert (looks[other].phase, looks[other].reason) == (BlockPhase.ENDED, "out of walltime")
 
 
-def test_a_job_that_nobody_knows_is_absent(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_job_unknown_to_every_command_is_absent(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.put(job, forgotten="everywhere")
     assert batch.query([job])[job].absent
@@ -215,7 +215,7 @@ def test_a_job_that_nobody_knows_is_absent(batch: SlurmBatch, slurm: FakeSlurm) 
     assert not batch.query([job])[job].absent
 
 
-def test_an_old_list_hides_neither_a_start_nor_an_end(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_outdated_list_hides_neither_a_start_nor_an_end(slurm: FakeSlurm, tmp_path: Path) -> None:
     listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
     batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
     job = batch.submit(B7)
@@ -251,7 +251,7 @@ def test_jobs_are_cancelled_by_name(batch: SlurmBatch, slurm: FakeSlurm) -> None
         {"before": "budget ... ", "after": "Submit to partition gpu: 12 jobs ahead"},
     ],
 )
-def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeSlurm, around: dict[str, str]) -> None:
+def test_job_id_is_found_among_other_output_lines(batch: SlurmBatch, slurm: FakeSlurm, around: dict[str, str]) -> None:
     slurm.fault("sbatch", **around)
     assert batch.submit(B7) == "101"
 
@@ -271,13 +271,13 @@ def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeS
         ("Priority", "$"),
     ],
 )
-def test_lasting_reason_comes_with_advice(batch: SlurmBatch, slurm: FakeSlurm, reason: str, what: str) -> None:
+def test_permanent_pending_reason_has_advice(batch: SlurmBatch, slurm: FakeSlurm, reason: str, what: str) -> None:
     job = batch.submit(B7)
     slurm.put(job, reason=reason)
     assert re.match(f"{reason}.*{what}", batch.query([job])[job].reason)
 
 
-def test_sbatch_that_waits_for_room_has_made_no_job(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_sbatch_that_waits_for_room_has_created_no_job(slurm: FakeSlurm, tmp_path: Path) -> None:
     quick = SlurmBatch(site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=str)
     shim = slurm.bin / "sbatch"
     said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
@@ -287,7 +287,7 @@ def test_sbatch_that_waits_for_room_has_made_no_job(slurm: FakeSlurm, tmp_path: 
     assert not isinstance(caught.value, Unanswered)
 
 
-def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_job_that_slurm_forgot_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
     job = batch.submit(B7)
     said = "slurmstepd: error: *** JOB 101 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE ***"
     (tmp_path / "stoker-k3v9-b7.err").write_text(f"{said}\n")
@@ -295,7 +295,7 @@ def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm:
     assert batch.query([job])[job].reason == "node failed"
 
 
-def test_a_job_that_is_queued_again_is_pending(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_requeued_job_is_pending(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.put(job, state="RUNNING", nodes="n1")
     slurm.put(job, state="PENDING", reason="BeginTime", nodes="")
@@ -312,7 +312,7 @@ def test_jobs_of_another_process_are_found_by_name(batch: SlurmBatch, slurm: Fak
     assert another.find() == {job: B7}
 
 
-def test_one_command_for_all_jobs(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_one_command_queries_all_jobs(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     jobs = [batch.submit(BlockId(f"b{number}")) for number in range(3)]
     before = len(slurm.asked("squeue"))
     assert len(batch.query(jobs)) == 3
@@ -320,14 +320,14 @@ def test_one_command_for_all_jobs(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     assert not slurm.asked("scontrol")
 
 
-def test_cancelling_what_is_over_is_no_error(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_cancelling_an_ended_job_is_no_error(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     batch.cancel([job])
     batch.cancel([job, "4711"])
     assert batch.query([job])[job].reason == "cancelled by someone (scancel)"
 
 
-def test_a_host_without_slurm(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_without_slurm_is_reported(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SubmissionRefused, match="no sbatch on its PATH"):
         make_batch(site(), session="k3v9", folder=folder)
@@ -353,7 +353,7 @@ slurm_load_jobs: warning that is no job
 """
 
 
-def test_squeue() -> None:
+def test_squeue_output_is_parsed() -> None:
     rows = read_squeue(SQUEUE)
     assert len(rows) == 10
     looks = {job: job_status(row, now=NOW) for job, row in rows.items()}
@@ -384,7 +384,7 @@ def test_squeue() -> None:
         ("SPECIAL_EXIT", "None"),
     ],
 )
-def test_a_job_that_slurm_holds_until_somebody_releases_it_is_over(state: str, reason: str) -> None:
+def test_job_held_by_slurm_until_released_has_ended(state: str, reason: str) -> None:
     [row] = read_squeue(f"7|{state}|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
     assert row.is_held_for_good
     look = job_status(row, now=NOW)
@@ -394,13 +394,13 @@ def test_a_job_that_slurm_holds_until_somebody_releases_it_is_over(state: str, r
 
 
 @pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
-def test_a_job_that_a_person_holds_waits_and_says_how_it_is_released(reason: str) -> None:
+def test_job_held_by_a_person_waits_and_shows_the_release_command(reason: str) -> None:
     [row] = read_squeue(f"7|PENDING|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
     look = job_status(row, now=NOW)
     assert (look.phase, look.reason) == (BlockPhase.PENDING, f"{reason}, until `scontrol release 7`")
 
 
-def test_the_tasks_of_an_array_are_one_job() -> None:
+def test_tasks_of_an_array_are_one_job() -> None:
     def look(*states: str) -> tuple[BlockPhase, str]:
         rows = read_squeue("".join(f"7|{state}|stoker-k3v9-b0|/home/ana/submit\n" for state in states))
         assert list(rows) == ["7"]
@@ -414,19 +414,19 @@ def test_the_tasks_of_an_array_are_one_job() -> None:
     assert look(done, failed, done) == (BlockPhase.ENDED, "out of walltime")
 
 
-def test_a_strange_name_is_none_of_ours() -> None:
+def test_foreign_job_name_is_ignored() -> None:
     rows = read_squeue(SQUEUE)
     assert block_of(rows["88132"].name, session="k3v9") is None
     assert (rows["88131"].name, rows["88131"].folder) == ("stoker-k3v9-b8", "/home/ana/submit")
 
 
-def test_sacct() -> None:
+def test_sacct_output_is_parsed() -> None:
     rows = read_sacct("88140|CANCELLED by 1000|0:0|n014\n88141|FAILED|1:0|n015\n88142|OUT_OF_MEMORY|0:125|n1\n")
     assert [rows[job].state for job in rows] == ["CANCELLED", "FAILED", "OUT_OF_MEMORY"]
     assert job_status(rows["88142"], now=NOW).reason == "out of memory"
 
 
-def test_scontrol() -> None:
+def test_scontrol_output_is_parsed() -> None:
     rows = read_scontrol(
         "JobId=5 JobName=stoker-k3v9-b1 UserId=ana(1000) GroupId=ana(1000) Priority=1 Nice=0 Account=(null) "
         "QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
@@ -437,7 +437,7 @@ def test_scontrol() -> None:
     assert read_scontrol("slurm_load_jobs error: Invalid job id specified") == {}
 
 
-def test_scontrol_shows_an_array_as_its_liveliest_task() -> None:
+def test_scontrol_shows_an_array_as_its_most_active_task() -> None:
     rows = read_scontrol(
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobName=a JobState=COMPLETED NodeList=n1 \n"
         "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName=a JobState=RUNNING NodeList=n2 \n"
@@ -454,11 +454,11 @@ def test_scontrol_shows_an_array_as_its_liveliest_task() -> None:
         ("", ["x", "y"], "failed: x; y"),
     ],
 )
-def test_a_failed_job_says_how_and_what_it_printed(exit_code: str, output: list[str], said: str) -> None:
+def test_failed_job_reports_its_state_and_output(exit_code: str, output: list[str], said: str) -> None:
     assert job_status(AccountedJob("1", "FAILED", exit_code=exit_code), now=NOW, output=output).reason == said
 
 
-def test_slurm_writes_why_below_what_a_job_prints() -> None:
+def test_reason_that_slurm_appends_to_the_job_output_is_read() -> None:
     line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
     assert due_to(["loading", line]) == "preempted by Slurm"
     assert due_to([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
@@ -471,11 +471,11 @@ def test_slurm_writes_why_below_what_a_job_prints() -> None:
     assert gone([]).reason == "Slurm no longer knows this job"
 
 
-def test_an_unknown_state_is_an_end_with_its_word() -> None:
+def test_unknown_state_is_an_end_with_that_word() -> None:
     assert job_status(AccountedJob("1", "LAUNCH_FAILED"), now=NOW).phase is BlockPhase.ENDED
 
 
-def test_names() -> None:
+def test_job_names_are_built_and_parsed() -> None:
     assert job_name("k3v9", "b7") == "stoker-k3v9-b7"
     assert block_of("stoker-k3v9-b7", session="k3v9") == "b7"
     assert block_of("stoker-k3v90-b7", session="k3v9") is None
@@ -495,11 +495,11 @@ def test_names() -> None:
         ("COMPLETED", None),
     ],
 )
-def test_the_end_of_a_job_names_the_loss_of_its_pilots(state: str, loss: LossReason | None) -> None:
+def test_end_of_a_job_names_the_cause_of_its_pilot_losses(state: str, loss: LossReason | None) -> None:
     assert job_status(AccountedJob("1", state, nodes="n1"), now=NOW).loss is loss
 
 
-def test_accounting_tells_why_a_job_was_queued_again() -> None:
+def test_accounting_gives_the_reason_of_a_requeue() -> None:
     runs = "7|{}|0:0|n1\n7|PENDING|0:0|None assigned\n"
     assert requeued(runs.format("PREEMPTED"), []) == ("preempted by Slurm", LossReason.PREEMPTED)
     assert requeued(runs.format("NODE_FAIL"), []) == ("its node failed (n1)", LossReason.NODE_LOST)
@@ -509,10 +509,10 @@ def test_accounting_tells_why_a_job_was_queued_again() -> None:
     assert requeued("", [line]) == ("preempted by Slurm", LossReason.PREEMPTED)
 
 
-def test_nodes_that_are_down_or_silent_are_lost() -> None:
+def test_unavailable_or_silent_nodes_are_lost() -> None:
     assert lost_nodes("n1|down*\nn1|down*\nn2|idle\nn3|mixed*\nn4|drained\n") == ["n1", "n3"]
 
 
-def test_a_job_that_left_within_its_grace_time_was_preempted() -> None:
+def test_job_that_left_within_its_grace_time_was_preempted() -> None:
     text = "7                       2026-11-21T10:42:00     \n8                       N/A                     \n"
     assert read_preempted(text) == {"7"}

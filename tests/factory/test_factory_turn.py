@@ -58,7 +58,7 @@ def gone_parent() -> str:
     return str(process.pid)
 
 
-def test_a_factory_says_from_its_first_moment_what_it_does(manager: ManagerEnd, folder: SessionFolder) -> None:
+def test_factory_reports_its_activity_from_its_start(manager: ManagerEnd, folder: SessionFolder) -> None:
     factory = manager.start_factory()
     said(folder, "the factory starts", f"pid {factory.pid}", f"started by pid {os.getpid()}")
     assert manager.sockets is not None
@@ -76,7 +76,7 @@ def test_waiting_factory_names_the_holder_and_leaves(manager: ManagerEnd, folder
     assert len(manager.hellos) == 1
 
 
-def test_one_that_is_stopped_is_killed_by_the_next(manager: ManagerEnd, folder: SessionFolder) -> None:
+def test_stopped_factory_is_killed_by_the_next_factory(manager: ManagerEnd, folder: SessionFolder) -> None:
     first = manager.start_factory()
     os.kill(first.pid, signal.SIGSTOP)
     manager.start_factory("--turn-limit-s", "1")
@@ -85,9 +85,7 @@ def test_one_that_is_stopped_is_killed_by_the_next(manager: ManagerEnd, folder: 
     said(folder, "the other factory is gone")
 
 
-def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
-    manager: ManagerEnd, folder: SessionFolder
-) -> None:
+def test_lock_held_by_another_process_ends_the_factory_with_a_note(manager: ManagerEnd, folder: SessionFolder) -> None:
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     words = [sys.executable, "-c", code, str(folder.path / "factory.lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -100,7 +98,7 @@ def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
         other.communicate(b"\n", timeout=10)
 
 
-def test_a_pilot_orphaned_at_birth_leaves_when_it_finds_a_manager(manager: ManagerEnd) -> None:
+def test_pilot_orphaned_at_its_start_leaves_after_it_joins(manager: ManagerEnd) -> None:
     orphan = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(orphan) == Ending.OVER
     assert manager.hellos == []
@@ -150,7 +148,7 @@ def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: p
 
 
 class Running:
-    """A factory on another thread; it ends with the session."""
+    """A factory on a thread that ends with the session."""
 
     def __init__(self, manager: ManagerEnd, *sites: Site) -> None:
         self._manager = manager
@@ -163,13 +161,13 @@ class Running:
         self._manager.tell(to_client.SessionOver("the test is done"))
         self._manager.until(lambda: not self._thread.is_alive(), what="its end")
         self._thread.join()
-        for worker in threading.enumerate():  # wait for the workers: a busy one sends one more message
+        for worker in threading.enumerate():  # wait for the workers, because a busy worker sends one more message
             if worker.name.startswith("stoker-source-"):
                 worker.join(60)
         self._factory.close()
 
 
-def test_a_manager_that_answers_no_hello_hears_it_again(
+def test_manager_that_answers_no_hello_gets_it_again(
     manager: ManagerEnd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(factory_factory, "HELLO_LIMIT_S", 0.5)
@@ -197,14 +195,14 @@ def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def let_go(file: Path) -> None:
-    """Release the threads that wait for the file's content: they read an empty file and continue."""
+    """Release threads that wait for the file content: these threads read an empty file and continue."""
     writer = os.open(file, os.O_RDWR)
     file.unlink()
     file.touch()
     os.close(writer)
 
 
-def test_a_batch_system_that_does_not_open_is_trouble_until_it_does(
+def test_batch_system_that_fails_to_open_is_trouble_until_it_opens(
     manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)

@@ -1,4 +1,4 @@
-"""Isolated worlds for tests of faults; leftovers fail the test."""
+"""Give each fault test isolated folders and processes; a leftover process or file fails the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import stoker
 
 @pytest.fixture
 def world(tmp_path) -> Iterator[World]:
-    """A world for one test, which may leave no process or file."""
+    """The folders and processes of one test, which may leave neither."""
     with World(tmp_path / "world").entered() as world:
         yield world
 
@@ -31,7 +31,7 @@ def session(world):
 
 @pytest.fixture(scope="module")
 def shared(shared_world):
-    """A session for one file's tests, which must leave it unchanged."""
+    """A session shared by the tests of one file, which must not change the session."""
     with stoker.load(run_dir=str(shared_world.runs)) as session:
         until(lambda: session.status().pilots, why="the first pilot")
         yield session

@@ -22,7 +22,7 @@ CALLS = 2_000
 
 
 class Chaos(threading.Thread):
-    """Kills a library, the pilot or the manager at random intervals until it is stopped."""
+    """A thread that kills a library, the pilot or the manager at random intervals until `stop`."""
 
     def __init__(self, world: World, seed: int, *, log: Path, every_s: tuple[float, float]) -> None:
         super().__init__(name="chaos", daemon=True)
@@ -52,7 +52,7 @@ class Chaos(threading.Thread):
         if not libraries:
             return False
         library = self._chance.choice(sorted(libraries))
-        kill([library], signal.SIGSTOP)  # the library begins no other call while it is examined
+        kill([library], signal.SIGSTOP)  # a stopped library starts no other call while the test examines it
         ran = [line.split() for line in count_lines(self._log) if not line.startswith("loaded")]
         last = next(number for number, pid in reversed(ran) if int(pid) == library)
         innocent = sum(number == last for number, _ in ran) == 1
@@ -80,7 +80,7 @@ def slow_to_load(log):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
+def test_every_call_ends_once_while_all_processes_are_killed(world, tmp_path, seed):
     log = str(tmp_path / "log")
 
     def work(context, number):
@@ -113,7 +113,7 @@ def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
 # ---- chosen kills
 
 
-def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):
+def test_pilot_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):
     @stoker.app
     def where(number):
         time.sleep(0.05)

@@ -84,7 +84,7 @@ def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
-def test_full_disk_program_leaves_nothing_when_it_ends(world, tmp_path, then):
+def test_program_on_a_full_disk_leaves_nothing_when_it_ends(world, tmp_path, then):
     ran, disk = filling_its_disk(tmp_path, then)
     assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
     assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
@@ -97,7 +97,7 @@ manager = session.executor._manager
 before = manager.pid
 os.kill(before, signal.SIGKILL)
 trouble = ""
-while manager.pid == before or not trouble:  # whether the program is welcomed depends on the last page of the disk
+while manager.pid == before or not trouble:  # the last page of the disk decides if the program is welcomed
     time.sleep(0.05)
     with contextlib.suppress(StokerError), Observer(session.executor.folder) as observer:
         trouble = observer.status().trouble.get("journal", "")
@@ -110,7 +110,7 @@ session.stop()
 
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
-def test_a_manager_that_is_killed_while_the_disk_is_full_comes_back(world, tmp_path):
+def test_manager_killed_on_a_full_disk_restarts(world, tmp_path):
     ran, _ = filling_its_disk(tmp_path, KILLS_ITS_MANAGER)
     assert ran.returncode == 0, ran.stderr
     assert "is full; calls and results wait" in ran.stdout.splitlines()[-1]
@@ -123,7 +123,7 @@ def length(path):
 
 
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
-def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
+def test_node_with_a_small_disk_loses_no_call_and_is_reported(session, tmp_path):
     go, disk, weights = tmp_path / "go", tmp_path / "disk", tmp_path / "weights"
     disk.mkdir()
     weights.write_bytes(os.urandom(8_000_000))
@@ -145,7 +145,7 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         futures = [wait(number) for number in range(8)]
 
-        def disks() -> list[tuple[str, str]]:  # only this trouble: a busy machine may be reported too
+        def disks() -> list[tuple[str, str]]:  # only trouble with the disk: the session may also report a busy machine
             return [(name, said) for name, said in session.status().trouble.items() if "No space left" in said]
 
         [(name, said)] = until(disks, why="the small disk is reported")
@@ -166,7 +166,7 @@ import os, sys, time
 import stoker
 
 def remove(folder):
-    # By one step: a removal file by file fails where somebody just writes another.
+    # Rename the folder first: a removal file by file fails if a process writes another file meanwhile.
     os.rename(folder, f"{folder}.gone")
 
 def wait(number):
@@ -195,7 +195,7 @@ else:
 
 
 @pytest.mark.parametrize("when", ["in a loop", "in a future", "before the end"])
-def test_a_removed_run_folder_ends_the_session_with_its_reason(world, when):
+def test_removed_run_folder_ends_the_session_with_its_reason(world, when):
     program = world.start(PROGRAM, str(world.runs), when)
     said, complaint = program.communicate(timeout=60)
     assert said == "[0, 1, 2]\n"
@@ -211,7 +211,7 @@ def test_a_removed_run_folder_ends_the_session_with_its_reason(world, when):
         assert " was removed while the session ran: the session is over" in last
 
 
-def test_program_hears_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
+def test_program_reports_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
     monkeypatch.setattr(membership, "AWAY_S", 1.0)
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--detached"]

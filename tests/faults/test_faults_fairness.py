@@ -1,4 +1,4 @@
-"""A call affects only itself: garbage on a socket, dead pilots, walltime."""
+"""A harmful call does not affect other calls: garbage on a socket, dead pilots, walltime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def site(tmp_path):
     return tmp_path / "two.toml"
 
 
-def test_an_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()
@@ -59,7 +59,7 @@ def test_an_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_p
 
 
 @pytest.mark.long
-def test_an_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()
@@ -87,7 +87,7 @@ def test_an_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_pa
             bad.result(100)
         assert [each.result(60) for each in rest] == [0, 1, 2]
         text = str(caught.value)
-        # A death while another library loads does not count against the call, so the pilot may die once more.
+        # A death while another library loads is not counted for the call, so the pilot may die once more.
         found = re.search(r"its pilot or library died ([45]) times while it ran, the last time alone", text)
         assert found is not None, text
         assert session.status().lost_pilots == int(found[1])
@@ -114,7 +114,7 @@ def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkey
 
     with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2):
         endless, steps = long(), saves()
-        # The message has the seconds of 8 that remained at the pilot's hello. A try that began late does not count.
+        # The message names the seconds of 8 that were left at the pilot's hello. A late try does not count.
         said = r"cut off by the [678]\.\d s walltime, (twice|\d times); raise \[provider\]"
         with pytest.raises(errors.CallTimeoutError, match=said):
             endless.result(100)
@@ -144,7 +144,7 @@ def test_short_calls_do_not_wait_behind_a_long_one(world, site):
 
 
 @pytest.mark.long
-def test_short_calls_do_not_wait_behind_one_that_holds_the_gil(world, site):
+def test_short_calls_do_not_wait_behind_a_call_that_holds_the_gil(world, site):
     @stoker.app()
     def matches(text):
         return re.match(r"(a+)+$", text) is not None
@@ -171,7 +171,7 @@ lease = "4 s"
 
 
 @pytest.mark.long
-def test_a_block_whose_pilot_is_frozen_is_replaced_and_ends(world, tmp_path):
+def test_block_with_a_frozen_pilot_is_replaced_and_ends(world, tmp_path):
     (tmp_path / "one.toml").write_text(ONE)
 
     @stoker.app()

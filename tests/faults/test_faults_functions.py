@@ -49,7 +49,7 @@ def interrupts(context, what, log):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_a_function_raises_comes_back_and_its_context_stays_hot(shared, tmp_path, function, kind, said):
+def test_exception_of_a_function_is_raised_and_its_context_stays(shared, tmp_path, function, kind, said):
     recipe = hot(str(tmp_path / "log"))
     bad, good = (stoker.app(context=recipe)(each) for each in (function, stays))
     futures = [good(number, "") for number in range(10)]
@@ -91,7 +91,7 @@ def hangs_up(context, what, log):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_poison_call_among_good_ones(shared, tmp_path, poison, said, facts):
+def test_poison_call_among_good_calls_fails_alone(shared, tmp_path, poison, said, facts):
     log = str(tmp_path / "log")
     recipe = hot(log)
     bad, good = (stoker.app(context=recipe)(each) for each in (poison, stays))
@@ -114,7 +114,7 @@ def test_a_poison_call_among_good_ones(shared, tmp_path, poison, said, facts):
     assert good(1, log).result(60) == 1
 
 
-def test_a_poison_call_in_a_map_is_raised_in_its_place(shared, tmp_path):
+def test_poison_call_in_a_map_is_raised_at_its_position(shared, tmp_path):
     def maybe(number):
         if number == 700:
             os.abort()
@@ -146,7 +146,7 @@ def test_a_call_that_eats_more_memory_than_its_context_declares(shared):
     assert eat(2).result(60) == 2_000_000
 
 
-def test_a_call_that_hangs_past_its_limit_ends_alone(shared, tmp_path):
+def test_call_that_exceeds_its_time_limit_ends_alone(shared, tmp_path):
     def hang():
         time.sleep(300)
 
@@ -167,7 +167,7 @@ def test_a_call_that_hangs_past_its_limit_ends_alone(shared, tmp_path):
     assert [other.result(60) for other in others] == list(range(50))
 
 
-def test_what_a_call_forks_does_not_outlive_its_library(shared, shared_world):
+def test_process_forked_by_a_call_does_not_outlive_its_library(shared, shared_world):
     @stoker.app()
     def forks():
         import subprocess
@@ -199,7 +199,7 @@ def test_forked_child_does_not_answer_for_the_library(shared):
         assert future.result(60) > 0
 
 
-def test_a_call_runs_where_it_may_and_clears_up(shared, tmp_path):
+def test_call_runs_in_its_folder_and_its_files_are_removed(shared, tmp_path):
     @stoker.app()
     def messes(path):
         os.makedirs(os.path.join(tempfile.gettempdir(), "deep/er"))

@@ -22,7 +22,7 @@ max_blocks = 2
 init_blocks = 2
 """
 STEPS, HELD = 25, 8
-"""A gang takes `STEPS` steps. After `HELD` steps it waits if the test requests that."""
+"""Run `STEPS` steps in a gang. After `HELD` steps the gang waits if the test requests a pause."""
 
 
 @stoker.context
@@ -33,7 +33,7 @@ def loaded(log):
 
 
 def work(context, number, folder, held=None):
-    """Pass a number back and forth between two ranks at each step; fail if the other rank is gone."""
+    """Exchange a number between two ranks at each step; fail if the other rank has exited."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()
@@ -46,7 +46,7 @@ def work(context, number, folder, held=None):
             peer = socket.create_connection((host, int(port)), timeout=20)
         peer.settimeout(20)
         first = saved_state(0) if place.rank == 0 else 0
-        if first >= STEPS:  # an earlier run reported its last checkpoint, but not its end
+        if first >= STEPS:  # an earlier run reported the last checkpoint, but not the end
             peer.close()
             return number
         with peer, open(Path(folder) / f"call-{number}-rank-{place.rank}", "a") as log:
@@ -86,7 +86,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def steps(tmp_path):
-    """Return a function that reads a rank's steps in their order."""
+    """Return a function that reads the steps of a rank in order."""
 
     def read(number, rank=0):
         path = tmp_path / f"call-{number}-rank-{rank}"
@@ -96,13 +96,13 @@ def steps(tmp_path):
 
 
 def of_rank_0(counted):
-    """Check that rank 0 did all steps; return how many it repeated."""
+    """Check that rank 0 ran all steps; return the number of repeated steps."""
     assert sorted(set(counted)) == list(range(STEPS))
     return len(counted) - STEPS
 
 
 def checkpoint_is_told(future):
-    """Wait until the client, and so the manager, has a held gang's checkpoint."""
+    """Wait until the client and the manager have the checkpoint of a paused gang."""
 
     def told():
         call = sent_call(future)
@@ -125,7 +125,7 @@ def test_gang_continues_after_a_pilot_is_killed(world, site, tmp_path, steps):
     assert of_rank_0(steps(1)) <= 3 + 5, "the gang continued from its last checkpoint"
 
 
-def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps):
+def test_gang_continues_after_the_manager_is_killed(world, site, tmp_path, steps):
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
         assert gang(0, str(tmp_path)).result(120) == 0
@@ -139,7 +139,7 @@ def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps
 
 
 def late_to_meet(context, number, folder):
-    """Run `work` with ranks that meet only after the file `go` exists."""
+    """Run `work` with ranks that connect only after the file `go` exists."""
     (Path(folder) / f"told-{os.getpid()}").touch()
     while not (Path(folder) / "go").exists():
         time.sleep(0.01)
@@ -155,7 +155,7 @@ def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_p
         first = world.manager()
         kill([first])
         until(lambda: not is_alive(first), why="the manager is gone")
-        (tmp_path / "go").touch()  # later ranks learn rank 0's address
+        (tmp_path / "go").touch()  # the other ranks now get the address of rank 0
         assert future.result(120) == 1
     assert of_rank_0(steps(1)) == 0, "the gang began once"
     assert len(list(tmp_path.glob("told-*"))) == 2
@@ -163,7 +163,7 @@ def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_p
 
 
 @pytest.mark.long
-def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site, tmp_path, steps):
+def test_gangs_end_once_under_random_kills(world, site, tmp_path, steps):
     chance = random.Random(20261122)
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
@@ -171,7 +171,7 @@ def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site,
         until(lambda: len(steps(0)) > 2, limit_s=60, why="the first gang works")
         for victim in ("manager", "pilot", "library", "manager", "pilot"):
             time.sleep(chance.uniform(0.05, 0.8))
-            if victim == "library":  # a call that kills two libraries counts as their killer, so only one is killed
+            if victim == "library":  # kill only one library: two dead libraries would make the call a poison call
                 pids = [int(line) for line in (tmp_path / "loads").read_text().split()]
                 kill([pid for pid in pids if is_alive(pid)][:1])
             elif victim == "pilot":

@@ -1,4 +1,4 @@
-"""A call that a disk, device or network fails runs on another pilot; a user's own error does not."""
+"""A call that fails because of a disk, device or network is retried on another pilot; a user error is not retried."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def told(session, future):
 @pytest.mark.parametrize(
     ("act", "said"), [(a_disk_fails, "[Errno 5] Input/output error"), (a_device_fails, "uncorrectable ECC error")]
 )
-def test_a_call_that_one_pilot_fails_runs_on_the_other(pair, attempt, act, said):
+def test_call_that_fails_on_one_pilot_runs_on_the_other(pair, attempt, act, said):
     before = pair.status()
     failed, reruns, future = before.failed, before.rerun_calls, attempt(act)
     first, second = future.result(60)
@@ -88,7 +88,7 @@ def test_a_call_that_one_pilot_fails_runs_on_the_other(pair, attempt, act, said)
     assert said in str(pair.explain(first))
 
 
-def test_an_exception_of_the_users_own_is_not_tried_again(pair, attempt):
+def test_exception_of_user_code_is_not_retried(pair, attempt):
     future = attempt(user_fails)
     with pytest.raises(OSError, match="Input/output error") as caught:
         future.result(60)

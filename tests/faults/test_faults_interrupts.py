@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment ends soon and leaves no process and no partial file; the next run continues."""
+"""Ctrl-C at any moment ends a program soon and leaves no process or partial file; the next run continues."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from faults.world import World, until
 from tiny_model import write_tiny_model
 
 SOON_S = 30.0
-"""Longest seconds until the end: pilots get five seconds, and this machine may be busy."""
+"""Maximum seconds from Ctrl-C to the exit: pilots get five seconds, and the machine may be busy."""
 
-# A program whose options can make one call endless, so that it is busy at any interrupt.
+# An option of this program makes one call endless, so the program is busy at any interrupt.
 PROGRAM = """
 import os, sys, time
 print("begins", flush=True)
@@ -64,7 +64,7 @@ def wait_until_busy(program):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
-def test_a_program_is_interrupted_at_a_random_moment(world, seed):
+def test_program_interrupted_at_a_random_moment_leaves_nothing(world, seed):
     program = world.start(PROGRAM.format(held=None))
     program.stdout.readline()
     moment = random.Random(seed).uniform(0.0, 3.5)
@@ -81,7 +81,7 @@ def test_a_program_is_interrupted_at_a_random_moment(world, seed):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_map_that_is_interrupted_says_what_is_kept_and_how_to_go_on(world, times):
+def test_interrupted_map_reports_kept_results_and_how_to_resume(world, times):
     program = world.start(PROGRAM.format(held=100))
     wait_until_busy(program)
     _, err, took = interrupt(program, times=times)
@@ -94,7 +94,7 @@ def test_a_map_that_is_interrupted_says_what_is_kept_and_how_to_go_on(world, tim
 
 
 CLAIMS = 2000
-"""Number of claims, which take ten seconds together. The test interrupts a run after a hundred."""
+"""Number of claims in a run of ten seconds that the test interrupts after a hundred claims."""
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def whole(world):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_interrupted_again_and_again_resumes(model_world):
+def test_repeatedly_interrupted_run_resumes(model_world):
     world, chance = model_world, random.Random(11)
     most, busy = 0, 0
     moments = [chance.uniform(0.1, 0.8), chance.uniform(1.0, 4.0), "hundred more"]

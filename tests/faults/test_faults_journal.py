@@ -1,4 +1,4 @@
-"""The journal loses its end, as in a host's crash: the session continues and reports it."""
+"""If the journal loses its last records in a host crash, the session continues and reports the loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, ke
     runs = count_lines(tmp_path / "log")
     assert runs.pop("loaded") == loads, "the manager uses the libraries again"
     assert set(runs) == {str(number) for number in range(CALLS)}
-    again = sum(count - 1 for count in runs.values()) - 1  # minus one: call 7 was submitted twice
+    again = sum(count - 1 for count in runs.values()) - 1  # subtract one because call 7 was submitted twice
     assert again <= CALLS // 3, "results that the client has are not computed again"
     status = session.status()
     assert (status.failed, status.cancelled, status.queued, status.running) == (0, 0, 0, 0)
@@ -117,7 +117,7 @@ def all_end_once(futures, session, log, *, again):
     return [line.text for line in status.notices]
 
 
-def test_a_damaged_record_costs_what_it_said(session, world, tmp_path):
+def test_damaged_journal_record_loses_only_its_own_content(session, world, tmp_path):
     log, journal = tmp_path / "log", session.folder / "journal"
     futures = work_on(str(log))
     some_are_done(futures, session)
@@ -134,7 +134,7 @@ def test_a_damaged_record_costs_what_it_said(session, world, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.0.9", f"{stoker.__version__} (protocol {VERSION - 1})"])
-def test_a_version_that_decides_otherwise_begins_with_what_is_certain(session, world, tmp_path, version):
+def test_version_with_other_decisions_starts_from_certain_facts(session, world, tmp_path, version):
     log, journal = tmp_path / "log", session.folder / "journal"
     futures = work_on(str(log))
     some_are_done(futures, session)

@@ -19,7 +19,7 @@ def loaded(log):
     return os.getpid()
 
 
-def test_a_library_in_a_call_is_killed_once_and_the_call_runs_again(session, world, tmp_path):
+def test_killed_library_is_replaced_and_its_call_runs_again(session, world, tmp_path):
     log, go = str(tmp_path / "log"), tmp_path / "go"
 
     @stoker.app(context=loaded(log))
@@ -117,7 +117,7 @@ def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
 
 
 @pytest.mark.long
-def test_a_frozen_pilot_is_given_up_and_returns_when_it_wakes(world, tmp_path):
+def test_frozen_pilot_is_declared_lost_and_rejoins_after_waking(world, tmp_path):
     site, begun = tmp_path / "site.toml", tmp_path / "begun"
     site.write_text('[session]\nheartbeat = "0.3 s"\nlease = "60 s"\n')
 
@@ -143,7 +143,7 @@ def test_a_frozen_pilot_is_given_up_and_returns_when_it_wakes(world, tmp_path):
 
 
 @pytest.mark.long
-def test_a_frozen_manager_delays_and_changes_nothing(session, world):
+def test_frozen_manager_delays_but_changes_nothing(session, world):
     def double(number):
         return number * 2
 
@@ -161,7 +161,7 @@ def test_a_frozen_manager_delays_and_changes_nothing(session, world):
 
 
 @pytest.mark.long
-def test_pilot_and_manager_are_killed_together(world, tmp_path):
+def test_pilot_and_manager_killed_together_lose_no_call(world, tmp_path):
     log = str(tmp_path / "log")
 
     def work(context, number):
@@ -234,7 +234,7 @@ with stoker.load() as session:
 """
 
 
-def test_the_client_is_killed_and_nothing_is_left_of_its_session(world):
+def test_killed_client_leaves_nothing_of_its_session(world):
     program = world.start(CLIENT)
     said = json.loads(program.stdout.readline())
     assert len(world.processes()) >= 5
@@ -259,7 +259,7 @@ def test_pilots_end_without_manager_and_client(world, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
-def test_a_client_that_is_told_to_end_leaves_nothing(world, how):
+def test_terminated_client_leaves_nothing(world, how):
     program = world.start(CLIENT)
     json.loads(program.stdout.readline())
     kill([program.pid], how)
@@ -267,7 +267,7 @@ def test_a_client_that_is_told_to_end_leaves_nothing(world, how):
     world.empty()
 
 
-def test_a_pilot_that_is_killed_leaves_no_process_of_its_own(session, world):
+def test_killed_pilot_leaves_no_child_process(session, world):
     @stoker.app()
     def spawn():
         import subprocess
@@ -311,7 +311,7 @@ with stoker.load() as session:
 
 
 @pytest.mark.long
-def test_a_program_that_forks_keeps_its_session(world):
+def test_program_that_forks_keeps_its_session(world):
     program = world.start(FORKS)
     out, err = program.communicate(timeout=60)
     lines = out.splitlines()
@@ -321,7 +321,7 @@ def test_a_program_that_forks_keeps_its_session(world):
     assert program.returncode == 0
 
 
-def test_a_program_that_is_killed_before_it_joins_leaves_nothing(world):
+def test_program_killed_before_it_joins_leaves_nothing(world):
     program = world.start(
         f"""
 import os, signal

@@ -77,7 +77,7 @@ def recurses():
     ("loader", "needs", "said", "printed", "fact"),
     [
         (raises, {}, "raised OSError: weights.bin is not a checkpoint", "reading the weights", {}),
-        # The limit counts from the request for the process, which needs time to reach the loader.
+        # The time limit starts with the request for the process, which needs time to reach the loader.
         (hangs, {"load_limit": "4 s"}, "did not load within 4.0 s", "waiting for a lock", {}),
         (hangs_in_c, {"load_limit": "4 s"}, "raise load_limit", "waiting for a lock", {}),
         (eats, {"memory": "200 MB"}, "of memory and declares 200 MB", "reading the weights", {}),
@@ -90,7 +90,7 @@ def recurses():
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-def test_a_loader_that_fails_says_what_where_and_what_it_printed(shared, loader, needs, said, printed, fact):
+def test_failed_loader_reports_its_error_location_and_output(shared, loader, needs, said, printed, fact):
     @stoker.app(context=stoker.context(**needs)(loader)())
     def use(context):
         return context
@@ -138,7 +138,7 @@ def test_failed_loader_is_tried_again_for_later_calls(shared, tmp_path):
     assert [use(number).result(60) for number in range(3)] == [("weights", number) for number in range(3)]
 
 
-def test_a_loader_that_fails_once_is_tried_again(shared, tmp_path):
+def test_loader_that_fails_once_is_retried(shared, tmp_path):
     flag = tmp_path / "tried"
 
     @stoker.context
@@ -155,7 +155,7 @@ def test_a_loader_that_fails_once_is_tried_again(shared, tmp_path):
     assert use().result(60) == 5
 
 
-def test_a_loader_that_prints_megabytes_and_calls_that_do(shared):
+def test_loader_and_calls_may_print_megabytes(shared):
     @stoker.context
     def talks():
         for _ in range(40_000):
@@ -172,7 +172,7 @@ def test_a_loader_that_prints_megabytes_and_calls_that_do(shared):
     assert [talk(number).result(60) for number in range(3)] == [1, 2, 3]
 
 
-def test_children_of_a_loader_end_with_their_library_at_the_latest(shared, shared_world):
+def test_children_of_a_loader_end_with_their_library(shared, shared_world):
     @stoker.context
     def forks():
         import subprocess
@@ -234,7 +234,7 @@ def test_context_that_fits_no_device_fails_at_once(shared):
         assert f"x {devices}" in str(caught.value)
 
 
-def test_a_recipe_that_cannot_be_made_says_so_where_it_is_written(shared, tmp_path):
+def test_invalid_recipe_raises_at_its_definition(shared, tmp_path):
     @stoker.context
     def load(path, size=1):
         return path

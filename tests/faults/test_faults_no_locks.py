@@ -1,4 +1,4 @@
-"""File systems without locks: Lustre without `flock`, NFS without its lock daemon."""
+"""Sessions on file systems without locks: Lustre without `flock`, NFS without a lock daemon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_a_program_runs_where_there_are_no_locks(world, tmp_path):
+def test_program_runs_on_a_file_system_without_locks(world, tmp_path):
     patched = tmp_path / "patched"
     patched.mkdir()
     (patched / "sitecustomize.py").write_text(NO_FLOCK)
@@ -59,7 +59,7 @@ def test_a_program_runs_where_there_are_no_locks(world, tmp_path):
 
 
 @pytest.mark.usefixtures("_without")
-def test_a_journal_opens_and_a_living_manager_still_keeps_others_away(tmp_path: Path) -> None:
+def test_journal_without_locks_is_protected_by_its_living_manager(tmp_path: Path) -> None:
     Journal(tmp_path / "journal").close()
     other = _sleeper()
     try:
@@ -73,7 +73,7 @@ def test_a_journal_opens_and_a_living_manager_still_keeps_others_away(tmp_path: 
 
 
 @pytest.mark.usefixtures("_without")
-def test_a_lock_by_name_lasts_as_long_as_its_process(tmp_path: Path) -> None:
+def test_named_lock_lasts_as_long_as_its_process(tmp_path: Path) -> None:
     file = tmp_path / "factory.lock"
     file.touch()
     assert locks.is_locked(file) is None, "without locks this is unknown"
@@ -110,7 +110,7 @@ def test_pilot_removes_folders_of_dead_pilots_only(tmp_path: Path) -> None:
         other.wait()
 
 
-def test_what_is_no_lack_of_locks_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_errors_than_missing_locks_are_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def flock(descriptor: object, how: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

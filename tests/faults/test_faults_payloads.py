@@ -33,12 +33,12 @@ def files_of(session):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_300_mb_argument_and_result(shared, shared_world):
+def test_argument_and_result_of_300_mb_are_transferred(shared, shared_world):
     @stoker.app()
     def flip(array):
         return array[::-1].copy()
 
-    flip(np.arange(2)).result(120)  # the manager has started and made all its imports
+    flip(np.arange(2)).result(120)  # the manager has started and finished its imports
     manager = shared_world.manager()
     before = resident(manager)
     array = np.arange(LARGE // 8)
@@ -53,7 +53,7 @@ def test_a_300_mb_argument_and_result(shared, shared_world):
     assert flipped[0] == 5, "the returned array is writable"
 
 
-def test_large_arguments_stay_until_their_last_call_ends(shared):
+def test_large_arguments_are_kept_until_their_last_call_ends(shared):
     shared_data = os.urandom(3_000_000)
 
     @stoker.app()
@@ -68,7 +68,7 @@ def test_large_arguments_stay_until_their_last_call_ends(shared):
     until(lambda: files_of(shared) == [])
 
 
-def test_large_results_nobody_takes_are_removed_too(shared):
+def test_unread_large_results_are_removed(shared):
     def make(number):
         return os.urandom(2_000_000)
 
@@ -80,7 +80,7 @@ def test_large_results_nobody_takes_are_removed_too(shared):
     until(lambda: files_of(shared) == [], why="results that came after the map was closed")
 
 
-def test_a_call_with_a_large_argument_survives_its_library(shared, tmp_path):
+def test_call_with_a_large_argument_survives_a_killed_library(shared, tmp_path):
     flag = tmp_path / "died"
 
     @stoker.app()
@@ -123,7 +123,7 @@ class UnopenableHere:
 
 
 class LeavesHere:
-    """An object that ends any other process that unpickles it."""
+    """An object that ends every other process which unpickles the object."""
 
     def __init__(self):
         self.home = os.getpid()
@@ -138,7 +138,7 @@ def _leave(home):
 
 
 class Unshown(Exception):
-    """An exception whose `repr` fails, as after a lossy pickle."""
+    """An exception whose `repr` raises, like an incompletely pickled exception."""
 
     def __repr__(self):
         raise AttributeError("no repr today")
@@ -181,7 +181,7 @@ def returns(kind):
 
 
 @pytest.mark.parametrize("bad", [threading.Lock(), Unpicklable(), (number for number in range(3))], ids=type)
-def test_arguments_that_cannot_be_pickled(shared, bad):
+def test_unpicklable_arguments_raise_an_error(shared, bad):
     take = stoker.app()(_take)
     with pytest.raises(errors.SerializationError, match="_take") as caught:
         take(bad).result(60)
@@ -191,7 +191,7 @@ def test_arguments_that_cannot_be_pickled(shared, bad):
     assert take(1).result(60) == 1
 
 
-def test_arguments_that_cannot_be_opened_there(shared):
+def test_arguments_that_fail_to_unpickle_on_the_pilot_raise_an_error(shared):
     with pytest.raises(RuntimeError, match="only at home") as caught:
         stoker.app()(_take)(UnopenableThere()).result(60)
     pilot = shared.status().pilots[0].pilot
@@ -199,7 +199,7 @@ def test_arguments_that_cannot_be_opened_there(shared):
 
 
 class Own(Exception):
-    """An exception of the program."""
+    """An exception class of the test program."""
 
 
 class Raises:
@@ -217,7 +217,7 @@ class Raises:
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), Own("mine"), OSError("no such table"), SystemExit(3)])
 @pytest.mark.parametrize("where", ["function", "arguments"])
-def test_what_unpickling_raises_keeps_its_type_and_is_the_programs(shared, error, where):
+def test_exception_in_unpickling_keeps_its_type_as_a_user_error(shared, error, where):
     bad = Raises(error)
 
     def holds(value):
@@ -239,7 +239,7 @@ def test_what_unpickling_raises_keeps_its_type_and_is_the_programs(shared, error
 @pytest.mark.parametrize(
     "error", [ImportError("libblas.so.3: cannot open"), ModuleNotFoundError("No module named 'x'")]
 )
-def test_a_package_that_is_missing_there_is_no_fault_of_the_program(shared, error):
+def test_package_missing_on_the_pilot_is_no_fault_of_the_program(shared, error):
     with pytest.raises(errors.SerializationError, match="must be installed there") as caught:
         stoker.app()(_take)(Raises(error)).result(60)
     assert f"{type(error).__name__}: {error}" in str(caught.value)
@@ -258,7 +258,7 @@ def test_returned_generator_becomes_a_list(shared):
         ("leaves", "SystemExit"),
     ],
 )
-def test_results_that_cannot_travel(shared, kind, said):
+def test_unpicklable_results_raise_an_error(shared, kind, said):
     app = stoker.app()(returns)
     with pytest.raises(errors.SerializationError, match=said) as caught:
         app(kind).result(60)
@@ -276,7 +276,7 @@ def test_results_that_cannot_travel(shared, kind, said):
         ("unshown", errors.RemoteCallError, "no repr today"),
     ],
 )
-def test_exceptions_that_are_hard_to_pickle(shared, kind, type_, said):
+def test_exceptions_that_are_hard_to_pickle_arrive(shared, kind, type_, said):
     app = stoker.app()(raises)
     with pytest.raises(type_) as caught:
         app(kind).result(60)
@@ -284,7 +284,7 @@ def test_exceptions_that_are_hard_to_pickle(shared, kind, type_, said):
     assert "in raises" in str(caught.value.__cause__)
 
 
-def test_a_function_that_cannot_be_pickled_is_named(shared):
+def test_unpicklable_function_is_named(shared):
     lock = threading.Lock()
 
     @stoker.app()
@@ -396,7 +396,7 @@ with stoker.load() as session:
 '''
 
 
-def test_functions_of_main_of_cells_lambdas_and_methods(world):
+def test_functions_of_main_cells_lambdas_and_methods_are_sent(world):
     program = world.start(MAIN)
     out, err = program.communicate(timeout=90)
     assert program.returncode == 0, err
@@ -417,7 +417,7 @@ def test_functions_of_main_of_cells_lambdas_and_methods(world):
     }
 
 
-def test_nothing_is_unpickled_by_the_manager_or_the_pilot(shared, shared_world, tmp_path):
+def test_manager_and_pilot_unpickle_nothing(shared, shared_world, tmp_path):
     opened = tmp_path / "opened"
 
     class Tells:
@@ -438,7 +438,7 @@ def _tell(path):
     return os.getpid()
 
 
-def test_calls_that_end_while_nobody_holds_their_future(shared):
+def test_calls_without_a_referenced_future_end(shared):
     @stoker.app()
     def quick(number):
         return number
@@ -482,7 +482,7 @@ def named(name):
     ],
     ids=str,
 )
-def test_option_that_cannot_be_sent_is_named(shared, asked, said):
+def test_unsendable_option_is_named(shared, asked, said):
     # Parsl passes options in this argument
     app = parsl.python_app(lambda value, parsl_resource_specification={}: value)
     with pytest.raises(errors.ConfigError, match=said):
@@ -490,7 +490,7 @@ def test_option_that_cannot_be_sent_is_named(shared, asked, said):
     assert app(2).result(60) == 2
 
 
-def test_a_name_that_is_no_text_and_a_batch_without_bounds(shared):
+def test_odd_function_names_and_huge_batch_sizes_are_accepted(shared):
     assert stoker.app()(named("a\ud800\nb"))(3).result(60) == 3
     assert list(stoker.map(named("\ud800"), [1, 2], batch_size=10**30)) == [[1, 2]]
 
@@ -500,7 +500,7 @@ def says_much(size):
     raise ValueError("much " * size)
 
 
-def test_a_loader_that_raises_a_very_long_message_stops_no_later_call(shared):
+def test_very_long_loader_error_does_not_stop_later_calls(shared):
     with pytest.raises(errors.ContextError, match="ValueError: much much") as caught:
         stoker.app(context=says_much(20_000_000))(lambda nothing: nothing)().result(60)
     assert len(str(caught.value)) < 200_000

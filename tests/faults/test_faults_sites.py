@@ -19,7 +19,7 @@ WRONG = [
 ]
 
 
-def test_load_says_it_in_one_line_and_starts_nothing(world, tmp_path):
+def test_load_reports_a_site_error_in_one_line_and_starts_nothing(world, tmp_path):
     site = tmp_path / "lab.toml"
     for text, named, key in WRONG:
         site.write_text(text)
@@ -37,7 +37,7 @@ def test_load_says_it_in_one_line_and_starts_nothing(world, tmp_path):
         pass
 
 
-def test_a_missing_file_names_the_nearest_one(world, tmp_path):
+def test_missing_site_file_error_names_the_nearest_file(world, tmp_path):
     (tmp_path / "cluster.toml").write_text("")
     with pytest.raises(errors.ConfigError, match=r"clutser\.toml: no such file.*cluster\.toml"):
         stoker.load(tmp_path / "clutser.toml")
@@ -46,7 +46,7 @@ def test_a_missing_file_names_the_nearest_one(world, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "named"), [WRONG[0][:2], (None, ["no such file"])], ids=["key", "missing"])
-def test_the_command_says_it_in_one_line_too(world, tmp_path, text, named):
+def test_command_reports_a_site_error_in_one_line(world, tmp_path, text, named):
     site = tmp_path / "lab.toml"
     if text is not None:
         site.write_text(text)
@@ -65,7 +65,7 @@ def test_the_command_says_it_in_one_line_too(world, tmp_path, text, named):
     assert not list((tmp_path / "here").rglob("results*"))
 
 
-def test_an_option_that_nobody_knows(world):
+def test_unknown_option_is_refused(world):
     with pytest.raises(errors.ConfigError, match="reties"):
         stoker.load(reties=3, run_dir=str(world.runs))
     assert world.processes() == []
@@ -89,7 +89,7 @@ def test_a_pilot_that_cannot_start_ends_the_session_with_its_reason(world, tmp_p
 
 
 @pytest.mark.parametrize("folder", ["My Projects", "it's $HOME", "runs;#1"])
-def test_a_run_folder_may_have_any_name(world, folder):
+def test_run_folder_may_have_any_name(world, folder):
     with stoker.load(run_dir=str(world.path / folder), strategy_period=0.2) as session:
         assert stoker.app()(abs)(-3).result(60) == 3
         assert len(session.status().pilots) == 1

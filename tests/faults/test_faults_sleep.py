@@ -1,4 +1,4 @@
-"""Libraries sleep and wake in a session with one CPU device; a kill in any phase loses no call and leaves nothing."""
+"""Libraries sleep and wake on one CPU device; a kill in any phase loses no call and leaves no process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ kind = "local"
 devices = "cpu:1"
 """
 DEVICE_BYTES = cpu.find(1)[0].facts.memory_bytes
-SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # two do not fit on the device, one and a sleeper do
+SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # the device fits one library and a sleeping library, but not two libraries
 
 
 @stoker.context(memory=SIZE)
 def table(folder, name):
-    """Load a context that notes what happens to it. `slow-wake` and the like in its folder change what it does."""
+    """Load a context that logs its events. Files such as `slow-wake` in the folder change its behaviour."""
 
     class Table:
         def __init__(self):
@@ -55,7 +55,7 @@ def table(folder, name):
 
 @pytest.fixture
 def small(world):
-    """A session whose device is too small for two contexts."""
+    """A session whose device has too little memory for two contexts."""
     path = world.path / "site.toml"
     path.write_text(SITE)
     with stoker.load(str(path), run_dir=str(world.runs)) as session:
@@ -76,14 +76,14 @@ def pid_of(path):
 
 
 def lets_sleep(folder):
-    """Load `one`, which sleeps when `two` is loaded; return the process of `one`."""
+    """Load `one`, then `two`, which puts `one` to sleep; return the process of `one`."""
     pid = ask(folder, "one").result(60)[2]
     assert ask(folder, "two").result(60)[0] == "two"
     until(lambda: count_lines(folder / "log").get("one sleeps"), why="one sleeps")
     return pid
 
 
-def test_models_take_turns_without_loading_again(small, tmp_path):
+def test_models_alternate_by_sleeping_without_reloading(small, tmp_path):
     first = lets_sleep(tmp_path)
     until(lambda: "1 asleep" in str(small.status()), why="the status says who sleeps")
     for number in range(4):
@@ -98,7 +98,7 @@ def test_models_take_turns_without_loading_again(small, tmp_path):
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")), reason="needs a language model"
 )
-def test_a_language_model_writes_the_same_after_its_sleep(small, tmp_path):
+def test_language_model_writes_the_same_text_after_its_sleep(small, tmp_path):
     models = []
     for seed, name in enumerate(("one", "two")):
         write_tiny_model(tmp_path / name, seed=seed)
@@ -121,7 +121,7 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     "phase", [pytest.param("asleep", marks=LONG), "waking", pytest.param("falling asleep", marks=LONG)]
 )
-def test_a_library_killed_in_its_sleep_loses_no_call(small, tmp_path, phase):
+def test_library_killed_in_its_sleep_loses_no_call(small, tmp_path, phase):
     if phase == "falling asleep":
         (tmp_path / "slow-sleeps").touch()
         pid = ask(tmp_path, "one").result(60)[2]
@@ -150,7 +150,7 @@ def test_a_library_killed_in_its_sleep_loses_no_call(small, tmp_path, phase):
 
 
 @pytest.mark.parametrize("what", [pytest.param("sleeps", marks=LONG), "wakes"])
-def test_a_context_that_raises_ends_and_its_calls_run_elsewhere(small, tmp_path, what):
+def test_context_that_raises_in_sleep_ends_and_its_calls_move(small, tmp_path, what):
     (tmp_path / f"bad-{what}").touch()
     first = ask(tmp_path, "one").result(60)[2]
     for number in range(2):
@@ -167,7 +167,7 @@ def test_a_context_that_raises_ends_and_its_calls_run_elsewhere(small, tmp_path,
 
 
 @pytest.mark.parametrize("phase", [pytest.param("asleep", marks=LONG), "waking"])
-def test_a_manager_killed_meanwhile_finds_the_sleepers_again(small, world, tmp_path, phase):
+def test_killed_manager_finds_the_sleeping_libraries_again(small, world, tmp_path, phase):
     pid = lets_sleep(tmp_path)
     slow = tmp_path / "slow-wakes"
     slow.touch()
@@ -185,7 +185,7 @@ def test_a_manager_killed_meanwhile_finds_the_sleepers_again(small, world, tmp_p
 
 
 @pytest.mark.long
-def test_a_pilot_killed_with_a_sleeper_leaves_nothing(small, world, tmp_path):
+def test_pilot_killed_with_a_sleeping_library_leaves_nothing(small, world, tmp_path):
     pid = lets_sleep(tmp_path)
     kill([world.pilot()])
     until(lambda: not is_alive(pid), why="the sleeper ends with its pilot")
@@ -193,7 +193,7 @@ def test_a_pilot_killed_with_a_sleeper_leaves_nothing(small, world, tmp_path):
 
 
 @pytest.mark.long
-def test_random_calls_and_kills_lose_nothing(small, world, tmp_path):
+def test_random_calls_and_kills_lose_no_call(small, world, tmp_path):
     chance = random.Random(2026)
     names = ("one", "two", "three")
     kills = 0
@@ -213,7 +213,7 @@ def test_random_calls_and_kills_lose_nothing(small, world, tmp_path):
     assert sum(log[f"{name} wakes"] for name in names) > 10
 
 
-def test_a_session_with_sleepers_replays(world, tmp_path):
+def test_session_with_sleeping_libraries_replays(world, tmp_path):
     path = world.path / "site.toml"
     path.write_text(SITE)
     with stoker.load(str(path), run_dir=str(world.runs)) as session:

@@ -1,4 +1,4 @@
-"""kill -9 while a call yields: its reader receives each piece once, in order."""
+"""If a process is killed while a call yields, the reader receives each piece once and in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import StreamDiffersError
 
 COUNT, HELD = 600, 500
-"""A call yields `COUNT` pieces. From number `HELD` on it waits for the test."""
+"""Yield `COUNT` pieces. From piece `HELD` on, wait for the test."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def expected(first=0):
     return [f"piece {each}" for each in range(first, COUNT)]
 
 
-def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path, go):
+def test_stream_continues_after_its_pilot_is_killed(quick, world, tmp_path, go):
     log = tmp_path / "log"
     stream = stoker.stream(count, str(log), COUNT, go)
     got = []
@@ -93,7 +93,7 @@ def test_future_of_a_killed_stream_has_the_whole_list(session, world, tmp_path, 
     assert len(count_lines(log)) == 2
 
 
-def test_the_manager_is_killed_while_calls_yield_and_none_runs_again(session, world, tmp_path):
+def test_streams_continue_without_a_rerun_if_the_manager_is_killed(session, world, tmp_path):
     logs = [tmp_path / "one", tmp_path / "two"]
     stream = stoker.stream(count, str(logs[0]), COUNT)
     future = count(str(logs[1]), COUNT)
@@ -110,7 +110,7 @@ def test_the_manager_is_killed_while_calls_yield_and_none_runs_again(session, wo
 
 
 @pytest.mark.long
-def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path, go):
+def test_stream_survives_a_killed_pilot_and_manager(quick, world, tmp_path, go):
     log = tmp_path / "log"
     stream = stoker.stream(count, str(log), COUNT, go)
     got = [next(stream) for _ in range(50)]
@@ -121,7 +121,7 @@ def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path, go)
     assert count_lines(log)["begun"] == 2
 
 
-def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, tmp_path, go):
+def test_differing_rerun_ends_the_stream_and_names_the_position(quick, world, tmp_path, go):
     stream = stoker.stream(who, str(tmp_path / "log"), go)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
@@ -144,7 +144,7 @@ def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_pat
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world, how):
+def test_reader_of_an_ended_program_leaves_nothing_waiting(world, how):
     program = world.start(
         "import stoker, os\n"
         "def endless():\n"
@@ -165,7 +165,7 @@ def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world, how):
     world.empty()
 
 
-def test_a_try_of_parsls_goes_on_where_the_one_before_it_failed(world, tmp_path):
+def test_retry_of_parsl_continues_where_the_previous_try_failed(world, tmp_path):
     log = tmp_path / "log"
 
     @stoker.app

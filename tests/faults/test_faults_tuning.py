@@ -74,7 +74,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "stoker.manager.cli.main", *arguments]
 
 
-def test_killed_pilot_costs_jobs_the_steps_since_a_checkpoint(world: World, place: Path) -> None:
+def test_killed_pilot_loses_only_steps_since_a_checkpoint(world: World, place: Path) -> None:
     files = [f"{name}.toml" for name in JOBS]
     submitter = world.spawn(command("tune", "submit", *files, "--site", "site.toml", "--gang", "1-2"), folder=place)
 
@@ -105,8 +105,8 @@ def test_killed_pilot_costs_jobs_the_steps_since_a_checkpoint(world: World, plac
 
 
 def check_result(folder: Path, job: dict[str, Any], *, iterations: int) -> None:
-    """Check that the prompt exists, also in PEFT's format, that each evaluation was made once, and that the report
-    shows each part's time.
+    """Check that the prompt file and its PEFT version exist, that each evaluation ran once, and that the report
+    shows the time of each part.
     """
     import safetensors.torch
 

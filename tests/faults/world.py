@@ -1,4 +1,4 @@
-"""Processes of a session, and programs to kill, for tests of faults."""
+"""Find the processes of a session and run programs that fault tests kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polling import PATIENCE_S, polls
 T = TypeVar("T")
 
 STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
-"""Objects on pilots' disks for the next session (`stoker caches`), and the lock of these folders."""
+"""Names of files on pilot disks that outlive a session (`stoker caches`), with the lock file."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,7 +53,7 @@ def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 class World:
-    """A test's place on the machine: a scratch folder, a state folder, and the processes that use them."""
+    """The scratch folder and state folder of a test, and the processes that use these folders."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,14 +94,14 @@ class World:
         return list(self.scratch.glob("stoker-*/pilot-*"))
 
     def left(self, *, folders: bool = True) -> list[str]:
-        """Return leftover processes and, with `folders`, leftover files on pilots' disks."""
+        """Return leftover processes and, with `folders`, leftover files on pilot disks."""
         there = [f"{pid}: {' '.join(command_of(pid))}" for pid in self.processes()]
         places = [str(place) for place in self.scratch.glob("stoker-*/*") if place.name not in STAYS]
         return there + (places if folders else [])
 
     @contextmanager
     def entered(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> Iterator[World]:
-        """Add this process to the world; on exit no process or file may be left (see `empty`)."""
+        """Use this world in the current process; on exit no process or file may be left (see `empty`)."""
         before = {name: os.environ.get(name) for name in self.environ}
         os.environ.update(self.environ)
         try:
@@ -116,7 +116,7 @@ class World:
                     os.environ[name] = value
 
     def empty(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> None:
-        """Wait until no process and, with `folders`, no file is left."""
+        """Wait until no process is left and, with `folders`, no file."""
         for more in polls(limit_s, longest_s=0.1):
             if not (left := self.left(folders=folders)):
                 return
@@ -132,7 +132,7 @@ class World:
             time.sleep(0.02)
 
     def start(self, code: str, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
-        """Run this program text as a user would: from a file, in another process."""
+        """Run this program text from a file in another process, as a user does."""
         place = folder or self.path
         file = place / "program.py"
         file.write_text(code)
@@ -153,13 +153,13 @@ class World:
 
 
 def _only(pids: list[int]) -> int:
-    """Return the process that forked the others; 0 if none or several."""
+    """Return the process that forked the other processes; 0 if no or several processes did."""
     leaders = _leaders(pids)
     return leaders[0] if len(leaders) == 1 else 0
 
 
 def _leaders(pids: list[int]) -> list[int]:
-    """Omit processes forked from other processes in the list: a child shows its parent's command line until it runs its
+    """Omit processes whose parent is in the list: a child shows the command line of its parent until it runs its
     own program.
     """
     return [pid for pid in pids if _parent(pid) not in pids]
@@ -173,7 +173,7 @@ def _parent(pid: int) -> int:
 
 
 def count_lines(path: Path) -> dict[str, int]:
-    """Return how often each line occurs in a file that calls append to."""
+    """Return the count of each line in a file to which calls append lines."""
     found: dict[str, int] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         found[line] = found.get(line, 0) + 1

@@ -1,4 +1,4 @@
-"""For a file in a wrong format, the error names its kind, place, and remedy."""
+"""The error about a file in a wrong format names the format, the location and the remedy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def refused(read: Callable[[Path], Any], path: Path, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", TOML)
-def test_a_toml_file_in_another_format_is_named(tmp_path: Path, name: str) -> None:
+def test_toml_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.toml"
     text = "name = 'a'\n"
     assert "is UTF-16 text, and must be UTF-8" in refused(TOML[name], path, text.encode("utf-16"))
@@ -60,7 +60,7 @@ def test_a_toml_file_in_another_format_is_named(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_data_file_in_another_format_is_named(tmp_path: Path, name: str) -> None:
+def test_data_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     path, text = tmp_path / name, '{"text": "a"}\n'
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         assert refused(ROWS[name], path, text.encode(encoding)).startswith("is UTF-16 text, and must be UTF-8;")
@@ -72,32 +72,32 @@ def test_a_data_file_in_another_format_is_named(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_a_row_in_latin_1_is_named_by_line_and_byte(tmp_path: Path, name: str) -> None:
+def test_row_in_latin_1_is_named_by_line_and_byte(tmp_path: Path, name: str) -> None:
     rows = '{"text": "a"}\n{"text": "caf\xe9"}\n' if name == "a.jsonl" else "text\ncaf\xe9\n"
     said = refused(ROWS[name], tmp_path / name, rows.encode("latin-1"))
     place = rows.split("\n")[1].index("\xe9") + 1
     assert said.startswith(f"line 2: byte {place} (0xe9) is not UTF-8 text")
 
 
-def test_a_request_in_latin_1_is_refused_by_its_byte(tmp_path: Path) -> None:
+def test_request_in_latin_1_is_refused_with_its_byte_position(tmp_path: Path) -> None:
     line = '{"custom_id": "caf\xe9"}'
     (tmp_path / "requests.jsonl").write_bytes(b'{"custom_id": "a"}\n' + line.encode("latin-1") + b"\n")
     last = check_file(tmp_path / "requests.jsonl", admit=lambda _request: None).refused[-1].error
     assert last.message.startswith(f"line 2: is not JSON: byte {line.index(chr(0xE9)) + 1} (0xe9) is not UTF-8 text")
 
 
-def test_a_body_of_a_request_in_utf_16_is_named() -> None:
+def test_request_body_in_utf_16_is_named() -> None:
     with pytest.raises(RequestRefused) as caught:
         read_batch('{"endpoint": "a"}'.encode("utf-16"))
     assert "is UTF-16 text" in caught.value.error.message
 
 
-def test_a_site_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+def test_site_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_bytes(b'\xef\xbb\xbfname = "lab"\r\n')
     assert load_site(tmp_path / "site.toml").name == "lab"
 
 
 @pytest.mark.parametrize("text", ["", "a", "{}", "\u6f22\u5b57 and \u00e9", "ab" * 200])
-def test_text_in_utf_8_is_text(text: str) -> None:
+def test_text_in_utf_8_is_accepted(text: str) -> None:
     assert other_format(text.encode()[:256]) == ""
     assert msgspec.json.decode(msgspec.json.encode(text)) == text

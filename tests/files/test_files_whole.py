@@ -18,7 +18,7 @@ from stoker.whole_files import append_whole, draft_of, write_whole
 
 @contextmanager
 def full_after(size: int) -> Iterator[None]:
-    """Limit file sizes, as on a nearly full disk: one write is cut, the next is refused."""
+    """Limit file sizes like a nearly full disk: one write is truncated and the next write fails."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_file_replaces_the_old_one_and_is_private(tmp_path: Path, sync: bool) -> None:
+def test_written_file_replaces_the_old_file_and_is_private(tmp_path: Path, sync: bool) -> None:
     path = tmp_path / "facts.json"
     write_whole(path, b"before", sync=sync)
     write_whole(path, b"after", sync=sync)
@@ -42,7 +42,7 @@ def test_a_file_replaces_the_old_one_and_is_private(tmp_path: Path, sync: bool) 
     assert names(tmp_path) == ["facts.json"]
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     write_whole(path, b"before")
     with full_after(100), pytest.raises(OSError, match="too large"):
@@ -51,13 +51,13 @@ def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     assert names(tmp_path) == ["facts.json"]
 
 
-def test_a_name_of_255_bytes_can_be_written(tmp_path: Path) -> None:
+def test_name_of_255_bytes_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 250 + ".json")
     write_whole(path, b"{}")
     assert path.read_bytes() == b"{}"
 
 
-def test_a_draft_ends_as_its_file_does_and_goes_with_an_interrupt(tmp_path: Path) -> None:
+def test_draft_has_the_suffix_of_its_file_and_is_removed_on_interrupt(tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
     path.write_text("before")
 
@@ -74,7 +74,7 @@ def test_a_draft_ends_as_its_file_does_and_goes_with_an_interrupt(tmp_path: Path
     assert names(tmp_path) == ["plot.svg"]
 
 
-def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_concurrent_writers_of_one_file_do_not_conflict(tmp_path: Path) -> None:
     path = tmp_path / "facts"
     with draft_of(path) as one, draft_of(path) as other:
         one.write_text("one")
@@ -83,7 +83,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert names(tmp_path) == ["facts"]
 
 
-def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "facts"
     path.write_text("before")
     program = (
@@ -101,7 +101,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_text() == "after"
 
 
-def test_what_the_disk_does_not_take_whole_is_not_appended(tmp_path: Path) -> None:
+def test_line_that_does_not_fit_on_the_disk_is_not_appended(tmp_path: Path) -> None:
     path = tmp_path / "log"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -115,7 +115,7 @@ def test_what_the_disk_does_not_take_whole_is_not_appended(tmp_path: Path) -> No
         os.close(file)
 
 
-def test_an_object_is_published_behind_a_line_that_a_full_disk_cut(tmp_path: Path) -> None:
+def test_object_is_published_after_a_line_truncated_by_a_full_disk(tmp_path: Path) -> None:
     first, second, third = (ObjectRef(name=f"object-{n}", size_bytes=1, source=f"/somewhere/{n}") for n in range(3))
     publish(tmp_path, (first,))
     size = (tmp_path / "index.jsonl").stat().st_size

@@ -44,10 +44,10 @@ def damaged(union: Any, *, without: tuple[type, ...] = ()) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("role", ["client", "pilot"])
-def test_a_manager_goes_on_and_calls_run(role: str, manager: Manager) -> None:
+def test_manager_survives_random_frames_and_calls_run(role: str, manager: Manager) -> None:
     rude, client = Peer(manager.folder, role, f"rude-{role}"), Peer(manager.folder, "client", "kind-client")
     try:
-        ends = (to_manager.EndSession,)  # a client with the key may end the session
+        ends = (to_manager.EndSession,)  # a client with a valid key may end the session
         union = to_manager.FromClient if role == "client" else to_manager.FromPilot
         hello: Any = to_manager.ClientHello(wire.VERSION, rude.session)
         rude.send(hello if role == "client" else pilot_hello(rude.session), numbered=False)
@@ -74,8 +74,8 @@ def test_a_manager_goes_on_and_calls_run(role: str, manager: Manager) -> None:
     assert manager.process.poll() is None
 
 
-def test_a_pilot_goes_on_and_calls_run(tmp_path: Path) -> None:
-    """Damage the manager's messages; the pilot can read none of these frames."""
+def test_pilot_survives_random_frames_and_calls_run(tmp_path: Path) -> None:
+    """Return damaged messages of the manager that no pilot can read."""
     manager = FakeManager(tmp_path)
     try:
         process = manager.start_pilot()

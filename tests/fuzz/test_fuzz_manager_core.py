@@ -1,4 +1,4 @@
-"""No event of the right types makes the manager's core raise (see `benchmarks.reliability.fuzz_manager`).
+"""Random events of valid types never raise in the manager core (see `benchmarks.reliability.fuzz_manager`).
 STOKER_FUZZ_EVENTS sets the number of events.
 """
 
@@ -14,11 +14,11 @@ from benchmarks.reliability import fuzz_manager
 SEEDS = 8
 EVENTS = max(300, int(os.environ.get("STOKER_FUZZ_EVENTS", "0")) // SEEDS)
 A_SESSION = 2000
-"""Random events after which a new session begins."""
+"""Number of random events per session."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_core_takes_every_event(seed: int) -> None:
+def test_manager_core_accepts_every_event(seed: int) -> None:
     for number, start in enumerate(range(0, EVENTS, A_SESSION)):
         chance = random.Random(seed + SEEDS * number)
         fuzz_manager.live(chance, events=min(A_SESSION, EVENTS - start))

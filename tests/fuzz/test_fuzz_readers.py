@@ -1,4 +1,4 @@
-"""Damaged input makes readers of outside bytes raise only declared errors. `make fuzz` runs millions of inputs."""
+"""Readers of outside bytes raise only declared errors on damaged input. `make fuzz` runs millions of inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 11
 
 
 def readers() -> list[str]:
-    """Return the readers' names. The folder is unused."""
+    """Return the names of the readers. The folder is not used."""
     with tempfile.TemporaryDirectory() as place:
         return [target.name for target in targets(Path(place), seed=SEED)]
 
@@ -39,7 +39,7 @@ def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", readers())
-def test_only_declared_errors_come(name: str, count: int, by_name: dict[str, Target]) -> None:
+def test_readers_raise_only_declared_errors(name: str, count: int, by_name: dict[str, Target]) -> None:
     reader = by_name[name]
     for data in reader.right if reader.complete else ():
         reader.read(data)
@@ -52,13 +52,13 @@ def test_only_declared_errors_come(name: str, count: int, by_name: dict[str, Tar
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.long)])
-def test_the_cores_of_a_pilot_keep_their_promises(count: int) -> None:
+def test_pilot_cores_keep_their_invariants(count: int) -> None:
     found: list[dict[str, Any]] = []
     live(count=count, seed=SEED, found=found.append)
     assert not found, found[0]
 
 
-def test_a_reader_with_an_undeclared_error_is_found() -> None:
+def test_reader_with_an_undeclared_error_is_found() -> None:
     def read(data: bytes) -> None:
         if b"\xff" in data:
             raise KeyError("not declared")
@@ -71,7 +71,7 @@ def test_a_reader_with_an_undeclared_error_is_found() -> None:
         read(bytes.fromhex(found[0]["data"]))
 
 
-def test_damage_is_the_same_for_the_same_seed() -> None:
+def test_damage_is_equal_for_an_equal_seed() -> None:
     one, other = random.Random(5), random.Random(5)
     data = bytes(range(100))
     assert [damage(one, data, [data]) for _ in range(50)] == [damage(other, data, [data]) for _ in range(50)]

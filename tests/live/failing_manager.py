@@ -1,4 +1,4 @@
-"""A manager whose core raises on accepted calls of the function `boom`, and when it explains them."""
+"""A manager whose core raises on accepted calls of the function `boom`, and on requests to explain these calls."""
 
 from __future__ import annotations
 

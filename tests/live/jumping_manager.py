@@ -1,4 +1,4 @@
-"""A manager whose wall clock is ahead by the seconds in the file $CLOCK_AHEAD."""
+"""A manager whose wall clock is fast by the seconds in the file $CLOCK_AHEAD."""
 
 from __future__ import annotations
 

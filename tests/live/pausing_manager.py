@@ -1,4 +1,4 @@
-"""A manager that compacts its journal early and stops at one step, as if killed."""
+"""A manager that compacts its journal early and stops at one step like a killed process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "half a snapshot":
         before(snapshot._Pickler, "state_of", skip=20)
     elif step == "no name":
-        own: Any = SimpleNamespace(**vars(os))  # a copy of `os` for this module only: other modules sync session.json
+        own: Any = SimpleNamespace(**vars(os))  # a private copy of `os`, because other modules sync session.json
         snapshot.os = own
         before(own, "fsync")
     elif step == "before removal":
@@ -60,7 +60,7 @@ def stop_at(step: str, mark: Path) -> None:
 if __name__ == "__main__":
     step, mark = sys.argv[1], Path(sys.argv[2])
     compaction.LEAST_BYTES = 20_000
-    assert snapshot.write  # the child's
+    assert snapshot.write  # runs in the child process
     if step != "none":
         stop_at(step, mark)
     sys.exit(main.main(sys.argv[3:]))

@@ -1,4 +1,4 @@
-"""A real manager process, and peers with the real protocol."""
+"""Run a real manager process and peers with the real protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def key_pair() -> KeyPair:
 
 
 def session_folder(path: Path) -> SessionFolder:
-    """Make a session's folder with keys; start no manager."""
+    """Make a session folder with keys, without starting a manager."""
     folder = SessionFolder(path)
     folder.make()
     for role in ("server", "client", "pilot"):
@@ -61,7 +61,7 @@ class Peer:
         self.sequence = 0
 
     def send(self, *messages: Any, numbered: bool = True, as_it_is: bool = False) -> bytes:
-        """Send a frame. A pilot's hello states that all earlier frames are acknowledged, unless `as_it_is`."""
+        """Send a frame. The hello of a pilot declares all earlier frames acknowledged, unless `as_it_is`."""
         if isinstance(messages[0], say.PilotHello) and not as_it_is:
             messages = (msgspec.structs.replace(messages[0], acknowledged=self.sequence), *messages[1:])
         if numbered:
@@ -79,7 +79,7 @@ class Peer:
         return fresh
 
     def hear(self, kind: type, *, seconds: float = PATIENCE_S, where: Callable[[Any], bool] = lambda _: True) -> Any:
-        """Return the next message of a kind, including earlier ones that were not returned yet."""
+        """Return the next message of a kind, including earlier messages that were not returned yet."""
 
         def found() -> Any:
             for index, message in enumerate(self.heard):
@@ -128,7 +128,7 @@ def welcomed(peers: Peers, *roles: str) -> list[Peer]:
 
 
 class Manager:
-    """A real manager process on a session folder; `script`: a program that changes it."""
+    """A real manager process on a session folder; `script`: a program that runs a modified manager."""
 
     def __init__(
         self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0, name: str = "test"

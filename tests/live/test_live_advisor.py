@@ -89,7 +89,7 @@ def test_advisor_starts_with_the_first_question(link: Made) -> None:
     made.keep_up(0.0)
     assert made.answers(0.0) == []
     assert (watched.fds, made.due_in_s) == (set(), float("inf"))
-    for call in range(40):  # more questions than the channel holds
+    for call in range(40):  # more questions than the channel can buffer
         made.ask(question(call), 1.0)
     assert watched.fds == set()
     made.keep_up(1.0 + advisor.GATHER_S)
@@ -103,7 +103,7 @@ def test_advisor_starts_with_the_first_question(link: Made) -> None:
     assert made.due_in_s == float("inf")
 
 
-def test_one_that_is_killed_is_started_again_and_asked_again(
+def test_killed_advisor_is_restarted_and_asked_again(
     link: Made, odd: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     itself = advisor.ADVISOR
@@ -122,7 +122,9 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
     assert answer.about == question(1).about
 
 
-def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callable[[str], None], tmp_path: Path) -> None:
+def test_question_that_kills_the_advisor_twice_is_dropped(
+    link: Made, odd: Callable[[str], None], tmp_path: Path
+) -> None:
     odd("dies")
     made, _ = link
     made.ask(question(1), -advisor.GATHER_S)
@@ -132,7 +134,7 @@ def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callabl
     def given_up() -> bool:
         nonlocal now
         if made._process is not None and made._process.poll() is not None:
-            now += 10.0  # time passes only while no advisor runs, so that none is killed for a slow start
+            now += 10.0  # time passes only while no advisor runs, so that no advisor is killed for a slow start
         assert made.answers(now) == []
         return made.due_in_s == float("inf")
 
@@ -140,7 +142,7 @@ def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callabl
     assert (tmp_path / "began").read_text() == "xx"
 
 
-def test_an_answer_that_cannot_be_read_is_none(link: Made, odd: Callable[[str], None]) -> None:
+def test_unreadable_answer_counts_as_no_answer(link: Made, odd: Callable[[str], None]) -> None:
     odd("nonsense")
     made, watched = link
     made.ask(question(1), -advisor.GATHER_S)
@@ -150,7 +152,7 @@ def test_an_answer_that_cannot_be_read_is_none(link: Made, odd: Callable[[str], 
     assert len(watched.fds) == 1
 
 
-def test_one_that_does_not_answer_is_killed_and_nobody_has_waited(link: Made, odd: Callable[[str], None]) -> None:
+def test_unresponsive_advisor_is_killed_and_delays_nothing(link: Made, odd: Callable[[str], None]) -> None:
     odd("hangs")
     made, _ = link
     made.ask(question(1), -advisor.GATHER_S)
@@ -162,7 +164,7 @@ def test_one_that_does_not_answer_is_killed_and_nobody_has_waited(link: Made, od
     assert made._process.wait() == -signal.SIGKILL
 
 
-def test_too_many_questions_and_too_long_ones_are_not_asked(link: Made, odd: Callable[[str], None]) -> None:
+def test_surplus_and_oversized_questions_are_not_asked(link: Made, odd: Callable[[str], None]) -> None:
     odd("hangs")
     made, _ = link
     made.ask(question(0, said="x" * 100_000), 0.0)
@@ -185,7 +187,7 @@ def test_dead_idle_advisor_does_not_wake_the_loop(link: Made) -> None:
     assert (watched.fds, made.due_in_s) == (set(), float("inf"))
 
 
-def test_out_of_descriptors_it_is_tried_again(link: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advisor_start_is_retried_after_a_lack_of_descriptors(link: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = link
 
     def none_left(*_: object) -> None:
@@ -200,7 +202,7 @@ def test_out_of_descriptors_it_is_tried_again(link: Made, monkeypatch: pytest.Mo
     assert found(made, 1, now=101.0)
 
 
-def test_paces_leave_room_for_other_questions(link: Made, odd: Callable[[str], None]) -> None:
+def test_pace_questions_leave_room_for_other_questions(link: Made, odd: Callable[[str], None]) -> None:
     odd("hangs")
     made, _ = link
     for call in range(1000):

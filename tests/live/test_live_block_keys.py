@@ -1,4 +1,4 @@
-"""A block's key admits only its own pilots, until it is revoked."""
+"""The key of a block admits only pilots of that block until the key is revoked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def known(peers: Peers) -> dict[str, str]:
     return {pilot.pilot: pilot.block for pilot in client.status().pilots}
 
 
-def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> None:
+def test_block_keys_are_valid_for_one_block_and_private(folder: SessionFolder) -> None:
     for block in ("b1", "b2"):
         pilot_command.issue_block_key(folder, block)
     first = folder.read_block_key("b1")
@@ -44,13 +44,13 @@ def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> No
         folder.block_key_file("../client")
 
 
-def test_a_key_that_is_issued_while_the_manager_runs_is_let_in(of_block: Peers, peers: Peers) -> None:
+def test_key_issued_while_the_manager_runs_is_accepted(of_block: Peers, peers: Peers) -> None:
     for number in range(3):
         of_block(f"b{number}", f"n{number}~{number:016x}").hear(to_pilot.PilotWelcome)
     assert known(peers) == {"n0": "b0", "n1": "b1", "n2": "b2"}
 
 
-def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
+def test_key_is_refused_for_a_pilot_of_another_block(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     for identity in ("n1~fedcba9876543210", "n1"):
@@ -68,7 +68,7 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Peers, peers: Peer
     assert "with the key of another block" not in folder.manager_log.read_text()
 
 
-def test_a_revoked_key_is_let_in_no_more(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
+def test_revoked_key_is_refused(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     of_block("b1", "n1~0123456789abcdef").hear(to_pilot.PilotWelcome)
     pair = folder.read_block_key("b1")
     pilot_command.revoke_block_key(folder, "b1")
@@ -87,7 +87,7 @@ def test_restarted_manager_knows_the_keys_in_use(
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     manager.kill()
-    victim.close()  # otherwise it would reconnect and receive the messages for the next pilot, which has its name
+    victim.close()  # an open peer would reconnect and receive messages for the next pilot of this name
     manager.start()
     again = peers("pilot", hello=False, key=folder.read_block_key("b1"), name="n1~0123456789abcdef")
     again.send(pilot_hello(again.session, block="b1"), numbered=False)

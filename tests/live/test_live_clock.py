@@ -49,7 +49,7 @@ def manager(folder: SessionFolder, tmp_path: Path) -> Iterator[JumpingManager]:
     made.kill()
 
 
-def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManager, peers: Peers) -> None:
+def test_clock_jump_of_an_hour_changes_nothing(manager: JumpingManager, peers: Peers) -> None:
     [client] = welcomed(peers, "client")
 
     def joined() -> Peer:
@@ -66,9 +66,9 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManag
     for jump_s in (-3600, 3600):
         leaves = joined()
         manager.jump(jump_s)
-        leaves.close()  # the manager still notices a broken connection, and waits no longer than usual
+        leaves.close()  # the manager notices the broken connection and waits for the usual time
         until(lambda: here() == [stays.name], what="the other pilot is given up")
-        # meanwhile the manager checks a few times for silent pilots and ended walltimes
+        # the manager checks a few times for silent pilots and ended walltimes
         turns_until = time.monotonic() + 1.5
         while time.monotonic() < turns_until:
             assert here() == [stays.name]
@@ -92,7 +92,9 @@ def waiting_due_in_s(client: Peer) -> list[float | None]:
 
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_deadlines_are_seconds_over_jumps_and_restarts(manager: JumpingManager, peers: Peers, jump_s: int) -> None:
+def test_deadlines_stay_in_seconds_across_jumps_and_restarts(
+    manager: JumpingManager, peers: Peers, jump_s: int
+) -> None:
     [client] = welcomed(peers, "client")
     manager.jump(jump_s)
     submit(client, 60.0, 0.2)

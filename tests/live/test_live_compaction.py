@@ -37,7 +37,7 @@ def replay(folder: SessionFolder) -> Core | None:
 
 
 class Compacting(Manager):
-    """A manager that compacts early and stops at a step."""
+    """A manager that compacts early and stops at one step."""
 
     step = "none"
 
@@ -75,7 +75,7 @@ def compacting(folder: SessionFolder) -> Iterator[Callable[[str], Compacting]]:
 
 
 class Work:
-    """A client and a pilot that run calls across the manager's restarts."""
+    """A client and a pilot that run calls while the manager restarts."""
 
     def __init__(self, peers: Peers) -> None:
         self.client, self.pilot = peers("client"), peers("pilot")
@@ -84,9 +84,9 @@ class Work:
         self.results: dict[int, bytes] = {}
         self.received = self.submitted = self.acked = 0
         self.frames: list[bytes] = []
-        """The client's unacknowledged frames."""
+        """Unacknowledged frames of the client."""
         self.ended: list[tuple[int, bytes, list[int]]] = []
-        """The pilot's unacknowledged frames, with the calls that end in each."""
+        """Unacknowledged frames of the pilot, with the calls that end in each frame."""
         self.library = 0
         self.held: list[int] = []
         self.hold = False
@@ -107,7 +107,7 @@ class Work:
                 self.pilot.send(say.LibraryReady(message.library, 0.1, 0.2))
             elif isinstance(message, to_pilot.RunCalls):
                 self.held += [spec.call for spec in message.calls]
-            elif isinstance(message, to_pilot.CancelCalls):  # calls of frames that were read but not acknowledged
+            elif isinstance(message, to_pilot.CancelCalls):  # calls of read but unacknowledged frames
                 self.held = [call for call in self.held if call not in message.calls]
                 frame = self.pilot.send(say.CallsReturned(message.library, message.calls))
                 self.ended.append((self.pilot.sequence, frame, []))
@@ -222,7 +222,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
 
     work.until(busy, what=f"it stops {step}")
     stopped = manager.stopped
-    work.submit(3)  # the manager reads this before the kill only if the stopped process is its child
+    work.submit(3)  # the manager reads these calls before the kill only if the stopped process is its child
     manager.kill()
     until(lambda: not _lives(stopped), what="the child ends with its parent")
     before = sorted(path.name for path in folder.path.glob("journal*"))
@@ -261,7 +261,7 @@ def test_killed_snapshot_child_costs_nothing(
     assert core.state.done == 180
 
 
-def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionFolder) -> None:
+def test_segment_without_its_snapshot_is_reported(tmp_path: Path, folder: SessionFolder) -> None:
     from stoker.manager.core.events import TimerFired
     from stoker.manager.live import journal
 

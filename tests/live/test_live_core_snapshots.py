@@ -55,7 +55,7 @@ def saved(core: Core, path: Path) -> Path:
     return path
 
 
-def test_a_snapshot_names_its_segment_and_what_is_certain(toy: Toy, tmp_path: Path) -> None:
+def test_snapshot_names_its_segment_and_certain_facts(toy: Toy, tmp_path: Path) -> None:
     path = saved(toy.core, tmp_path / "journal.000002.snapshot")
     found = snapshot.read(path)
     assert found.head.segment == HEAD
@@ -73,7 +73,7 @@ def shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 0.9999), st.none() | st.integers(0, 7))
-def test_a_flipped_bit_or_a_lost_end_is_found(shot: Path, where: float, bit: int | None) -> None:
+def test_flipped_bit_or_lost_end_is_detected(shot: Path, where: float, bit: int | None) -> None:
     data = bytearray(shot.read_bytes())
     at = int(where * len(data))
     if bit is None:
@@ -94,7 +94,7 @@ class Evil:
 @pytest.mark.parametrize(
     "thing", [Evil(), os.system, eval, Path("/"), io.BytesIO(), Policies.__init__, pickle.Unpickler, lambda: 1]
 )
-def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> None:
+def test_only_typed_state_and_messages_are_written_and_loaded(thing: object) -> None:
     with pytest.raises(Unsaveable):
         snapshot.dump([thing], io.BytesIO())
     try:
@@ -114,7 +114,7 @@ def classes_of(annotation: object, found: set[type]) -> None:
         classes_of(each, found)
 
 
-def test_all_that_messages_hold_can_be_written() -> None:
+def test_all_contents_of_messages_can_be_written() -> None:
     found: set[type] = set()
     for kind in (to_manager.FromClient, to_manager.FromPilot):
         classes_of(kind, found)
@@ -123,7 +123,7 @@ def test_all_that_messages_hold_can_be_written() -> None:
         snapshot.dump([each], io.BytesIO())
 
 
-def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
+def test_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
     layout = {**found.head.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
     with pytest.raises(Unreadable, match="Client has other fields"):
@@ -133,7 +133,7 @@ def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", [default_policies, slinfer])
-def test_step_times_that_were_measured_come_back(make: Callable[[], Policies], tmp_path: Path) -> None:
+def test_measured_step_times_are_restored(make: Callable[[], Policies], tmp_path: Path) -> None:
     toy = Toy(policies=make)
     toy.context("small", load_s=0.5, memory="2 GB")
     toy.call("a", context="small")
@@ -162,7 +162,7 @@ def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None
     return book
 
 
-def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_path: Path) -> None:
+def test_manager_starts_from_the_newest_readable_snapshot(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lived(path, toy, cut_at=20).close()
     shot = records.snapshot_path(path, 2)
@@ -178,7 +178,7 @@ def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_
     assert len([text for text in came.notices if "cannot be read" in text]) == 1
 
 
-def test_where_the_beginning_is_lost_what_is_certain_is_kept(toy: Toy, tmp_path: Path) -> None:
+def test_certain_facts_are_kept_if_the_beginning_is_lost(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lived(path, toy, cut_at=len(toy.past) - 5).close()
     records.kept_path(path, 1).unlink()
@@ -204,7 +204,7 @@ class Lambdas(HottestFirst):
         self.rank = lambda call: CallId(call)
 
 
-def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
+def test_policy_that_cannot_be_saved_is_reported_once(tmp_path: Path) -> None:
     policies = Policies(dispatch=Lambdas(), residency=LoadWhereWanted(), provisioning=KeepBlocks())
     book = journal.Journal(tmp_path / "journal")
     told: list[str] = []
@@ -238,7 +238,7 @@ def other(residency: LoadWhereWanted) -> Policies:
     return Policies(dispatch=HottestFirst(), residency=residency, provisioning=KeepBlocks())
 
 
-def test_this_very_version_goes_on_though_it_decides_otherwise(toy: Toy, tmp_path: Path) -> None:
+def test_same_version_continues_despite_a_different_decision(toy: Toy, tmp_path: Path) -> None:
     lived(tmp_path / "journal", toy, cut_at=-1, policies=other(Idle())).close()
     came = restore_manager(tmp_path / "journal", "k3v9", default_policies())
     assert came.core is not None
@@ -246,7 +246,7 @@ def test_this_very_version_goes_on_though_it_decides_otherwise(toy: Toy, tmp_pat
     assert "a replay decides otherwise" in notice
 
 
-def test_a_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:
+def test_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:
     lived(tmp_path / "journal", toy, cut_at=-1).close()
     came = restore_manager(tmp_path / "journal", "k3v9", other(Raises()))
     assert came.core is None

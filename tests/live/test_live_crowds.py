@@ -1,4 +1,4 @@
-"""A thousand silent connections to a manager with 1,024 descriptors do not affect the session."""
+"""A thousand silent connections to a manager with 1,024 file descriptors do not affect the session."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def many_files() -> Iterator[None]:
 
 
 class Strangers:
-    """Silent connections to an address; closed ones reconnect."""
+    """Silent connections to an address; a closed connection reconnects."""
 
     def __init__(self, address: str, count: int) -> None:
         self._where = split_address(address.removeprefix("tcp://"))
@@ -128,7 +128,7 @@ def test_thousand_silent_connections_disturb_no_session(tmp_path: Path) -> None:
         program.stdin.flush()
         assert program.stdout.readline() == "done\n"
         assert program.wait(30) == 0
-        *_, third, _, _ = sorted(answered)  # the third slowest: a pause of the machine may have delayed two answers
+        *_, third, _, _ = sorted(answered)  # a pause of the machine may delay two answers
         assert third < 1.0 * _patience()
     finally:
         if strangers is not None:
@@ -224,7 +224,7 @@ held.release()
 """
 
 
-def test_a_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
+def test_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
     path = tmp_path / "manager.lease"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -279,12 +279,12 @@ time.sleep(1)
 sockets.close()
 """
 CONNECTIONS = 1200
-"""Each connection makes two or three events. A pyzmq monitor holds two thousand events; with more, libzmq blocks while
-it holds a lock.
+"""Each connection makes two or three events. A pyzmq monitor buffers two thousand events; libzmq blocks with a held
+lock when the buffer is full.
 """
 
 
-def test_manager_ends_with_thousands_of_unread_events(tmp_path: Path) -> None:
+def test_manager_exits_with_thousands_of_unread_events(tmp_path: Path) -> None:
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-c", CLOSES, str(folder.path), str(CONNECTIONS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

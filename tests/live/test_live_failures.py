@@ -31,7 +31,7 @@ def hello(client: Peer, *, answer: type = to_client.ClientWelcome) -> Any:
 
     client.heard.clear()
     found = until(answered, what="an answer to a hello")
-    # this may answer an earlier hello: read on until no message follows
+    # this message may answer an earlier hello, so read until no message follows
     while isinstance(found, to_client.ClientWelcome) and client.listen(0.1):
         pass
     return found
@@ -68,7 +68,7 @@ def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: 
     hello(client)
     pilot.send(say.PilotHello(wire.VERSION, "test", "here", 7, _devices(), libraries=(held,)), numbered=False)
     pilot.hear(to_pilot.PilotWelcome)
-    client.socket.send(bad)  # the client repeats the frame, for which it got no acknowledgement
+    client.socket.send(bad)  # the client repeats the unacknowledged frame
     [end] = client.hear(to_client.Results).ends
     assert (end.call, end.failure.kind) == (2, FailureKind.CANCELLED)
     assert "ZeroDivisionError: division by zero" in end.failure.message
@@ -85,7 +85,7 @@ def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: 
 
 def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, peers: Peers) -> None:
     client = peers("client")
-    client.hear(to_client.ClientWelcome)  # this client is the first, as its calls' numbers show
+    client.hear(to_client.ClientWelcome)  # the call numbers show that this client is the first
     other = peers("client")
     client.send(say.DefineRecipe(BARE), say.DefineFunction("boom", "boom", b""))  # type: ignore[arg-type]
     for number in range(3):
@@ -96,7 +96,7 @@ def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, pe
     hello(other)
 
 
-def test_a_question_that_cannot_be_answered_costs_nothing(failing: Manager, peers: Peers) -> None:
+def test_unanswerable_question_has_no_effect(failing: Manager, peers: Peers) -> None:
     [client] = welcomed(peers, "client")
     client.send(say.AskStory("boom"), numbered=False)
     assert client.status().refused == {"question that the manager could not answer": 1}

@@ -58,7 +58,7 @@ def _nobody_stays(folder: SessionFolder) -> Iterator[None]:
 
 
 class HelperHarness:
-    """A factory's attendant with a test's clock."""
+    """The supervisor of a factory process with a test clock."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.is_heard = False
@@ -89,22 +89,22 @@ def test_silent_factory_is_reported_killed_and_replaced(
     assert f"the factory (pid {pid}) runs but has not connected; its log says" in turned.look(2)
     turned.look(LIMIT_S - TOLD_S - 2)
     until(lambda: [each.pid for each in factories(folder)] == [pid], what="/proc shows its command line")
-    assert f"pid {pid}" in turned.look(2)  # the factory is being killed, and no second factory has started
+    assert f"pid {pid}" in turned.look(2)  # the manager kills the factory and has not started another factory
     assert f"the factory (pid {pid}) runs but has not connected" in caplog.text
     assert "it is killed" in caplog.text
     until(lambda: pid not in [each.pid for each in factories(folder)], what="the factory's end")
     turned.look(3)
     other = turned.pid
     assert other != pid
-    os.kill(other, signal.SIGSTOP)  # stop it: a running factory would find no manager and exit
-    assert f"pid {other}" in turned.look(1)  # reported at once: no factory has said hello since the first start
+    os.kill(other, signal.SIGSTOP)  # stop this factory, which would find no manager and exit
+    assert f"pid {other}" in turned.look(1)  # reported at once, because no factory has said hello since the first start
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
     assert turned.pid == other
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
-def test_what_is_told_is_what_the_factory_waits_for(folder: SessionFolder) -> None:
+def test_reported_reason_is_what_the_factory_waits_for(folder: SessionFolder) -> None:
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         turned = HelperHarness(folder)
@@ -118,7 +118,7 @@ def test_what_is_told_is_what_the_factory_waits_for(folder: SessionFolder) -> No
 
 
 @pytest.mark.usefixtures("_nobody_stays")
-def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionFolder) -> None:
+def test_factory_that_cannot_start_is_reported_with_its_last_line(folder: SessionFolder) -> None:
     folder.sites.mkdir(exist_ok=True)
     (folder.sites / "lab.toml").write_text('[provider]\n"one GPU node" = "x"\n')
     turned = HelperHarness(folder)
@@ -142,7 +142,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a manager that soon reports a silent factory, whose factory cannot get the session's lock."""
+    """Yield a manager that soon reports a silent factory, and whose factory cannot get the session lock."""
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-c", IMPATIENT, "--session", str(folder.path), "--name", "test", "--detached"]
@@ -154,7 +154,7 @@ def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[by
 
 
 @pytest.mark.usefixtures("_nobody_stays", "impatient")
-def test_status_and_stories_tell_why_no_block_is_submitted(peers: Peers) -> None:
+def test_status_and_stories_show_why_no_block_is_submitted(peers: Peers) -> None:
     [client] = welcomed(peers, "client")
 
     def trouble() -> str:
@@ -173,7 +173,7 @@ def test_status_and_stories_tell_why_no_block_is_submitted(peers: Peers) -> None
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
-def test_a_log_of_another_time_is_not_told(folder: SessionFolder) -> None:
+def test_log_of_an_earlier_process_is_not_reported(folder: SessionFolder) -> None:
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
     turned = HelperHarness(folder)
     os.kill(turned.pid, signal.SIGSTOP)
@@ -203,7 +203,7 @@ def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     return restarts.died()
 
 
-def test_one_that_does_nothing_is_left_alone_after_growing_pauses(tmp_path: Path) -> None:
+def test_helper_without_progress_is_abandoned_after_growing_pauses(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path / "progress", clock=Clock())
     pauses = [lives(restarts, tmp_path / "progress", does=False) for _ in range(MOST_DEATHS)]
     assert pauses == [0.0, 1.0, 2.0, 4.0, None]
@@ -214,7 +214,7 @@ def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
     assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
 
 
-def test_deaths_that_are_long_ago_do_not_count(tmp_path: Path) -> None:
+def test_old_deaths_of_a_helper_do_not_count(tmp_path: Path) -> None:
     clock = Clock()
     restarts = Restarts(tmp_path / "progress", clock=clock)
     for _ in range(20):
@@ -222,7 +222,7 @@ def test_deaths_that_are_long_ago_do_not_count(tmp_path: Path) -> None:
         clock.now += 20.0
 
 
-def test_progress_is_said_once_in_a_life(tmp_path: Path) -> None:
+def test_progress_is_reported_once_per_process(tmp_path: Path) -> None:
     file = tmp_path / "progress"
     progress = RestartProgress(file, done=3)
     progress.report_first_end(3)
@@ -233,7 +233,7 @@ def test_progress_is_said_once_in_a_life(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_a_disk_without_room_for_the_word_harms_nothing(tmp_path: Path) -> None:
+def test_full_disk_for_the_progress_note_has_no_effect(tmp_path: Path) -> None:
     RestartProgress(tmp_path / "no folder" / "progress", done=0).report_first_end(1)
 
 

@@ -40,7 +40,7 @@ def of(source: str) -> Availability:
         store.close()
 
 
-def test_each_record_has_its_place() -> None:
+def test_each_record_has_its_file() -> None:
     history, key = History(session="k3v9"), RecipeKey("r")
     history.record(RecordLoad(key, "llm", "cpu", 1.0, 9.0, 5, 6, 0))
     history.record(RecordRuns(key, "verify", "cpu", 4, 8.0))

@@ -44,7 +44,7 @@ events: st.SearchStrategy[Event] = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(events, max_size=8), st.integers(0, 400))
-def test_any_cut_loses_only_what_comes_after_it(
+def test_truncation_at_any_byte_loses_only_later_records(
     tmp_path_factory: pytest.TempPathFactory, given: list[Event], cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -63,7 +63,7 @@ def test_any_cut_loses_only_what_comes_after_it(
     assert list(journal.read(path)) == [*kept, (99.0, PilotCut("after"))]
 
 
-def test_another_file_is_not_taken_for_a_journal(path: Path) -> None:
+def test_file_of_another_format_is_not_read_as_a_journal(path: Path) -> None:
     path.write_text("this is somebody's diary, not a journal")
     with pytest.raises(SessionError, match="not a journal"):
         list(journal.read(path))
@@ -75,7 +75,7 @@ def test_another_file_is_not_taken_for_a_journal(path: Path) -> None:
 # ---- written records
 
 
-def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+def test_heartbeats_without_news_are_not_written(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot, stranger = peers("client"), peers("pilot"), peers("pilot", hello=False)
     pilot.hear(to_pilot.PilotWelcome)
     client.hear(to_client.ClientWelcome)
@@ -83,7 +83,7 @@ def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder
     def beat(**facts: int) -> int:
         before = client.sequence
         pilot.send(say.Heartbeat(**facts), numbered=False)  # type: ignore[arg-type]
-        client.send(say.Received(0))  # when this event is acknowledged, it and all earlier events are in the journal
+        client.send(say.Received(0))  # when this event is acknowledged, all events up to this event are in the journal
         client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
         return sum(
             isinstance(message, say.Heartbeat)
@@ -126,7 +126,7 @@ def bounds(path: Path) -> list[tuple[int, int]]:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 39), st.floats(0, 0.999), st.integers(0, 7))
-def test_a_flipped_bit_costs_one_record(
+def test_flipped_bit_loses_one_record(
     tmp_path_factory: pytest.TempPathFactory, which: int, where: float, bit: int
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -138,14 +138,14 @@ def test_a_flipped_bit_costs_one_record(
     assert list(journal.read(path)) == given[:which] + given[which + 1 :]
     past = JournalPast(path)
     told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
-    if which < 39:  # damage 39 is after the last event, where the journal has only checks
+    if which < 39:  # damage 39 is after the last event, where the journal contains only checks
         assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
     assert sum(damage.length for _, damage in past.damage) == end - start
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1_000_000), st.integers(1, 600), st.sampled_from(("zeros", "ones", "noise", "gone", "again")))
-def test_no_reader_fails_whatever_became_of_a_part(
+def test_arbitrary_damage_of_a_part_fails_no_reader(
     tmp_path_factory: pytest.TempPathFactory, seed: int, length: int, how: str
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -177,7 +177,7 @@ def test_no_reader_fails_whatever_became_of_a_part(
         b"\x92\xcb" + bytes(8),
     ],
 )
-def test_a_record_that_cannot_be_decoded_is_damage(path: Path, body: bytes) -> None:
+def test_undecodable_record_counts_as_damage(path: Path, body: bytes) -> None:
     given = written(path, events=3)
     data = path.read_bytes()
     at = bounds(path)[1][0]
@@ -203,7 +203,7 @@ def no_links(*_: object) -> None:
     raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 
-def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
+def test_damage_is_reported_and_its_file_kept(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     data = path.read_bytes()
     came = restore_manager(path, "test", default_policies())
@@ -217,7 +217,7 @@ def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     assert restore_manager(path, "test", default_policies()).notices == [], "the damage is reported once"
 
 
-def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
+def test_only_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
     for number in range(1, 6):
         (tmp_path / f"journal.damaged-{number:06d}-17").touch()
         for name in ("", "-000001", "-000002-snapshot"):
@@ -225,7 +225,7 @@ def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     restore_manager(path, "test", default_policies())
     assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # this journal's own report: it would be reported again
+        "journal.damaged-000001",  # the report of this journal would be reported again
         "journal.damaged-000003",
         "journal.damaged-000004",
         "journal.damaged-000005",
@@ -260,7 +260,7 @@ def test_notice_says_that_a_damaged_file_was_not_kept(tmp_path: Path, monkeypatc
     assert notice.endswith(f"is kept as {kept.name}"), "the next manager tries again"
 
 
-def test_a_damaged_and_truncated_file_replays_the_same_each_time(tmp_path: Path) -> None:
+def test_damaged_and_truncated_file_replays_equally_each_time(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     path.write_bytes(path.read_bytes()[:-5])
     for _ in range(3):
@@ -272,7 +272,7 @@ def test_a_damaged_and_truncated_file_replays_the_same_each_time(tmp_path: Path)
         book.close()
 
 
-def test_a_damaged_end_that_was_not_cut_off_is_a_hole(path: Path) -> None:
+def test_damaged_end_that_was_not_truncated_is_a_gap(path: Path) -> None:
     written(path)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -283,7 +283,7 @@ def test_a_damaged_end_that_was_not_cut_off_is_a_hole(path: Path) -> None:
 
 
 class Managed:
-    """A journal with decisions, as managers write it."""
+    """A journal with events and checks of decisions, like journals of managers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -317,7 +317,7 @@ class Managed:
 
 
 @pytest.mark.parametrize("record", [b"client-hello", b"decided"])
-def test_a_damaged_record_shifts_no_later_comparison(path: Path, record: bytes) -> None:
+def test_damaged_record_shifts_no_later_comparison(path: Path, record: bytes) -> None:
     live = Managed(path)
     live.hello("ana")
     live.hello("bob")
@@ -334,7 +334,7 @@ def test_a_damaged_record_shifts_no_later_comparison(path: Path, record: bytes) 
     assert "a replay decides otherwise" in notice
 
 
-def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> None:
+def test_truncated_record_is_not_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     path.write_bytes(path.read_bytes()[:-5])
@@ -343,7 +343,7 @@ def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> No
     assert list(tmp_path.glob("journal.damaged-*")) == []
 
 
-def test_a_damaged_head_does_not_hide_the_segment(path: Path) -> None:
+def test_damaged_head_does_not_hide_the_segment(path: Path) -> None:
     given = written(path)
     data = bytearray(path.read_bytes())
     data[len(MAGIC) + 15] ^= 1
@@ -353,7 +353,7 @@ def test_a_damaged_head_does_not_hide_the_segment(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoilt", ["a bit of the first line", "the first line and the head", "the first page"])
-def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(path: Path, spoilt: str) -> None:
+def test_damaged_beginning_loses_its_content_but_not_the_session(path: Path, spoilt: str) -> None:
     given = written(path, events=400)
     data = bytearray(path.read_bytes())
     if spoilt == "a bit of the first line":
@@ -374,7 +374,7 @@ def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(path: Path, 
     assert abs(came.core.state.started_at - here[0][0]) <= 1.0
 
 
-def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(path: Path) -> None:
+def test_journal_of_only_zero_bytes_has_lost_its_records(path: Path) -> None:
     written(path)
     path.write_bytes(bytes(path.stat().st_size))
     written_at = path.stat().st_mtime
@@ -389,22 +389,22 @@ def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(path: Path)
     assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
 
 
-def test_damage_before_the_snapshot_costs_nothing(tmp_path: Path) -> None:
+def test_damage_before_the_snapshot_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
-    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after that of the file in use
+    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after the file in use
     came = restore_manager(path, "test", default_policies())
     assert (came.lost, came.notices) == (0, [])
 
 
-def test_a_journal_of_another_version_is_refused(path: Path) -> None:
+def test_journal_of_another_version_is_refused(path: Path) -> None:
     written(path)
     path.write_bytes(b"stoker journal 3\n" + path.read_bytes()[len(MAGIC) :])
     with pytest.raises(SessionError, match="not a journal of this version"):
         restore_manager(path, "test", default_policies())
 
 
-def test_frames_behind_a_hole_are_taken(path: Path) -> None:
+def test_frames_after_a_gap_are_accepted(path: Path) -> None:
     book = journal.Journal(path)
     book.write(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
     for number in range(1, 6):

@@ -1,4 +1,4 @@
-"""An unwritable journal pauses the session. The manager still answers queries, and continues when it can write."""
+"""An unwritable journal pauses the session. The manager answers queries, and continues when writes succeed."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from stoker.protocol.status import JOURNAL
 
 ENDLESS = resource.RLIM_INFINITY
 CODE = bytes(20_000)
-"""Bytes that make the journal longer than the manager's log, which has the same limit."""
+"""Bytes that make the journal longer than the manager log, to which the limit also applies."""
 
 
 def limit(pid: int, size: int) -> None:
-    """Limit a process's file sizes: the kernel writes a part, then nothing."""
+    """Limit the file sizes of a process: the kernel writes a part of the data, then nothing."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, ENDLESS))
 
 
-def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
     client, pilot = welcomed(peers, "client", "pilot")
     client.define(CODE)
@@ -54,7 +54,7 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
 
-    client.heard.clear()  # forget earlier results: how the manager grouped them depends on how it read the frames
+    client.heard.clear()  # forget earlier results, whose grouping depends on how the manager read the frames
     pilot.heard.clear()
     room = folder.journal.stat().st_size + 40  # space for a part of the next record
     limit(manager.process.pid, room)
@@ -106,7 +106,7 @@ def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Pe
     manager.kill()
     manager.start()
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
-    client.socket.send(frame)  # the client repeats the frame that was not acknowledged
+    client.socket.send(frame)  # the client repeats the unacknowledged frame
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 2)
     pilot = peers("pilot")
     assert pilot.hear(to_pilot.StartLibrary)
@@ -152,7 +152,7 @@ def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, 
 
 @pytest.fixture
 def manager_with_full_buffer(folder: SessionFolder) -> Iterator[Manager]:
-    """Yield a manager that reads nothing while its disk is full. A killed `stoker down` has left its file."""
+    """Yield a manager that reads no messages while its disk is full; a killed `stoker down` has left a request file."""
     folder.asked_to_end.touch()
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     yield manager
@@ -215,7 +215,7 @@ def answers(folder: SessionFolder) -> bool:
         return False
 
 
-def test_programs_hear_of_a_full_disk_unasked(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+def test_programs_are_notified_of_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
     client, _ = fill_up(manager, peers, folder)
     text = client.hear(to_client.Status).trouble[JOURNAL]
@@ -236,7 +236,7 @@ def test_programs_hear_of_a_full_disk_unasked(manager: Manager, peers: Peers, fo
         (errno.EIO, "calls and results wait until {folder}/journal can be written"),
     ],
 )
-def test_what_is_wrong_with_the_disk_is_said_with_what_to_do(tmp_path: Path, code: int, said: str) -> None:
+def test_disk_trouble_is_reported_with_advice(tmp_path: Path, code: int, said: str) -> None:
     book = journal.Journal(tmp_path / "journal")
     book._failed(OSError(code, os.strerror(code)))
     assert explain_journal_trouble(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
@@ -244,7 +244,7 @@ def test_what_is_wrong_with_the_disk_is_said_with_what_to_do(tmp_path: Path, cod
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_what_could_not_be_written_is_written_once(tmp_path: Path, sync: bool) -> None:
+def test_records_that_could_not_be_written_are_written_once(tmp_path: Path, sync: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for more in range(1, 50, 7):
         path = tmp_path / f"journal-{more}"
@@ -299,7 +299,7 @@ def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]
         process.wait(5)
 
 
-def test_messages_wait_for_a_sync_that_many_turns_share(start: Callable[..., Disk], peers: Peers) -> None:
+def test_messages_wait_for_a_sync_shared_by_many_turns(start: Callable[..., Disk], peers: Peers) -> None:
     disk = start("--detached")
     client = peers("client")
     assert client.silent(0.5), "its hello is not on the disk yet"
@@ -312,7 +312,7 @@ def test_messages_wait_for_a_sync_that_many_turns_share(start: Callable[..., Dis
     assert disk.syncs <= 10, "iterations during a sync share the next sync"
 
 
-def test_calls_leave_before_the_sync_and_results_after_it(start: Callable[..., Disk], peers: Peers) -> None:
+def test_calls_are_sent_before_the_sync_and_results_after_it(start: Callable[..., Disk], peers: Peers) -> None:
     disk = start("--detached")
     disk.go.touch()
     client, pilot = welcomed(peers, "client", "pilot")
@@ -351,7 +351,7 @@ def test_who_syncs(start: Callable[..., Disk], peers: Peers, options: tuple[str,
 @pytest.mark.parametrize(
     ("said", "options"), [("", []), ("sync = true", ["--sync", "yes"]), ("sync = false", ["--sync", "no"])]
 )
-def test_a_site_file_says_so(tmp_path: Path, said: str, options: list[str]) -> None:
+def test_site_file_sets_the_sync_mode(tmp_path: Path, said: str, options: list[str]) -> None:
     file = tmp_path / "site.toml"
     file.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\n{said}\n')
     given = manager_options(load_sites(file))
@@ -359,7 +359,7 @@ def test_a_site_file_says_so(tmp_path: Path, said: str, options: list[str]) -> N
     assert given[at : at + 2] == options
 
 
-def test_what_a_failed_sync_may_have_lost_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_a_failed_sync_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, really, fails = tmp_path / "journal", os.fdatasync, [False]
 
     def fdatasync(fd: int) -> None:
@@ -384,7 +384,7 @@ def test_what_a_failed_sync_may_have_lost_is_written_again(tmp_path: Path, monke
     assert [event for _, event in journal.read(path)] == [TimerFired("first"), TimerFired("second")]
 
 
-def test_a_sync_that_is_over_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_sync_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really, reached, go = os.eventfd_write, threading.Event(), threading.Event()
 
     def late(fd: int, value: int) -> None:

@@ -36,7 +36,7 @@ def logger(path: Path, **options: int) -> logging.Logger:
     return made
 
 
-def test_a_full_log_begins_anew_with_its_last_lines(tmp_path: Path) -> None:
+def test_full_log_restarts_with_its_last_lines(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     log = logger(path, most_bytes=200_000)
     for number in range(20_000):
@@ -89,14 +89,14 @@ print("printed late", flush=True)
     assert path.read_text().splitlines()[-1] == "printed late"
 
 
-def test_a_log_that_cannot_be_written_harms_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_log_affects_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gone" / "manager.log"
     log = logger(path, delay=True)  # type: ignore[arg-type]
     log.info("nowhere")
     assert not capsys.readouterr().err
 
 
-def test_the_middle_of_a_librarys_log_goes_and_offsets_stay(tmp_path: Path) -> None:
+def test_middle_of_a_library_log_is_removed_and_offsets_stay(tmp_path: Path) -> None:
     path = tmp_path / "lib-1.log"
     with path.open("wb") as file:
         for number in range(40):
@@ -116,7 +116,7 @@ def test_the_middle_of_a_librarys_log_goes_and_offsets_stay(tmp_path: Path) -> N
     assert not drop_middle(path, most_bytes=20 << 20), "nothing is left to drop"
 
 
-def test_stoker_logs_follows_a_log_that_begins_anew(tmp_path: Path) -> None:
+def test_stoker_logs_follows_a_restarted_log(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     log = logger(path, most_bytes=100_000)
     log.info("first")
@@ -163,7 +163,7 @@ print(json.dumps(here))
 """
 
 
-def test_servers_raise_their_descriptor_limit_user_code_does_not(
+def test_servers_raise_their_descriptor_limit_but_user_code_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
@@ -183,7 +183,7 @@ def test_servers_raise_their_descriptor_limit_user_code_does_not(
     }
 
 
-def test_seldom_log_limits_lines_per_subject_and_in_total(caplog: pytest.LogCaptureFixture) -> None:
+def test_rate_limited_log_bounds_lines_per_subject_and_in_total(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     lines = SeldomLog(logging.getLogger("test"), every_s=10.0, most=3, clock=lambda: now)
     assert [lines.warning("a", "first"), lines.warning("a", "second"), lines.warning("a", "third")] == [
@@ -195,7 +195,7 @@ def test_seldom_log_limits_lines_per_subject_and_in_total(caplog: pytest.LogCapt
     assert caplog.messages == ["first", "other", "other", "again (and 2 more such lines)"]
 
 
-def test_what_is_remembered_of_subjects_is_bounded() -> None:
+def test_memory_for_log_subjects_is_bounded() -> None:
     lines = SeldomLog(logging.getLogger("test"), most=1)
     for number in range(2000):
         lines.warning(f"10.0.0.{number}", "x")

@@ -39,7 +39,9 @@ def pilot(manager: Manager, peers: Peers) -> Peer:
     return pilot
 
 
-def test_journal_tells_the_story_of_a_call(client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder) -> None:
+def test_journal_contains_the_story_of_a_call(
+    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
+) -> None:
     client.submit(0)
     pilot.serve()
     run = pilot.hear(to_pilot.RunCalls)
@@ -56,7 +58,7 @@ def test_journal_tells_the_story_of_a_call(client: Peer, pilot: Peer, manager: M
     assert any("ended with a result" in line.text for line in story.lines)
 
 
-def test_strangers_and_neighbours_are_refused(client: Peer, peers: Peers) -> None:
+def test_peers_with_wrong_keys_or_other_sessions_are_refused(client: Peer, peers: Peers) -> None:
     stranger = peers("client", key=key_pair())
     assert stranger.silent(0.5)
     assert client.status().done == 0
@@ -82,7 +84,7 @@ def test_hello_of_a_future_version_names_both_versions(client: Peer, peers: Peer
     assert client.status().refused == {"pilot of another version": 1, "client of another version": 1}
 
 
-def test_what_is_no_hello_of_any_version_gets_no_answer(client: Peer, pilot: Peer, peers: Peers) -> None:
+def test_bytes_that_are_no_hello_get_no_answer(client: Peer, pilot: Peer, peers: Peers) -> None:
     def refused() -> int:
         return client.status().refused.get("frame that is not in the protocol", 0)
 
@@ -91,12 +93,12 @@ def test_what_is_no_hello_of_any_version_gets_no_answer(client: Peer, pilot: Pee
         peer.socket.send(msgspec.msgpack.encode([0, [message]]))
         until(lambda: refused() == count)  # noqa: B023
     assert peer.silent()
-    pilot.submit(7, payload=b"")  # a pilot's key cannot submit
+    pilot.submit(7, payload=b"")  # the key of a pilot cannot submit calls
     until(lambda: refused() == count + 1)
     assert client.status().queued == 0
 
 
-def test_hellos_and_refusals_look_as_every_version_expects(folder: SessionFolder) -> None:
+def test_hellos_and_refusals_have_the_format_of_every_version(folder: SessionFolder) -> None:
     hellos = [pilot_hello("test"), say.ClientHello(wire.VERSION, "test")]
     for hello in hellos:
         sequence, [plain] = msgspec.msgpack.decode(wire.encode([hello]))
@@ -122,7 +124,7 @@ def test_random_and_truncated_frames_change_nothing(client: Peer, pilot: Peer) -
     assert pilot.hear(to_pilot.RunCalls).calls[0].call == 0
 
 
-def test_a_repeated_and_a_late_message_are_ignored(client: Peer, pilot: Peer) -> None:
+def test_repeated_and_late_messages_are_ignored(client: Peer, pilot: Peer) -> None:
     frame = client.submit(0)
     client.socket.send(frame)
     pilot.serve()
@@ -136,7 +138,7 @@ def test_a_repeated_and_a_late_message_are_ignored(client: Peer, pilot: Peer) ->
     assert not [m for m in client.heard if isinstance(m, to_client.Results)]
 
 
-def test_killed_manager_comes_back_and_repeats_no_call(
+def test_killed_manager_restarts_and_repeats_no_call(
     client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
 ) -> None:
     client.submit(0, 1, 2)
@@ -172,7 +174,7 @@ def test_calls_that_never_reached_the_pilot_are_sent_again(client: Peer, pilot: 
     assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [0]
 
 
-def test_a_pilot_that_vanishes_costs_only_its_calls(client: Peer, pilot: Peer, peers: Peers) -> None:
+def test_lost_pilot_affects_only_its_calls(client: Peer, pilot: Peer, peers: Peers) -> None:
     client.submit(0)
     pilot.serve()
     pilot.hear(to_pilot.RunCalls)
@@ -186,14 +188,14 @@ def test_a_pilot_that_vanishes_costs_only_its_calls(client: Peer, pilot: Peer, p
     assert client.hear(to_client.Results).ends[0].ok
 
 
-def test_the_session_ends_with_its_client(client: Peer, pilot: Peer, manager: Manager) -> None:
+def test_session_ends_with_its_client(client: Peer, pilot: Peer, manager: Manager) -> None:
     client.submit(0)
     client.socket.close(0)
     assert "client" in pilot.hear(to_pilot.Exit).reason
     assert manager.ended() == 0
 
 
-def test_an_observer_sees_and_does_not_keep_a_session(client: Peer, peers: Peers, manager: Manager) -> None:
+def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers: Peers, manager: Manager) -> None:
     watcher = peers("client", hello=False)
     watcher.send(say.ClientHello(wire.VERSION, "test", observer=True), say.AskStatus(), numbered=False)
     assert watcher.hear(to_client.Status).session == "test"
@@ -225,7 +227,7 @@ def brief(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-def test_frozen_manager_that_was_replaced_is_silent(brief: Manager, peers: Peers) -> None:
+def test_replaced_frozen_manager_sends_nothing_after_waking(brief: Manager, peers: Peers) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
     client.submit(0)
@@ -248,7 +250,7 @@ def test_frozen_manager_that_was_replaced_is_silent(brief: Manager, peers: Peers
     assert "its manager is pid 7 on login2" in brief.folder.manager_log.read_text()
 
 
-def test_a_frozen_manager_that_nobody_followed_goes_on(brief: Manager, peers: Peers) -> None:
+def test_frozen_manager_without_a_successor_continues(brief: Manager, peers: Peers) -> None:
     [client] = welcomed(peers, "client")
     assert brief.process is not None
     brief.process.send_signal(signal.SIGSTOP)
@@ -319,7 +321,7 @@ def test_pieces_flow_again_after_a_killed_manager(manager: Manager, peers: Peers
 # ---- acknowledgements
 
 
-def test_last_acknowledgement_leaves_with_the_next_frame() -> None:
+def test_last_acknowledgement_is_sent_with_the_next_frame() -> None:
     acks = Acks(4.0)
     acks.add("p1", Ack(1), 0.0)
     acks.add("p1", Ack(2), 0.1)
@@ -328,15 +330,15 @@ def test_last_acknowledgement_leaves_with_the_next_frame() -> None:
     assert acks.along("p1") == ()
 
 
-def test_acknowledgement_without_a_frame_leaves_alone() -> None:
+def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
     acks = Acks(4.0)
     assert acks.due_at == math.inf
     acks.add("p1", Ack(1), 0.0)
     acks.add("p2", Ack(7), 1.9)
     assert acks.overdue(1.99) == []
     assert acks.due_at == 2.0
-    assert acks.overdue(2.0) == []  # from now on, acknowledgements added before count as old
-    acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one, and is due when that was
+    assert acks.overdue(2.0) == []  # acknowledgements added earlier count as old from now on
+    acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one and keeps its due time
     acks.add("p3", Ack(1), 3.0)
     assert acks.overdue(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]
     assert acks.overdue(6.0) == [("p3", Ack(1))]
@@ -346,7 +348,7 @@ def test_acknowledgement_without_a_frame_leaves_alone() -> None:
 # ---- discarding
 
 
-def test_a_result_is_removed_and_no_other_file(folder: SessionFolder) -> None:
+def test_only_the_file_of_the_result_is_removed(folder: SessionFolder) -> None:
     result, other = folder.objects / "result-1", folder.objects / "weights"
     for file in (result, other, folder.path / "result-2"):
         file.touch()
@@ -358,6 +360,6 @@ def test_a_result_is_removed_and_no_other_file(folder: SessionFolder) -> None:
 
 
 @pytest.mark.parametrize("name", ["result-\0", "result-" + "x" * 300, "result-folder"])
-def test_a_name_that_cannot_be_removed_does_not_end_the_manager(folder: SessionFolder, name: str) -> None:
+def test_file_that_cannot_be_removed_does_not_end_the_manager(folder: SessionFolder, name: str) -> None:
     (folder.objects / "result-folder").mkdir()
     discard_result(folder, str(folder.objects / name))

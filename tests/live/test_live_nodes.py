@@ -1,4 +1,4 @@
-"""Records of excluded nodes outlive their sessions, and reach other sessions."""
+"""Records of excluded nodes outlive their session and reach other sessions."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_old_records_are_removed() -> None:
     store.close()
 
 
-def test_store_tells_of_changes_of_other_processes_only() -> None:
+def test_store_reports_only_changes_of_other_processes() -> None:
     kept(record("n1"))
     mine, other = NodeStore(), NodeStore()
     assert [each.node for each in mine.changed(100.0)] == ["n1"]
     mine.record(record("n2"))
     assert mine.changed(200.0) == []
     other.record(record("n3"))
-    assert mine.changed(205.0) == []  # it looks every 10 s
+    assert mine.changed(205.0) == []  # the store reads the file every 10 s
     assert [each.node for each in mine.changed(210.0)] == ["n1", "n2", "n3"]
     mine.close()
     other.close()
@@ -99,12 +99,12 @@ def test_damaged_file_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:
     assert "was damaged" in caplog.text
 
 
-def test_session_goes_on_without_the_file(caplog: pytest.LogCaptureFixture) -> None:
-    (state_folder() / node_store.FILE).mkdir(parents=True)  # root may write to every file, but to no folder
+def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixture) -> None:
+    (state_folder() / node_store.FILE).mkdir(parents=True)  # a folder is unwritable even for root
     store = NodeStore()
     store.record(record())
     assert store.changed(100.0) == []
-    assert store.claim(record(), every_s=10.0, now=time.time())  # no other session can be asked
+    assert store.claim(record(), every_s=10.0, now=time.time())  # no other session can claim the probe
     store.close()
     assert "measurements are not remembered" in caplog.text
 
@@ -116,7 +116,7 @@ def test_session_goes_on_without_the_file(caplog: pytest.LogCaptureFixture) -> N
 def folder(folder: SessionFolder) -> Iterator[SessionFolder]:
     (folder.sites / "gpu.toml").write_text(SITE)
     turn = os.open(folder.path / "factory.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    assert locks.take(turn)  # the manager's own factory waits, so the test's is the only one
+    assert locks.take(turn)  # the factory of the manager waits, so only the factory of the test is active
     yield folder
     os.close(turn)
 

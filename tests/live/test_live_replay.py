@@ -28,7 +28,7 @@ def members(union: object) -> set[type]:
     return set(union.__args__)  # type: ignore[attr-defined]
 
 
-def test_each_command_is_a_decision_or_none() -> None:
+def test_each_command_is_a_decision_or_no_decision() -> None:
     known = {to_pilot.RunCalls, to_client.Results, *TO_PILOT, *TO_CLIENT, *OF_SHELL, *NO_DECISIONS}
     every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(core_events.Command) - {ToPilot, ToClient}
     assert known == every
@@ -46,14 +46,14 @@ def test_each_command_is_a_decision_or_none() -> None:
         ([to_pilot.Ack(4), to_pilot.TakeBack(1, 2)], [to_pilot.TakeBack(1, 2), to_pilot.Ack(9)], True),
     ],
 )  # fmt: skip
-def test_what_is_checked_is_what_was_decided(one: list[object], other: list[object], same: bool) -> None:
+def test_checked_commands_are_the_decisions_of_the_core(one: list[object], other: list[object], same: bool) -> None:
     def check(messages: list[object]) -> int:
         return check_of([ToPilot("p", message) for message in messages])  # type: ignore[arg-type]
 
     assert (check(one) == check(other)) is same
 
 
-def test_who_is_told_is_part_of_the_decision() -> None:
+def test_receiver_is_part_of_the_decision() -> None:
     said = to_pilot.TakeBack(1, 2)  # type: ignore[arg-type]
     assert check_of([ToPilot("a", said)]) != check_of([ToPilot("b", said)])  # type: ignore[arg-type]
     assert check_of([SetTimer(1.0, "k")]) != check_of([SetTimer(1.0 + 1e-9, "k")])
@@ -65,7 +65,7 @@ def test_who_is_told_is_part_of_the_decision() -> None:
 
 
 def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> None:
-    """Run alternating calls of two contexts; the pilot reports several ends per frame."""
+    """Run alternating calls of two contexts; a frame of the pilot reports several ends."""
     other = Recipe("other", "other", slots=4)
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
     pilot.send(pilot_hello(pilot.session), numbered=False)
@@ -92,7 +92,7 @@ def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionFolder]:
-    """An ended session, unchanged by tests."""
+    """An ended session that tests do not change."""
     place = tmp_path_factory.mktemp("lived")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("STOKER_HOME", str(place / "home"))
@@ -117,7 +117,7 @@ def replayed(folder: SessionFolder, policies: Policies | None = None) -> Replaye
     return verify(path, session=session, policies=policies or default_policies())
 
 
-def test_a_session_replays_with_the_same_decisions(lived: SessionFolder) -> None:
+def test_session_replays_with_equal_decisions(lived: SessionFolder) -> None:
     found = replayed(lived)
     assert found.difference is None
     assert found.checked == found.events > CALLS
@@ -125,7 +125,7 @@ def test_a_session_replays_with_the_same_decisions(lived: SessionFolder) -> None
 
 
 class Coldest(HottestFirst):
-    """A policy that sends a library one call at a time, so it differs from the default from the first short call on."""
+    """A policy that sends one call at a time to a library, so it differs from the default at the first short call."""
 
     def window(self, view: object, library: object) -> int:  # type: ignore[override]
         return 1
@@ -165,7 +165,7 @@ def checks_in(path: Path) -> dict[int, int]:
     return dict(pair for record in records for pair in record.numbered())
 
 
-def test_a_decision_that_was_another_names_its_event(lived: SessionFolder) -> None:
+def test_different_decision_names_its_event(lived: SessionFolder) -> None:
     records, checks = list(journal.read_checked(lived.journal)), checks_in(lived.journal)
     wrong = len(checks) // 2
     lived.journal.unlink()
@@ -187,7 +187,7 @@ class Careless(HottestFirst):
         raise ZeroDivisionError("nothing to divide by")
 
 
-def test_a_policy_that_raises_is_told_by_its_own_lines(lived: SessionFolder) -> None:
+def test_policy_that_raises_is_reported_with_its_own_lines(lived: SessionFolder) -> None:
     with pytest.raises(SessionError) as caught:
         replayed(lived, dispatched_by(Careless()))
     first, *rest = str(caught.value).splitlines()
@@ -197,7 +197,7 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(lived: SessionFolder) -> 
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
     assert not any("/core/" in line for line in rest)
 
-    events = list(journal.read(lived.journal))  # the event that killed the manager is the journal's last event
+    events = list(journal.read(lived.journal))  # the event that killed the manager is the last event of the journal
     lived.journal.unlink()
     again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:
@@ -207,7 +207,7 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(lived: SessionFolder) -> 
         replayed(lived, dispatched_by(Careless()))
 
 
-def test_a_journal_without_checks_replays_with_a_note(path: Path) -> None:
+def test_journal_without_checks_replays_with_a_note(path: Path) -> None:
     book = journal.Journal(path)
     for now in range(5):
         book.write(float(now), TimerFired("nobody's"))
@@ -219,13 +219,13 @@ def test_a_journal_without_checks_replays_with_a_note(path: Path) -> None:
         session_in(path)
 
 
-def test_an_empty_journal_is_said(path: Path) -> None:
+def test_empty_journal_is_reported(path: Path) -> None:
     journal.Journal(path).close()
     with pytest.raises(SessionError, match="is empty"):
         verify(path, session="test", policies=default_policies())
 
 
-def test_checks_are_of_the_events_that_they_were_made_for(path: Path) -> None:
+def test_checks_belong_to_the_events_of_their_decisions(path: Path) -> None:
     for manager in range(3):
         book = journal.Journal(path)
         for number in range(200):

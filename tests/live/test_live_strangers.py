@@ -31,12 +31,12 @@ from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 
 LIMIT_S = 50.0
-"""Seconds well below the minute for which a pilot waits for a manager that it has never heard."""
+"""Seconds, well below the minute that a pilot waits for its first message of a manager."""
 
 
 @pytest.fixture
 def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> SessionFolder:
-    """Return a copy of the session's folder without the keys, as a neighbour might have it."""
+    """Return a copy of the session folder without keys, like that of an unauthorized user."""
     copy = SessionFolder(tmp_path / "copy")
     shutil.copytree(folder.path, copy.path, ignore=shutil.ignore_patterns("journal*", "manager.*"))
     copy.write_key("pilot", key_pair())
@@ -86,11 +86,11 @@ def dealer_to(address: str, *, server: KeyPair) -> Dealer:
     return Dealer(address, name="p", keys=keys, log=logging.getLogger("test"))
 
 
-def test_connection_survives_a_stranger_on_its_managers_port(listen) -> None:
+def test_connection_survives_an_unknown_service_on_the_manager_port(listen) -> None:
     ours = key_pair()
 
     def comes_back() -> bool:
-        dealer.move_to(address)  # connect again, as every peer does at times while the manager is away
+        dealer.move_to(address)  # reconnect, like every peer during an outage of the manager
         return dealer.came_back()
 
     stranger, address = listen(key_pair())
@@ -142,7 +142,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_every_reader_refuses_it_with_its_own_error(name: str) -> None:
+def test_every_reader_refuses_unreadable_bytes_with_its_own_error(name: str) -> None:
     for reader in (
         wire.from_client(), wire.from_pilot(), wire.to_pilot_decoder(), wire.to_client_decoder(),
         wire.to_library_decoder(), wire.to_agent_decoder(),
@@ -164,7 +164,7 @@ def test_manager_survives_garbage_from_known_peers(folder: SessionFolder, manage
     for peer in rude:
         for frame in frames:
             peer.socket.send(frame)
-    bad = len(rude) * (len(frames) - 50)  # a frame with only a number is within the protocol
+    bad = len(rude) * (len(frames) - 50)  # a frame with only a number is valid
     until(lambda: kind.status().refused.get("frame that is not in the protocol", 0) >= bad, what="all are refused")
     after = kind.status()
     assert (after.queued, after.running, after.done) == (0, 0, 0)
@@ -201,7 +201,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
     finally:
         context.destroy(0)
     [late] = welcomed(peers, "pilot")
-    late.close()  # this connection breaks after the others, so the manager would give its pilot up later
+    late.close()  # this connection breaks last, so the manager would declare its pilot lost later
     until(lambda: f"pilot {late.name} did not reconnect" in folder.manager_log.read_text(), what="the loss of a pilot")
     assert manager.process is not None
     assert manager.process.poll() is None
@@ -209,7 +209,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"public": "x", "secret": "y"}', None])
-def test_damaged_keys_of_a_session_are_told_with_what_to_do(folder: SessionFolder, data: bytes | None) -> None:
+def test_damaged_session_keys_are_reported_with_advice(folder: SessionFolder, data: bytes | None) -> None:
     server = folder.read_key("server")
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", server.public))
     file = folder.key_file("client")
@@ -226,7 +226,7 @@ def test_damaged_keys_of_a_session_are_told_with_what_to_do(folder: SessionFolde
     assert folder.read_key("server") == server
 
 
-def test_damaged_files_of_a_session_are_told_as_such(tmp_path: Path) -> None:
+def test_damaged_session_files_are_reported(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path)
     for data in (b"{", b'{"session": "\xff"}', b"[" * 100_000, msgspec.json.encode({"session": 1})):
         folder.file.write_bytes(data)
@@ -242,7 +242,7 @@ TURN_S = 0.1
 
 
 def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]:
-    """Return the peers that are given up while the manager reads nothing for `seconds`."""
+    """Return the peers declared lost while the manager reads no messages for `seconds`."""
     lost: set[str] = set()
     for turn in range(1, round(seconds / TURN_S) + 1):
         watch.excuse_silence(turn * TURN_S, may_be_back=may_be_back)
@@ -252,7 +252,7 @@ def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]
 
 @pytest.fixture
 def cut() -> PeerWatch:
-    """A program and a pilot with freshly broken connections."""
+    """A program and a pilot whose connections have just broken."""
     watch = PeerWatch(Patience())
     for role, name in ((Role.CLIENT, "program"), (Role.PILOT, "pilot")):
         watch.heard(role, name, 0.0)
@@ -260,7 +260,7 @@ def cut() -> PeerWatch:
     return watch
 
 
-def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None:
+def test_peers_with_an_unread_hello_are_not_declared_lost(cut: PeerWatch) -> None:
     assert given_up(cut, seconds=60.0, may_be_back=True) == set()
     assert {name for _, name, _ in cut.lost_peers(61.5)} == {"pilot"}, (
         "the manager reads again, and the pilot sends nothing"
@@ -268,12 +268,12 @@ def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None
     assert {name for _, name, _ in cut.lost_peers(65.5)} == {"program"}
 
 
-def test_peers_without_a_new_connection_are_given_up(cut: PeerWatch) -> None:
+def test_peers_without_a_new_connection_are_declared_lost(cut: PeerWatch) -> None:
     assert given_up(cut, seconds=4.0, may_be_back=False) == {"pilot"}
     assert given_up(cut, seconds=6.0, may_be_back=False) == {"program"}
 
 
-def test_the_first_client_has_no_less_time_because_nothing_was_read() -> None:
+def test_time_without_reading_is_not_counted_for_the_first_client() -> None:
     watch = PeerWatch(Patience())
     watch.expect_first_client(0.0)
     watch.excuse_silence(1.0)

@@ -1,4 +1,4 @@
-"""A private state folder, executors that always end, and a check for leftovers."""
+"""Give each test a private state folder, shut down its executors, and check for leftover processes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python tests/parsl/run_suite.py              all tests
     python tests/parsl/run_suite.py -k memoize   selected tests
 
-DESELECTED lists omitted tests with reasons.
+DESELECTED lists the omitted tests with reasons.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DESELECTED = {
 }
 
 WANTS_MODULE = {"test_regression/test_226.py": "pandas"}
-"""Files that need a module that neither Parsl nor Stoker depends on."""
+"""Test files that import a module which neither Parsl nor Stoker requires."""
 
 
 def command(arguments: list[str]) -> list[str]:

@@ -47,13 +47,13 @@ def _rows(database: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.long
-def test_monitoring_shows_failures_as_parsls_own_executor_does(
+def test_monitoring_shows_failures_like_parsls_own_executors(
     load: Callable[..., Any], local: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)  # Parsl starts programs by name
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # and imports this module in the started program
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # a started program imports this module
     from parsl.monitoring import MonitoringHub
 
     database = tmp_path / "monitoring.db"
@@ -112,12 +112,12 @@ def _monitored(function: Callable[..., Any]) -> Callable[..., Any]:
         wrap_error(partial(remote_side_bash_executor, bad)),
     ],
 )
-def test_the_users_function_is_found_under_parsls_wrappers(wrapped: Callable[..., Any]) -> None:
+def test_user_function_is_found_under_the_wrappers_of_parsl(wrapped: Callable[..., Any]) -> None:
     assert own(wrapped) is bad
     assert name_of(own(wrapped)) == "bad"
 
 
-def test_a_function_of_parsl_itself_is_its_own() -> None:
+def test_function_of_parsl_itself_is_not_unwrapped() -> None:
     assert own(parsl.set_stream_logger) is parsl.set_stream_logger
     assert own(partial(good, 1)).args == (1,)  # type: ignore[attr-defined]
     assert stoker.app(good).function is good

@@ -16,7 +16,7 @@ def _suite():
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_parsls_own_suite(tmp_path):
+def test_suite_of_parsl_passes(tmp_path):
     done = _suite().run([], folder=str(tmp_path), limit_s=300)
     assert done.returncode == 0, done.stdout[-8000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])

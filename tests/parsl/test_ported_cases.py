@@ -1,4 +1,4 @@
-"""Cases of Parsl's suite for its executor (HTEX), run on ours."""
+"""Run cases of Parsl's test suite for HTEX on Stoker's executor."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_calls_of_higher_priority_overtake(load, tmp_path, until):
             file.write(name)
 
     log, gate = str(tmp_path / "order"), tmp_path / "gate"
-    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library receives few in advance
-    # these calls fill the library and its queue; no later call overtakes them
+    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library prefetches few
+    # these calls fill the library and its queue, so no later call overtakes them
     blockers = [wait_for(str(gate)) for _ in range(5)]
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
     until(lambda: (status := executor.ask_status()).queued + status.running == len(blockers) + len(later))
@@ -71,7 +71,7 @@ def _site(folder, *settings):
 
 
 @pytest.mark.parametrize(("ending", "state"), [("exit 3", JobState.FAILED), ("exit 0", JobState.MISSING)])
-def test_blocks_that_never_bring_a_pilot_are_the_executors_end(load, local, until, ending, state):
+def test_blocks_that_never_start_a_pilot_end_the_executor(load, local, until, ending, state):
     executor = load(provider=local(worker_init=f"echo cannot find the module >&2; {ending}"))
     waiting = double(1)
     with pytest.raises(BadStateException, match="cannot find the module"):
@@ -155,7 +155,7 @@ def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
 # ---- test_htex/test_manager_failure; tests/faults kills pilots, managers and libraries
 
 
-def test_a_manager_that_cannot_run_ends_the_executor_with_its_log(load, caplog):
+def test_manager_that_cannot_run_ends_the_executor_with_its_log(load, caplog):
     executor = load()
     executor._manager._command = ["sh", "-c", "echo this disk is full >&2; exit 4"]
     waiting = nap(60)
@@ -193,7 +193,7 @@ def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path, 
 # ---- requirements of any executor
 
 
-def test_checkpoints_are_taken_and_read(load, tmp_path):
+def test_checkpoints_are_written_and_read(load, tmp_path):
     from parsl.utils import get_all_checkpoints
 
     @python_app(cache=True)
@@ -213,7 +213,7 @@ def test_checkpoints_are_taken_and_read(load, tmp_path):
 @pytest.mark.parametrize(
     "mode", ["task_exit", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("periodic", "dfk_exit", "manual"))]
 )
-def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
+def test_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
     from parsl.utils import get_all_checkpoints
 
     @python_app(cache=True)
@@ -246,7 +246,7 @@ def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode
 
 
 @pytest.mark.long
-def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, caplog):
+def test_unwritable_checkpoint_loses_no_result(load, tmp_path, caplog):
     @python_app(cache=True)
     def double(number):
         return 2 * number
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, cap
     assert "a result of double cannot be kept" in caplog.text
 
 
-def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until):
+def test_executor_runs_without_a_parsl_dataflow_kernel(tmp_path, local, processes_of, until):
     executor = StokerExecutor(provider=local())
     executor.run_dir = str(tmp_path)
     with executor:
@@ -272,8 +272,8 @@ def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until)
         executor.submit(pow, {}, 2, 10)
 
 
-def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_of, until):
-    before = set(threading.enumerate())  # models in other tests' libraries
+def test_cleanup_with_running_calls_ends_everything(load, tmp_path, processes_of, until):
+    before = set(threading.enumerate())  # threads of models in libraries of other tests
     executor = load()
     running = [nap(3600) for _ in range(5)]  # the cleanup does not wait for them
     until(lambda: executor.ask_status().running >= 1)

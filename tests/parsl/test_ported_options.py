@@ -149,7 +149,7 @@ def test_files_are_staged_by_the_providers_that_were_named(load, tmp_path, monke
 
 
 @pytest.mark.long
-def test_a_program_that_clears_parsl_itself_can_load_again(tmp_path):
+def test_program_that_clears_parsl_itself_can_load_again(tmp_path):
     stoker.load(run_dir=str(tmp_path))
     parsl.clear()
     with stoker.load(run_dir=str(tmp_path)):

@@ -72,7 +72,7 @@ def walled(number: int, walltime: float = 30.0) -> int:
 
 
 @pytest.mark.parametrize("function", [bad, walled])
-def test_an_exception_under_parsls_wrappers_is_raised(executor: Any, function: Callable[[int], int]) -> None:
+def test_exception_under_the_wrappers_of_parsl_is_raised(executor: Any, function: Callable[[int], int]) -> None:
     future = python_app(function)(1)
     with pytest.raises(ValueError, match="1"):
         future.result(60)
@@ -83,7 +83,7 @@ def test_an_exception_under_parsls_wrappers_is_raised(executor: Any, function: C
 
 
 @pytest.mark.parametrize("where", ["the log", "a file"])
-def test_a_command_that_fails_says_what_ran_and_its_last_lines(executor: Any, tmp_path: Path, where: str) -> None:
+def test_failed_command_shows_its_command_line_and_last_lines(executor: Any, tmp_path: Path, where: str) -> None:
     @bash_app
     def talks(word: str, stderr: str | None = None) -> str:
         return f"echo not this; echo {word}"
@@ -110,7 +110,7 @@ def test_a_command_that_fails_says_what_ran_and_its_last_lines(executor: Any, tm
     assert not any("bash.py" in line.text for line in fault.proof)
 
 
-def test_nothing_secret_is_on_a_command_line_or_in_an_environment(executor: Any) -> None:
+def test_command_lines_and_environments_contain_no_secrets(executor: Any) -> None:
     @python_app
     def ancestors() -> list[int]:
         import psutil

@@ -23,7 +23,7 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 @pytest.fixture
 def alone(manager: FakeManager) -> FakeManager:
-    """A manager with one pilot of two CPU devices for one test, which may end or damage it."""
+    """A manager with one pilot of two CPU devices for one test, which may end or damage the pilot."""
     manager.start_pilot()
     manager.hello()
     return manager
@@ -31,7 +31,7 @@ def alone(manager: FakeManager) -> FakeManager:
 
 @pytest.fixture(scope="module")
 def shared_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
-    """A start costs most of a second of processor time. The lease allows long pauses between two tests that use it."""
+    """Start one pilot per file, because a start takes most of a second. The lease allows long pauses between tests."""
     made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
     try:
         made.start_pilot()
@@ -43,14 +43,14 @@ def shared_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManag
 
 @pytest.fixture
 def served(shared_pilot: FakeManager) -> FakeManager:
-    """A manager with one pilot of two CPU devices, shared by the tests of a file, without a library."""
+    """A manager with one pilot of two CPU devices without libraries, shared by the tests of a file."""
     shared_pilot.begin_test()
     return shared_pilot
 
 
 @pytest.fixture
 def keyed(manager: FakeManager) -> FakeManager:
-    """A manager with a transfer key that answers requests for objects only on demand."""
+    """A manager with a transfer key that answers object requests only when the test says so."""
     manager.take_key()
     return manager
 

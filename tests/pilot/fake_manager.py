@@ -1,4 +1,4 @@
-"""A manager that tests control, with a real ROUTER and CURVE, and real pilot processes."""
+"""A manager that tests control, with a real ROUTER socket, CURVE keys and real pilot processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def function(call: Callable[..., Any], *, takes_context: bool = False) -> Functi
 
 
 class FakeManager:
-    """The manager's side of one pilot. `lease_s`: seconds without this manager after which the pilot ends."""
+    """The manager side of one pilot. `lease_s`: seconds without this manager after which the pilot exits."""
 
     def __init__(self, folder: Path, *, acks: bool = True, lease_s: float = 20) -> None:
         self.folder = SessionFolder(folder / "session")
@@ -88,7 +88,7 @@ class FakeManager:
         self.inbox = Inbox()
         self.welcomes = True
         self.plans = True
-        """True if requests for objects are answered at once with their source."""
+        """True if the manager answers object requests at once with the source."""
         self.wanted: list[ObjectRef] = []
         self._decode = wire.from_pilot()
         self._context = zmq.Context()
@@ -103,10 +103,10 @@ class FakeManager:
         self._sent_functions: set[tuple[int, str]] = set()
         self._running: set[int] = set()
         self._last_library = self._earlier = 0
-        """Numbers of libraries as the pilot knows them: the last one, and the last one of earlier tests."""
+        """Library numbers in the pilot: the last number, and the last number of earlier tests."""
 
     def take_key(self) -> None:
-        """Give pilots a transfer key, and answer requests for objects only on demand."""
+        """Give pilots a transfer key, and answer object requests only when the test says so."""
         self.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
         self.plans = False
 
@@ -144,7 +144,7 @@ class FakeManager:
         return pilot
 
     def close(self) -> None:
-        """End every pilot and check that nothing is left."""
+        """End every pilot and check that no process or file is left."""
         trees = [descendants(pilot.pid) for pilot in self.pilots]
         for pilot in self.pilots:
             if pilot.poll() is None:
@@ -173,7 +173,7 @@ class FakeManager:
     # ---- talking
 
     def send(self, *messages: Any) -> None:
-        """Send orders. Tests that share a pilot all number their libraries from 1; the pilot needs new numbers."""
+        """Send orders. Tests that share a pilot number libraries from 1; this method gives the pilot new numbers."""
         orders = [
             msgspec.structs.replace(each, library=each.library + self._earlier) if hasattr(each, "library") else each
             for each in messages
@@ -184,7 +184,7 @@ class FakeManager:
         self.socket.send_multipart([self.peer, wire.encode(orders)])
 
     def _with_own_numbers(self, message: Any) -> Any:
-        """Number the libraries as the test does; return None for a message about another test's library."""
+        """Translate library numbers back to those of the test; return None for a library of another test."""
         if isinstance(message, Heartbeat | PilotHello):
             return msgspec.structs.replace(message, libraries=(*filter(None, map(self._own, message.libraries)),))
         if isinstance(message, LibraryGone):
@@ -193,13 +193,13 @@ class FakeManager:
         return self._own(message) if hasattr(message, "library") else message
 
     def _own(self, message: Any) -> Any:
-        if not message.library or not self._earlier:  # a failure may be no library's
+        if not message.library or not self._earlier:  # a failure may concern no library
             return message
         own = message.library - self._earlier
         return msgspec.structs.replace(message, library=own) if own > 0 else None
 
     def begin_test(self) -> None:
-        """Stop the libraries of earlier tests that used this pilot, and forget all messages."""
+        """Stop the libraries of earlier tests on this pilot, and forget all messages."""
         for number in sorted(self._running):
             self.send(StopLibrary(library=number - self._earlier, reason="the test is over"))  # type: ignore[arg-type]
         self.until(lambda: not self._running, what="the libraries of the last test to end")
@@ -225,7 +225,7 @@ class FakeManager:
                 self.wanted += message.objects
                 self.send(*(FetchObject(ref, origin=True) for ref in message.objects if self.plans))
             elif isinstance(message, FetchFailed) and message.origin and self.plans:
-                self.send(FetchObject(ObjectRef(message.name, 0)))  # an order without sources: no other copy exists
+                self.send(FetchObject(ObjectRef(message.name, 0)))  # no sources: no other copy exists
             elif isinstance(message, Heartbeat):
                 self.heartbeats.append(message)
             else:
@@ -257,7 +257,7 @@ class FakeManager:
         return self.until(lambda: self.hellos and self.hellos[-1], what="hello")
 
     def settle(self) -> None:
-        """Wait until the pilot has read all sent messages: ask for another hello."""
+        """Wait until the pilot has read all sent messages, by requesting another hello."""
         known = len(self.hellos)
         self.send(HelloAgain(self.inbox.last))
         self.until(lambda: len(self.hellos) > known, what="a hello that confirms all messages")
@@ -287,7 +287,7 @@ class FakeManager:
         blob: bool | None = None,
         ids: list[int] | None = None,
     ) -> list[int]:
-        """Send calls, or repeat the calls with these `ids`; return their ids."""
+        """Send new calls or repeat the calls with these `ids`; return the ids of the calls."""
         sent = call if isinstance(call, FunctionBlob) else function(call, takes_context=takes_context)
         specs = []
         for id, one in zip(ids or itertools.count(self._calls + 1), arguments, strict=False):
@@ -313,7 +313,7 @@ class FakeManager:
         draft = self.folder.objects / f"draft-{self._calls}"
         draft.write_bytes(data)
         ref = object_of(draft, memo=self.base / "memo")
-        path = draft.rename(self.folder.objects / f"{ref.name}~ana")  # the form of name that a client gives
+        path = draft.rename(self.folder.objects / f"{ref.name}~ana")  # the name has the format that a client uses
         return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(path))
 
     def ends(self) -> dict[int, CallEnd]:
@@ -343,7 +343,7 @@ class FakeManager:
 
 @contextmanager
 def carried_session(manager: FakeManager, folder: Path) -> Iterator[Path]:
-    """Start the session's seed, and copy the files that a job without shared files brings."""
+    """Start the seed of the session, and copy the files of a job without shared files."""
     seed = subprocess.Popen(
         [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(manager.folder.path)]
     )

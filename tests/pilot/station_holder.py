@@ -1,8 +1,8 @@
-"""Memory of libraries in `station_soak`: each allocates bytes and records the number in a shared folder.
+"""A context for `station_soak` that allocates bytes and records the number in a shared folder.
 
-A library records its size before it allocates and after it frees, under one lock. So the recorded sum of living
-processes is never less than their real memory. A library that grows adds up the records under the same lock, and
-records each sum above the device's capacity. A killed process holds nothing.
+A library records its size before it allocates and after it frees memory, under one lock. So the recorded sum of
+living processes is never less than their real memory. A growing library adds up the records under the same lock,
+and records each sum above the capacity of the device. A killed process has no memory.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BASE = 60 << 20
-"""Bytes of a library's process in addition to its own bytes: a size is the sum of both."""
+"""Bytes that a library process needs in addition to the allocated bytes."""
 ASLEEP = 8 << 20
-"""Bytes that a library surely holds of each device while it sleeps."""
+"""Bytes of each device that a sleeping library keeps."""
 REFUSES = 1
-"""A context refuses a size whose lowest bit is set; all accepted sizes are even."""
+"""Bit of a size that the context refuses: accepted sizes are even."""
 
 
 class FetchState:
-    """A folder with a file `PID-LIBRARY` for each library: its bytes and devices."""
+    """A folder with one file `PID-LIBRARY` per library that contains the bytes and devices."""
 
     def __init__(self, folder: str, capacity: int) -> None:
         self.folder = Path(folder)
         self.capacity = capacity
 
     def write(self, library: int, held: int, devices: tuple[str, ...], *, grows: bool) -> None:
-        """Record the bytes that this process holds on these devices; check the sums if it grows."""
+        """Record the bytes of this process on these devices; check the sums if the process grows."""
         with self._locked():
             (self.folder / f"{os.getpid()}-{library}").write_text(f"{held} {','.join(devices)}")
             if grows:
@@ -40,7 +40,7 @@ class FetchState:
         return {library: pid for pid, library, _, _ in self._living()}
 
     def found(self) -> tuple[dict[str, int], list[str]]:
-        """Return each device's largest sum, and each sum that was too large."""
+        """Return the largest sum of each device, and all sums above the capacity."""
         with self._locked():
             peaks = [line.split() for line in self._lines("peaks")]
             most = {device: max(int(size) for name, size in peaks if name == device) for device, _ in peaks}
@@ -61,7 +61,7 @@ class FetchState:
             pid, library = map(int, file.name.split("-"))
             try:
                 held, devices = file.read_text().split()
-            except (OSError, ValueError):  # the file is being written by a process that is checked without the lock
+            except (OSError, ValueError):  # a process writes this file while it is checked without the lock
                 continue
             if _is_alive(pid):
                 yield pid, library, int(held), devices.split(",")
@@ -84,7 +84,7 @@ class FetchState:
 
 
 class Holder:
-    """A context that holds the ordered number of bytes. `slow_s`: seconds that a shrink takes."""
+    """A context that allocates the ordered number of bytes. `slow_s`: seconds of a shrink."""
 
     def __init__(self, board: FetchState, library: int, devices: tuple[str, ...], size: int, *, slow_s: float) -> None:
         self._board, self._library, self._devices, self._slow_s = board, library, devices, slow_s
@@ -92,7 +92,7 @@ class Holder:
         self._resize(size)
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Hold these bytes of PyTorch's `cpu`, which has the memory of all devices of a library."""
+        """Allocate these bytes on the `cpu` of PyTorch, which has the memory of all devices of a library."""
         self._resize(device_memory_bytes // len(self._devices))
 
     def _resize(self, size: int) -> None:
@@ -103,7 +103,7 @@ class Holder:
             self._board.write(self._library, size, self._devices, grows=True)
         else:
             time.sleep(self._slow_s)
-        self._bytes = b""  # before the new bytes: both together would be too many
+        self._bytes = b""  # free the old bytes first, because old and new bytes together would be too many
         self._bytes = b"\1" * (size - BASE)
         if not grows:
             self._board.write(self._library, size, self._devices, grows=False)

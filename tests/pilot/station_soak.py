@@ -2,9 +2,9 @@
 
     python tests/pilot/station_soak.py --operations 10000 --json record.json
 
-A test's manager promises device memory as the real manager does: never more than the device has. Memory that a stop
-or shrink order will free is promised again at once. Libraries hold real bytes (`station_holder`). The processes on a
-device must never hold more than it has, and each operation must have exactly one answer:
+The test manager reserves device memory like the real manager: never more than the device has. Memory that a stop or
+shrink order will free is reserved again at once. Libraries allocate real bytes (`station_holder`). The processes of a
+device must never use more memory than the device has, and each operation must have exactly one answer:
 
 - a load: LibraryReady, or the library's end before it was ready;
 - a resize: LibraryResized. No answer is needed if the library has ended or a later resize came first;
@@ -42,7 +42,7 @@ DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096
 GRANTED_MIB = 1024
 CAPACITY = int(USED_SHARE * (GRANTED_MIB << 20) / len(DEVICES))
-"""Bytes of each device that a batch system has granted to the pilot."""
+"""Bytes of each device that the batch system granted to the pilot."""
 GRANTED = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": str(GRANTED_MIB)}
 LEAST = BASE // UNIT + 1
 MOST_LIBRARIES, MOST_OPEN = 12, 10
@@ -52,8 +52,8 @@ WEIGHTS = {"load": 12, "grow": 30, "shrink": 30, "sleep": 30, "wake": 30, "unloa
 
 @dataclass
 class Held:
-    """A library as the manager knows it. `open`: ordered sizes in bytes, not answered yet, oldest first. `awake_bytes`:
-    its promise before it slept; 0: it is awake. `moves`: the unanswered `sleep` or `wake`.
+    """A library in the manager. `open`: ordered sizes in bytes without an answer, oldest first. `awake_bytes`:
+    reserved bytes before it slept; 0: it is awake. `moves`: the unanswered `sleep` or `wake`.
     """
 
     devices: tuple[str, ...]
@@ -66,7 +66,7 @@ class Held:
 
 
 class StationSoak:
-    """One run over a pilot. `wrong`: broken rules; `answers`: counts of answers."""
+    """One run over a pilot. `wrong`: violated rules; `answers`: counts of answers."""
 
     def __init__(self, manager: FakeManager, *, seed: int) -> None:
         self._manager = manager
@@ -77,7 +77,7 @@ class StationSoak:
         self.libraries: dict[int, Held] = {}
         self.crossed: dict[int, bool] = {}
         """Ended libraries. True: a stop order was sent before the library died, so a second LibraryGone answers the
-        order.
+        stop order.
         """
         self.issued: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class StationSoak:
         self._heard_at = time.monotonic()
 
     def run(self, operations: int) -> None:
-        """Order this number of operations, then the end of all libraries, and wait for every answer."""
+        """Order this number of operations, then end all libraries, and wait for every answer."""
         self._manager.start_pilot("--devices", f"cpu:{len(DEVICES)}", **GRANTED)
         facts = self._manager.hello().devices
         if [(each.device, each.memory_bytes) for each in facts] != [(name, CAPACITY) for name in DEVICES]:
@@ -118,7 +118,7 @@ class StationSoak:
     # ---- operations
 
     def _issue(self) -> bool:
-        """Order a random operation; return False if it is not possible now."""
+        """Order a random operation; return False if the operation is impossible now."""
         [what] = self._chance.choices(list(WEIGHTS), WEIGHTS.values())
         done = self._load() if what == "load" else self._change(what)
         if done:
@@ -165,7 +165,7 @@ class StationSoak:
         least, most = (held, held + self._room(library.devices) // UNIT) if what == "grow" else (LEAST, held)
         if most <= least:
             return False
-        # contexts refuse an odd number of bytes
+        # the context refuses an odd number of bytes
         size = self._size(least, most) + (self._chance.random() < 0.03)
         if size in library.open:
             return False
@@ -204,7 +204,7 @@ class StationSoak:
         return True
 
     def _room(self, devices: tuple[str, ...]) -> int:
-        """Return the bytes on each of these devices that may still be promised."""
+        """Return the unreserved bytes on each of these devices."""
         taken = [
             sum(other.promised for other in self.libraries.values() if device in other.devices and not other.ending)
             for device in devices
@@ -212,7 +212,7 @@ class StationSoak:
         return CAPACITY - max(taken)
 
     def _size(self, least: int, most: int) -> int:
-        """Return bytes in whole units; small sizes are more frequent."""
+        """Return a random size in whole units; small sizes are more frequent."""
         return UNIT * (least + int((most - least) * self._chance.random() ** 2))
 
     # ---- answers
@@ -272,7 +272,7 @@ class StationSoak:
 
     def _over(self, library: Held, message: LibraryGone) -> None:
         del self.libraries[message.library]
-        was_asleep = bool(library.awake_bytes)  # the pilot may have ended it for its memory
+        was_asleep = bool(library.awake_bytes)  # the pilot may have ended the library to free memory
         self.crossed[message.library] = library.ending and (message.failure is not None or was_asleep)
         if library.moves:
             self.answers[f"{library.moves}: its library ended"] += 1

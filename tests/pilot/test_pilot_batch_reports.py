@@ -29,7 +29,7 @@ class Model:
         return found
 
 
-def test_report_is_sent_if_the_batch_changed_and_is_not_too_frequent() -> None:
+def test_changed_batch_is_reported_at_a_limited_rate() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
     reports.send_if_due(0.0)
@@ -42,7 +42,7 @@ def test_report_is_sent_if_the_batch_changed_and_is_not_too_frequent() -> None:
     assert said[1:] == [BatchReport(model.load)]
 
 
-def test_a_cache_that_will_be_too_small_is_reported_at_once() -> None:
+def test_cache_that_will_be_too_small_is_reported_at_once() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
     reports.send_if_due(0.0)
@@ -55,7 +55,7 @@ def test_a_cache_that_will_be_too_small_is_reported_at_once() -> None:
     assert [report.load.peak_tokens for report in said] == [0, 101]
 
 
-def test_a_profile_is_sent_at_once() -> None:
+def test_profile_is_sent_at_once() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
     reports.send_if_due(0.0)
@@ -64,7 +64,7 @@ def test_a_profile_is_sent_at_once() -> None:
     assert [report.times for report in said] == [TIMES, TIMES]
 
 
-def test_a_context_may_have_a_load_and_no_times() -> None:
+def test_context_may_report_load_without_step_times() -> None:
     class Bare:
         def batch_load(self) -> EngineLoad:
             return EngineLoad(running=1)
@@ -74,7 +74,7 @@ def test_a_context_may_have_a_load_and_no_times() -> None:
     assert said == [BatchReport(EngineLoad(running=1))]
 
 
-def test_what_means_something_else_by_it_is_left_alone() -> None:
+def test_attributes_with_another_meaning_are_ignored() -> None:
     class Other:
         def batch_load(self) -> float:
             return 0.5
@@ -84,7 +84,7 @@ def test_what_means_something_else_by_it_is_left_alone() -> None:
     assert said == []
 
 
-def test_the_manager_hears_of_the_batch_of_a_real_library(served: FakeManager) -> None:
+def test_manager_receives_the_batch_of_a_real_library(served: FakeManager) -> None:
     def load() -> Any:
         from stoker.contexts.inference.adapter import EngineLoad as Load
 

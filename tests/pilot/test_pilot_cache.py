@@ -40,7 +40,7 @@ def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
 
 
 def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
-    """Return a command that runs `code`, in which `begin(bound)` begins to cache the object."""
+    """Return a command that runs `code`, in which `begin(bound)` starts to cache the object."""
     head = """
 import resource, signal, sys, time
 from pathlib import Path
@@ -62,7 +62,7 @@ def cache(tmp_path: Path) -> ObjectCache:
     return ObjectCache(tmp_path / "cache", bound_bytes=1000)
 
 
-def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path) -> None:
+def test_file_and_folder_are_cached_and_stay(cache: ObjectCache, tmp_path: Path) -> None:
     one = _file(tmp_path, "model.gguf", 100)
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "folder" / "deep" / "weights").write_bytes(b"w" * 50)
@@ -73,7 +73,7 @@ def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path
     assert cache.sizes() == {one.name: 100, two.name: 50}
     assert cache.used_bytes() == 150
     (tmp_path / "model.gguf").unlink()
-    assert have(cache, one).path == first.path  # the cached object no longer needs its source
+    assert have(cache, one).path == first.path  # the cached object does not need its source
 
 
 def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
@@ -84,12 +84,12 @@ def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
     return object_of(path, memo=folder / "memo")
 
 
-def test_a_file_on_the_same_disk_is_linked(cache: ObjectCache, tmp_path: Path) -> None:
+def test_file_on_the_same_disk_is_linked(cache: ObjectCache, tmp_path: Path) -> None:
     pin = have(cache, _settled(tmp_path, "weights", b"w" * 100))
     assert os.path.samefile(pin.path, tmp_path / "weights")
 
 
-def test_file_rewritten_after_naming_does_not_enter_as_the_old_one(cache: ObjectCache, tmp_path: Path) -> None:
+def test_file_rewritten_after_hashing_is_not_cached_as_the_old_one(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
     (tmp_path / "weights").write_bytes(b"x" * 100)
     with pytest.raises(CacheError, match="no longer has the content that the recipe was made from"):
@@ -99,7 +99,7 @@ def test_file_rewritten_after_naming_does_not_enter_as_the_old_one(cache: Object
     assert Path(have(cache, again).path).read_bytes() == b"w" * 100
 
 
-def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
+def test_file_touched_after_hashing_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
     (tmp_path / "weights").touch()
     pin = have(cache, ref)
@@ -108,7 +108,7 @@ def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: Object
 
 
 def test_file_replaced_by_one_of_same_size_and_time_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
-    """Unpacked archives and package stores give all files one modification time."""
+    """Unpacked archives and package stores set one modification time for all files."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     other = tmp_path / "other"
     other.write_bytes(b"x" * 100)
@@ -134,7 +134,7 @@ def test_file_written_through_an_earlier_map_is_detected(cache: ObjectCache, tmp
             have(cache, ref)
 
 
-def test_a_file_that_is_rewritten_while_it_comes_in_is_not_taken(cache: ObjectCache, tmp_path: Path) -> None:
+def test_file_rewritten_while_it_is_cached_is_rejected(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
     with cache.claim(ref) as draft:
         look = disk.link(tmp_path / "weights", draft, ref)
@@ -145,15 +145,15 @@ def test_a_file_that_is_rewritten_while_it_comes_in_is_not_taken(cache: ObjectCa
     assert cache.find(ref.name) is None
 
 
-def test_a_linked_file_that_is_rewritten_later_is_not_used_again(cache: ObjectCache, tmp_path: Path) -> None:
+def test_linked_file_rewritten_later_is_not_used_again(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
     have(cache, ref).release()
     (tmp_path / "weights").write_bytes(b"x" * 100)
     assert cache.find(ref.name) is None
 
 
-def test_a_file_that_was_written_just_before_it_was_named_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
-    """A write soon afterwards might not change the modification time, so a link would not notice it."""
+def test_file_written_just_before_hashing_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
+    """A write soon afterwards might not change the modification time, so a linked file is not safe."""
     assert _file(tmp_path, "young", 100).changed_ns == 0
     assert not os.path.samefile(have(cache, _file(tmp_path, "young", 100)).path, tmp_path / "young")
 
@@ -174,7 +174,7 @@ def _path(folder: Path, name: str) -> Path:
     return path
 
 
-def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tmp_path: Path) -> None:
+def test_least_recently_used_object_is_evicted_and_pins_stay(cache: ObjectCache, tmp_path: Path) -> None:
     refs = [_file(tmp_path, f"f{n}", 300) for n in range(4)]
     pins = [have(cache, ref) for ref in refs[:3]]
     for pin in pins[1:]:
@@ -203,7 +203,7 @@ def test_copy_not_synced_before_a_crash_is_fetched_again(
     assert set(cache.sizes()) == {copied.name, linked.name}
 
 
-def test_an_entry_is_read_once_however_often_the_cache_is_listed(
+def test_entry_is_read_once_for_any_number_of_cache_listings(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -221,7 +221,7 @@ def test_an_entry_is_read_once_however_often_the_cache_is_listed(
     assert len(read_again) == 1, "another pilot has brought one"
 
 
-def test_what_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:
+def test_object_that_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:
     small = have(cache, _file(tmp_path, "small", 600))
     with pytest.raises(CacheError, match="larger than the whole cache"):
         have(cache, _file(tmp_path, "huge", 2000))
@@ -234,7 +234,7 @@ def test_what_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> N
     assert not Path(small.path).exists()
 
 
-def test_a_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None:
+def test_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _file(tmp_path, "one", 800)
     code = "bringing = begin(1000)\npin = bringing.run(alone_s=0.0)\nprint('here', flush=True); time.sleep(60)"
     other = subprocess.Popen(_program(code, tmp_path, ref), stdout=subprocess.PIPE)
@@ -250,7 +250,7 @@ def test_a_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None
     have(cache, _file(tmp_path, "two", 800))
 
 
-def test_a_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_path: Path) -> None:
+def test_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "weights").write_bytes(b"w" * 50)
     ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
@@ -266,7 +266,7 @@ def test_a_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_p
     assert (Path(have(cache, ref).path) / "weights").read_bytes() == b"w" * 50
 
 
-def test_a_source_that_was_changed_is_refused(cache: ObjectCache, tmp_path: Path) -> None:
+def test_changed_source_is_refused(cache: ObjectCache, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "weights").write_bytes(b"old")
     ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
@@ -277,12 +277,12 @@ def test_a_source_that_was_changed_is_refused(cache: ObjectCache, tmp_path: Path
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
-def test_a_missing_source_is_said(cache: ObjectCache) -> None:
+def test_missing_source_is_reported(cache: ObjectCache) -> None:
     with pytest.raises(CacheError, match="/nowhere"):
         have(cache, ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all"))
 
 
-def test_what_nobody_has_used_for_long_goes_when_a_pilot_starts(cache: ObjectCache, tmp_path: Path) -> None:
+def test_long_unused_objects_are_removed_when_a_pilot_starts(cache: ObjectCache, tmp_path: Path) -> None:
     names = ("old", "used", "fresh")
     refs = {}
     for name in names:
@@ -303,7 +303,7 @@ def test_what_nobody_has_used_for_long_goes_when_a_pilot_starts(cache: ObjectCac
     assert not (again.folder / "manifests" / refs["old"].name).exists()
 
 
-def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
+def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
     ObjectCache(tmp_path / "cache", bound_bytes=1000)
     (tmp_path / "cache" / "drafts" / "half").write_bytes(b"x")
     (tmp_path / "cache" / "drafts" / "half.lock").write_bytes(b"")
@@ -318,7 +318,7 @@ def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
-def test_an_object_that_others_bring_takes_its_room_and_is_waited_for(cache: ObjectCache, tmp_path: Path) -> None:
+def test_object_fetched_by_another_pilot_is_awaited(cache: ObjectCache, tmp_path: Path) -> None:
     one, two = _file(tmp_path, "one", 600), _file(tmp_path, "two", 600)
     with ThreadPoolExecutor() as pool:
         with cache.claim(one) as draft:
@@ -332,7 +332,7 @@ def test_an_object_that_others_bring_takes_its_room_and_is_waited_for(cache: Obj
     have(cache, two)
 
 
-def test_one_who_does_not_get_on_is_not_waited_for(
+def test_stalled_fetch_of_another_pilot_is_not_awaited(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = _file(tmp_path, "one", 300)
@@ -342,11 +342,11 @@ def test_one_who_does_not_get_on_is_not_waited_for(
         have(ObjectCache(tmp_path / "cache", bound_bytes=1000), one).release()
         assert cache.sizes() == {one.name: 300}
         draft.write_bytes(Path(one.source).read_bytes())
-        cache.enter(one, draft).release()  # the abandoned fetch may still complete
+        cache.enter(one, draft).release()  # the abandoned fetch may complete later
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
-def test_half_an_object_goes_when_its_room_is_needed(cache: ObjectCache, tmp_path: Path) -> None:
+def test_incomplete_object_is_removed_if_its_space_is_needed(cache: ObjectCache, tmp_path: Path) -> None:
     one, two = _file(tmp_path, "one", 600), _file(tmp_path, "two", 900)
     with cache.claim(one) as draft:
         draft.write_bytes(b"half")
@@ -357,7 +357,7 @@ def test_half_an_object_goes_when_its_room_is_needed(cache: ObjectCache, tmp_pat
     assert not draft.exists()
 
 
-def test_a_disk_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "weights").write_bytes(os.urandom(200_000))
     ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
@@ -377,7 +377,7 @@ def _read(path: str) -> tuple[str, str]:
     return path, Path(path).read_text()
 
 
-def test_recipes_get_their_objects(alone: FakeManager, tmp_path: Path) -> None:
+def test_recipes_receive_their_objects(alone: FakeManager, tmp_path: Path) -> None:
     cached = 0
     for library, awareness in enumerate(Awareness, start=1):
         text = f"weights of {awareness}"
@@ -399,7 +399,7 @@ def test_recipes_get_their_objects(alone: FakeManager, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("awareness", list(Awareness))
-def test_file_rewritten_since_its_recipe_was_made_fails_the_load(
+def test_file_rewritten_after_its_recipe_was_made_fails_the_load(
     served: FakeManager, tmp_path: Path, awareness: Awareness
 ) -> None:
     ref = _settled(tmp_path, "weights", b"first")
@@ -412,7 +412,7 @@ def test_file_rewritten_since_its_recipe_was_made_fails_the_load(
     assert "make the recipe again" in left.failure.message
 
 
-def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
+def test_object_without_a_source_fails_the_load(served: FakeManager) -> None:
     ref = ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all")
     served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,)))
     left = served.gone()
@@ -420,6 +420,6 @@ def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
     assert "/nowhere/at/all" in left.failure.message
 
 
-def test_pilots_can_tell_that_they_use_one_cache(cache: ObjectCache, tmp_path: Path) -> None:
+def test_pilots_detect_that_they_share_one_cache(cache: ObjectCache, tmp_path: Path) -> None:
     assert ObjectCache(cache.folder, bound_bytes=1000).identity == cache.identity
     assert ObjectCache(tmp_path / "elsewhere", bound_bytes=1000).identity != cache.identity

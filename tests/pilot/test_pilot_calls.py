@@ -52,7 +52,7 @@ def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
     assert served.results(served.run(_add, [(n,) for n in range(100)], takes_context=True)) == list(range(40, 140))
 
 
-def test_variables_of_a_dict_context(served: FakeManager) -> None:
+def test_variables_of_a_dict_context_are_available(served: FakeManager) -> None:
     def ask() -> tuple[int, str]:
         from stoker.contexts import ambient
 
@@ -62,7 +62,7 @@ def test_variables_of_a_dict_context(served: FakeManager) -> None:
     assert served.results(served.run(ask, [()])) == [(7, "cpu")]
 
 
-def test_an_error_comes_back_as_itself_and_the_library_lives(served: FakeManager) -> None:
+def test_exception_keeps_its_type_and_the_library_lives(served: FakeManager) -> None:
     def bad(how: str) -> None:
         if how == "exit":
             raise SystemExit(3)
@@ -80,7 +80,7 @@ def test_an_error_comes_back_as_itself_and_the_library_lives(served: FakeManager
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-def test_what_cannot_be_pickled_is_named(served: FakeManager) -> None:
+def test_unpicklable_value_is_named(served: FakeManager) -> None:
     def lock() -> Any:
         import threading
 
@@ -158,7 +158,7 @@ def test_a_named_folder_is_used_and_kept(served: FakeManager, tmp_path: Path) ->
     assert served.results(served.run(write, [()]))[0] != str(tmp_path / "work")
 
 
-def test_fifty_megabytes_there_and_back(served: FakeManager) -> None:
+def test_fifty_megabytes_are_transferred_in_both_directions(served: FakeManager) -> None:
     import numpy
 
     def double(data: Any, raw: bytes) -> tuple[Any, bytes]:
@@ -175,7 +175,7 @@ def test_fifty_megabytes_there_and_back(served: FakeManager) -> None:
     assert end.payload.size_bytes > 50_000_000
 
 
-def test_many_inline_payloads_in_one_frame(served: FakeManager) -> None:
+def test_many_inline_payloads_fit_in_one_frame(served: FakeManager) -> None:
     def size(data: bytes) -> bytes:
         return data[:500_000]
 
@@ -184,7 +184,7 @@ def test_many_inline_payloads_in_one_frame(served: FakeManager) -> None:
     assert [result[:1] for result in results] == [bytes([n]) for n in range(40)]
 
 
-def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_path: Path) -> None:
+def test_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_path: Path) -> None:
     def wait_for(file: str) -> str:
         end = time.monotonic() + 60
         while file and not os.path.exists(file) and time.monotonic() < end:
@@ -196,14 +196,14 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_
     calls = served.run(wait_for, [("",), (enough,), ("",), ("",), ("",)])
     assert served.results(calls[:1]) == [""]
     served.send(TakeBack(library=1, count=2))
-    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # the calls come back newest first
+    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # the library returns the newest call first
     more = served.run(wait_for, [("",)])
     assert list(served.ends()) == calls[:1], "the long call still runs"
     Path(enough).touch()
     assert served.results([calls[1], calls[2], *more]) == [enough, "", ""]
 
 
-def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, tmp_path: Path) -> None:
+def test_pilot_answers_for_a_stopped_library(served: FakeManager, tmp_path: Path) -> None:
     def whoami() -> int:
         return os.getpid()
 
@@ -218,7 +218,7 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, 
     first = served.run(_wait_for, [(str(go), str(began))])
     behind = served.run(append, [(str(notes),), (str(notes),)])
     served.until(began.exists, what="the first call to begin")
-    time.sleep(0.3)  # the library may have read the other calls
+    time.sleep(0.3)  # the library may have read the other calls by now
     os.kill(library, signal.SIGSTOP)
     try:
         served.send(TakeBack(library=1, count=1))
@@ -237,7 +237,7 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, 
     assert behind[1] not in served.ends()
 
 
-def test_a_process_that_a_call_forks_reports_no_progress_and_lives(served: FakeManager) -> None:
+def test_process_forked_by_a_call_reports_no_progress_and_lives(served: FakeManager) -> None:
     def forks() -> int:
         import stoker
 
@@ -254,13 +254,13 @@ def test_a_process_that_a_call_forks_reports_no_progress_and_lives(served: FakeM
     assert {each.done for each in reports} <= {1.0}
 
 
-def test_taking_back_from_an_idle_library_is_answered(served: FakeManager) -> None:
+def test_idle_library_answers_a_request_to_return_calls(served: FakeManager) -> None:
     served.ready(recipe())
     served.send(TakeBack(library=1, count=5))
     assert served.wait_for(CallsReturned).calls == ()
 
 
-def test_a_function_that_was_not_sent_is_asked_for(served: FakeManager) -> None:
+def test_missing_function_is_requested(served: FakeManager) -> None:
     def unsent(number: int) -> int:
         return number
 
@@ -298,14 +298,14 @@ def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-def test_a_checkpoint_is_not_lost_to_the_reports_after_it(served: FakeManager) -> None:
+def test_checkpoint_is_not_lost_to_later_reports(served: FakeManager) -> None:
     def work() -> None:
         import time
 
         from stoker.contexts import ambient
 
         ambient.progress(1)
-        ambient.progress(2, state="kept")  # this report waits, because it follows the first so soon
+        ambient.progress(2, state="kept")  # this report is delayed, because it follows the first report too soon
         ambient.progress(3)
         time.sleep(0.2)
         ambient.progress(4)
@@ -319,11 +319,11 @@ def test_a_checkpoint_is_not_lost_to_the_reports_after_it(served: FakeManager) -
     assert max(report.done for report in reports) == 4
 
 
-def test_what_a_call_says_last_comes_before_its_end(served: FakeManager) -> None:
+def test_last_report_of_a_call_precedes_its_end(served: FakeManager) -> None:
     def work(to: int) -> None:
         from stoker.contexts import ambient
 
-        for done in range(to + 1):  # these reports are too close together to be sent one by one
+        for done in range(to + 1):  # these reports follow each other too quickly to be sent one by one
             ambient.progress(done)
 
     served.ready(recipe())
@@ -338,7 +338,7 @@ def test_what_a_call_says_last_comes_before_its_end(served: FakeManager) -> None
                 assert told[end.call] == (3, 5)[calls.index(end.call)]
 
 
-def test_resizing_tells_the_context(served: FakeManager) -> None:
+def test_resize_is_passed_to_the_context(served: FakeManager) -> None:
     def load() -> Any:
         class Context:
             size = 0
@@ -362,7 +362,7 @@ def test_resizing_tells_the_context(served: FakeManager) -> None:
         assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
 
 
-def test_resizing_leaves_alone_what_means_something_else_by_it(served: FakeManager, tmp_path: Path) -> None:
+def test_unrelated_resize_attribute_of_a_context_is_ignored(served: FakeManager, tmp_path: Path) -> None:
     def load() -> Any:
         import numpy
 

@@ -24,7 +24,7 @@ def _wait_for(path: str) -> None:
         time.sleep(0.01)
 
 
-def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) -> None:
+def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) -> None:
     served.ready(recipe())
     (pid,) = served.results(served.run(_pid, [()]))
     quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
@@ -36,7 +36,7 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     served.until(lambda: len(served.hellos) > before, what="a second hello")
     hello = served.hellos[-1]
     assert [facts.library for facts in hello.libraries] == [1]
-    # A call counts as held until the manager has acknowledged its end.
+    # A pilot lists a call until the manager has acknowledged the end of the call.
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
     assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
@@ -71,7 +71,7 @@ def test_hello_describes_the_state_before_unacknowledged_frames(alone: FakeManag
     assert alone.hellos[-1].libraries == ()
 
 
-def test_a_hello_that_is_not_answered_is_said_again(manager: FakeManager) -> None:
+def test_unanswered_hello_is_repeated(manager: FakeManager) -> None:
     manager.welcomes = False
     manager.start_pilot()
     manager.hello()
@@ -92,7 +92,7 @@ def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> No
     asked = len(alone.hellos)
     alone.send(HelloAgain(alone.inbox.last), HelloAgain(alone.inbox.last))
     alone.until(lambda: len(alone.hellos) > asked)
-    # the manager sends this call before it reads the hello, so the pilot ignores it
+    # the manager sends this call before reading the hello, so the pilot ignores the call
     (lost,) = alone.run(_note, [(str(notes), "second ")])
     alone.start(recipe(), library=2, devices=("cpu:1",))
     alone.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
@@ -104,14 +104,14 @@ def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> No
     assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
 
     alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    alone.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
+    alone.run(_note, [(str(notes), "third ")])  # the manager sends this call before reading the last hello
     alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
     assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
     assert notes.read_text() == "first fourth"
     assert not alone.returned()
 
 
-def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
+def test_refused_pilot_exits_and_its_job_output_has_the_reason(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
     manager.welcomes = False
@@ -132,7 +132,7 @@ def test_a_pilot_without_its_manager_ends_after_the_lease(alone: FakeManager) ->
     alone.listen()
 
 
-def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
+def test_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
     manager.hang_up()
     pilot = manager.start_pilot()
     manager.folder.lease.write_text('{"over": "its client is gone"}')
@@ -142,7 +142,7 @@ def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: Fake
     manager.listen()
 
 
-def test_cut_off_pilot_leaves_at_once_when_its_session_ended(alone: FakeManager) -> None:
+def test_disconnected_pilot_leaves_at_once_if_its_session_ended(alone: FakeManager) -> None:
     alone.ready(recipe())
     alone.hang_up()
     alone.folder.lease.write_text('{"over": "stoker down"}')
@@ -150,7 +150,7 @@ def test_cut_off_pilot_leaves_at_once_when_its_session_ended(alone: FakeManager)
     alone.listen()
 
 
-def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:
+def test_invalid_frames_are_refused_and_counted(served: FakeManager) -> None:
     served.ready(recipe())
     served.socket.send_multipart([served.peer, b"\x93\x01\x02"])
     served.socket.send_multipart([served.peer, b""])
@@ -158,7 +158,7 @@ def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
+def test_missing_session_is_reported_in_one_line(manager: FakeManager) -> None:
     import subprocess
     import sys
 
@@ -172,7 +172,7 @@ def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_pilot_whose_folder_was_removed_serves_calls(manager: FakeManager) -> None:
+def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
     import shutil
 
     folder = manager.base / "gone"

@@ -20,7 +20,7 @@ DEVICES = {"cuda:0": 100, "cuda:1": 60}
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """No sequence of orders, valid or not, exceeds a device's memory."""
+    """No sequence of valid or invalid orders exceeds the memory of a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,9 @@ entries = st.lists(
 
 
 @given(entries, st.integers(0, 120), st.integers(0, 120))
-def test_eviction_takes_the_least_recently_used_and_never_pins(here: list[CachedObject], size: int, bound: int) -> None:
+def test_eviction_selects_the_least_recently_used_and_never_pins(
+    here: list[CachedObject], size: int, bound: int
+) -> None:
     plan = make_room(here, size_bytes=size, bound_bytes=bound)
     movable = sorted((e for e in here if not e.pinned), key=lambda e: (e.used_at, e.name))
     pinned = sum(entry.size_bytes for entry in here if entry.pinned)
@@ -95,7 +97,7 @@ def test_eviction_takes_the_least_recently_used_and_never_pins(here: list[Cached
         assert plan == [entry.name for entry in movable[: len(plan)]]
         left = sum(entry.size_bytes for entry in here if entry.name not in plan)
         assert left + size <= bound
-        # Without its last eviction the plan would not make enough room.
+        # The plan would free too little memory without its last eviction.
         assert not plan or left + movable[len(plan) - 1].size_bytes + size > bound
 
 
@@ -114,7 +116,7 @@ def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """Check that no call of a library's queue is lost, repeated or overtaken."""
+    """Check that no call in the queue of a library is lost, repeated or overtaken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +173,7 @@ AFTER = {
 
 
 class LibraryMachine(RuleBasedStateMachine):
-    """Every call leaves its library exactly once, whatever messages arrive, and however often."""
+    """Every call leaves its library exactly once, whatever messages arrive or repeat."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,14 +229,14 @@ class LibraryMachine(RuleBasedStateMachine):
 TestLibrary = LibraryMachine.TestCase
 
 
-def test_a_library_without_a_bound_never_retires() -> None:
+def test_library_without_a_bound_never_retires() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1])
     running_calls.drop_ended(library, [1])
     assert not library.retires
 
 
-def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
+def test_call_named_twice_by_its_marker_leaves_a_library_once() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1, 2])
     departure = running_calls.drop_all(library, [1, 1, 9])
@@ -270,7 +272,7 @@ def test_event_queue_continues_after_a_command_fails() -> None:
     assert queue.handle(LibraryPrepared(1)) == 1
 
 
-def test_a_later_timer_of_the_same_key_replaces_the_earlier() -> None:
+def test_later_timer_of_an_equal_key_replaces_the_earlier_timer() -> None:
     timers = Timers()
     timers.set(5.0, "a")
     timers.set(3.0, "b")

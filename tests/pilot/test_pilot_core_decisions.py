@@ -52,7 +52,7 @@ def pilot() -> CoreShell:
 # ---- from order to context
 
 
-def test_a_library_goes_from_its_order_to_its_end(pilot: CoreShell) -> None:
+def test_library_passes_from_its_order_to_its_end(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL)
     assert pilot.take(told.LibraryUpdate).phase is told.LibraryPhase.FETCHING
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -76,7 +76,7 @@ def test_a_library_goes_from_its_order_to_its_end(pilot: CoreShell) -> None:
     assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == 24 * GIB
 
 
-def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
+def test_stages_change_only_by_the_transition_table(pilot: CoreShell) -> None:
     pilot.ready()
     assert pilot.library().stage is Stage.READY
     pilot.say(1, to_agent.Loaded(1.0, 1, 1)).say(1, to_agent.Hello(1, 7))
@@ -87,7 +87,7 @@ def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
 # ---- memory
 
 
-def test_what_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
+def test_load_that_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
     pilot.start(1, device_memory_bytes=25 * GIB)
     refused = pilot.take(told.LibraryGone).failure
     assert (refused.kind, refused.message) == (FailureKind.CONTEXT, "gpu:0 has 25.8 GB in all, 26.8 GB are needed")
@@ -126,7 +126,7 @@ def test_later_library_that_fits_does_not_wait_for_an_earlier_one(pilot: CoreShe
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_library_that_gets_no_room_is_refused_after_a_while(pilot: CoreShell) -> None:
+def test_library_that_gets_no_memory_is_refused_after_a_while(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
     timer = pilot.take(commands.SetTimer)
     pilot.wait(1.0).give(TimerFired(timer.key))
@@ -136,7 +136,7 @@ def test_library_that_gets_no_room_is_refused_after_a_while(pilot: CoreShell) ->
     assert not pilot.core.state.claims
 
 
-def test_a_library_goes_on_waiting_for_one_that_finishes_its_calls(pilot: CoreShell) -> None:
+def test_library_keeps_waiting_for_one_that_finishes_its_calls(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).run(1).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     pilot.start(2, device_memory_bytes=20 * GIB)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_library_waiting_for_memory_can_end_and_return_its_calls(pilot: CoreShel
     assert not pilot.core.state.claims
 
 
-def test_device_of_one_process_makes_a_second_one_wait() -> None:
+def test_second_library_waits_on_an_exclusive_device() -> None:
     shell = CoreShell((DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB, processes=1),)).join().forget()
     shell.ready(1).start(2)
     assert shell.library(2).stage is Stage.WAITING
@@ -164,14 +164,14 @@ def test_device_of_one_process_makes_a_second_one_wait() -> None:
     assert shell.library(2).stage is Stage.STARTING
 
 
-def test_a_library_that_is_resized_while_it_loads_goes_on_loading(pilot: CoreShell) -> None:
+def test_library_resized_while_loading_continues_loading(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=4 * GIB).forget()
     pilot.hear(order.ResizeLibrary(LibraryId(2), 10 * GIB)).die(1)
     assert pilot.take(to_library.Resize).device_memory_bytes == 10 * GIB
     assert pilot.load(2).library(2).stage is Stage.READY
 
 
-def test_a_claim_that_was_met_is_not_asked_about_again(pilot: CoreShell) -> None:
+def test_satisfied_memory_claim_is_not_checked_again(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
     timer = pilot.take(commands.SetTimer)
     pilot.die(1).forget().wait(1).give(TimerFired(timer.key))
@@ -179,7 +179,7 @@ def test_a_claim_that_was_met_is_not_asked_about_again(pilot: CoreShell) -> None
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_growth_without_room_is_refused_and_a_replaced_one_dropped(pilot: CoreShell) -> None:
+def test_growth_without_memory_is_refused_and_a_replaced_one_dropped(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=12 * GIB).ready(2, device_memory_bytes=10 * GIB).forget()
     pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB))
     pilot.wait(1).give(TimerFired(pilot.take(commands.SetTimer).key))
@@ -192,7 +192,7 @@ def test_growth_without_room_is_refused_and_a_replaced_one_dropped(pilot: CoreSh
 # ---- objects
 
 
-def test_an_object_whose_source_is_named_unasked_is_not_asked_for(pilot: CoreShell) -> None:
+def test_object_with_a_planned_source_is_not_requested(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL, planned=("weights",))
     assert not pilot.all(told.WantObjects)
     pilot.hear(order.FetchObject(WEIGHTS, peers=(order.ServingPeer(PilotId("p2"), "h:1"),)))
@@ -208,7 +208,7 @@ def test_cached_object_is_not_fetched_though_its_transfer_was_planned(pilot: Cor
     assert pilot.take(commands.StartProcess)
 
 
-def test_a_library_that_cannot_start_gives_up_what_was_planned_for_it(pilot: CoreShell) -> None:
+def test_library_that_cannot_start_releases_its_planned_objects(pilot: CoreShell) -> None:
     greedy = Recipe(key="m", name="model", objects=(WEIGHTS,), needs=Needs(disk_bytes=9 * GIB))
     pilot.start(recipe=greedy, planned=("weights",))
     assert pilot.take(told.ObjectsGone).names == ("weights",)
@@ -216,7 +216,7 @@ def test_a_library_that_cannot_start_gives_up_what_was_planned_for_it(pilot: Cor
     assert not pilot.all(commands.StartFetch)
 
 
-def test_nothing_is_fetched_before_the_cache_was_looked_at(pilot: CoreShell) -> None:
+def test_cache_is_checked_before_a_fetch(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
     pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB))
@@ -226,7 +226,7 @@ def test_nothing_is_fetched_before_the_cache_was_looked_at(pilot: CoreShell) -> 
     assert not pilot.all(told.WantObjects)
 
 
-def test_planned_object_without_source_is_asked_for_again(pilot: CoreShell) -> None:
+def test_planned_object_without_source_is_requested_again(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS))
     pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(Pinned(LibraryId(1), {}))
@@ -235,7 +235,7 @@ def test_planned_object_without_source_is_asked_for_again(pilot: CoreShell) -> N
     assert pilot.take(told.LibraryGone).failure is not None
 
 
-def test_missing_objects_end_the_load_and_name_what_is_in_the_way(pilot: CoreShell) -> None:
+def test_missing_objects_end_the_load_and_name_the_obstacle(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL).hear(order.FetchObject(WEIGHTS, peers=(order.ServingPeer(PilotId("p2"), "h:1"),)))
     pilot.give(SourceFailed("weights", "it hung", PilotId("p2")))
     assert pilot.take(told.FetchFailed).peers == ("p2",)
@@ -246,14 +246,14 @@ def test_missing_objects_end_the_load_and_name_what_is_in_the_way(pilot: CoreShe
     assert pilot.take(commands.StopFetch).name == "weights"
 
 
-def test_object_evicted_before_its_pin_is_wanted_again(pilot: CoreShell) -> None:
+def test_object_evicted_before_its_pin_is_requested_again(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL).forget()
     pilot.give(ObjectArrived("weights", GIB))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     assert pilot.library().stage is Stage.FETCHING
 
 
-def test_a_snapshot_that_comes_in_time_is_known_by_its_form(pilot: CoreShell) -> None:
+def test_snapshot_that_arrives_in_time_is_found_by_its_form(pilot: CoreShell) -> None:
     pilot.cache.add("snap")
     pilot.start(snapshots={"bf16": ObjectRef("snap", GIB)}, snapshot_wait_s=4.0)
     assert pilot.take(commands.StartProcess).objects == {"bf16": "/cache/snap"}
@@ -262,7 +262,7 @@ def test_a_snapshot_that_comes_in_time_is_known_by_its_form(pilot: CoreShell) ->
 # ---- calls
 
 
-def test_a_call_leaves_a_library_once(pilot: CoreShell) -> None:
+def test_call_leaves_a_library_once(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).forget()
     pilot.end(1, 1).end(1)
     assert [len(one.ends) for one in pilot.all(told.CallsEnded)] == [1]
@@ -281,10 +281,10 @@ def test_calls_for_a_missing_or_ending_library_are_refused(pilot: CoreShell) -> 
     assert pilot.take(told.CallsReturned).calls == (3,)
 
 
-def test_suspended_time_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
+def test_suspended_time_does_not_count_for_time_limits_of_calls(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasSuspended(20.0))
     pilot.observe(c1=21.0)
-    # the second call's time limit began when the stopped library continued
+    # the time limit of the second call started when the stopped library continued
     pilot.wait(5.0).give(WasSuspended(4.5)).observe(c1=26.0, c2=4.9)
     assert not pilot.all(to_library.Evict)
     pilot.wait(0.6).observe(c1=26.6, c2=5.5)
@@ -296,7 +296,7 @@ def test_suspended_time_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
     assert (end.call, "the call ran for 2.1 s" in end.failure.message) == (1, True)
 
 
-def test_what_a_deaf_library_holds_and_does_not_run_goes_elsewhere(pilot: CoreShell) -> None:
+def test_unstarted_calls_of_an_unresponsive_library_are_returned(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2, 3).hear(order.TakeBack(LibraryId(1), 1)).forget()
     pilot.wait(limits.NO_ANSWER_LIMIT_S + 1).observe(c1=11.0)
     assert pilot.take(told.CallsReturned).calls == (2, 3)
@@ -306,7 +306,7 @@ def test_what_a_deaf_library_holds_and_does_not_run_goes_elsewhere(pilot: CoreSh
     assert not pilot.all(told.CallsReturned), "the answer is for the order before the call was repeated"
 
 
-def test_a_library_that_begins_none_of_its_calls_ends(pilot: CoreShell) -> None:
+def test_library_that_starts_none_of_its_calls_ends(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget()
     for _ in range(int(limits.NO_CALL_STARTED_LIMIT_S / limits.EVERY_S)):
         assert not pilot.all(commands.KillProcess)
@@ -329,14 +329,14 @@ def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShel
     assert (gone.failure.kind, gone.running) == (FailureKind.DIED, (1, 2))
 
 
-def test_a_socket_that_a_call_closed_is_noticed(pilot: CoreShell) -> None:
+def test_socket_closed_by_a_call_is_noticed(pilot: CoreShell) -> None:
     pilot.ready().run(1).give(LibraryHungUp(LibraryId(1))).observe(c1=0.1)
     assert not pilot.all(commands.KillProcess), "its process may be about to end"
     pilot.wait(limits.CLOSED_SOCKET_LIMIT_S + 0.1).observe(c1=1.2)
     assert pilot.take(commands.KillProcess)
 
 
-def test_slow_loader_ends_with_its_zygote_if_it_has_no_process_yet(pilot: CoreShell) -> None:
+def test_slow_loader_without_a_process_ends_with_its_zygote(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
     pilot.start(recipe=slow).wait(6).observe()
     assert pilot.take(commands.KillZygote).library == 1
@@ -345,7 +345,7 @@ def test_slow_loader_ends_with_its_zygote_if_it_has_no_process_yet(pilot: CoreSh
     assert "did not load within 5.0 s" in failure.message
 
 
-def test_suspended_time_counts_for_no_limit_of_a_load(pilot: CoreShell) -> None:
+def test_suspended_time_does_not_count_for_the_limit_of_a_load(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
     pilot.start(recipe=slow).wait(60.0).give(WasSuspended(58.0)).observe()
     assert not pilot.all(commands.KillZygote)
@@ -353,14 +353,14 @@ def test_suspended_time_counts_for_no_limit_of_a_load(pilot: CoreShell) -> None:
     assert pilot.take(commands.KillZygote).library == 1
 
 
-def test_what_the_loader_raised_is_what_is_told(pilot: CoreShell) -> None:
+def test_reported_load_error_is_the_exception_of_the_loader(pilot: CoreShell) -> None:
     pilot.start().say(1, to_agent.Hello(1, 7), to_agent.LoadFailed(Failure(FailureKind.CONTEXT, "no such file")))
     pilot.die(exit_code=1)
     failure = pilot.take(told.LibraryGone).failure
     assert failure.message == "no such file"
 
 
-def test_nothing_is_blamed_for_what_the_pilot_lacks(pilot: CoreShell) -> None:
+def test_lack_of_pilot_resources_blames_no_context(pilot: CoreShell) -> None:
     pilot.ready().run(1).give(ResourceLost("its scratch folder is gone", LossReason.SCRATCH_GONE)).die(
         exit_code=1, running=(1,)
     )
@@ -375,7 +375,7 @@ def test_nothing_is_blamed_for_what_the_pilot_lacks(pilot: CoreShell) -> None:
 # ---- the manager
 
 
-def test_a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: CoreShell) -> None:
+def test_hello_describes_the_time_before_its_following_frames(pilot: CoreShell) -> None:
     pilot.ready(1).ready(2).run(1, 2).run(3, library=2).end(1)
     pilot.die(2, signal=9, running=(3,)).forget()
     before = UnacknowledgedFacts(left={1: [1]}, gone={2: [3]}, ready={1})
@@ -385,7 +385,7 @@ def test_a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Core
     assert (hello.acknowledged, hello.objects, hello.number, hello.last_library) == (4, ("weights",), 2, 2)
 
 
-def test_orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: CoreShell) -> None:
+def test_orders_from_before_the_last_hello_are_not_carried_out(pilot: CoreShell) -> None:
     pilot.ready().forget()
     pilot.give(HelloDue(UnacknowledgedFacts(), 0, ())).run(1).start(2)
     assert not pilot.all(told.CallsReturned)
@@ -396,7 +396,7 @@ def test_orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: Cor
     assert list(pilot.library().held) == [1]
 
 
-def test_a_pilot_leaves_when_its_manager_was_away_for_a_lease(pilot: CoreShell) -> None:
+def test_pilot_leaves_if_its_manager_was_absent_for_a_lease(pilot: CoreShell) -> None:
     pilot.give(ManagerAway(59.0)).give(Tick())
     assert not pilot.all(commands.Leave)
     pilot.give(ManagerAway(61.0)).give(Tick())
@@ -404,7 +404,7 @@ def test_a_pilot_leaves_when_its_manager_was_away_for_a_lease(pilot: CoreShell) 
     assert pilot.core.state.exit_code == 2
 
 
-def test_what_others_bring_into_the_cache_and_take_out_of_it_is_told(pilot: CoreShell) -> None:
+def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
     pilot.give(CacheListed({"a": 1, "b": 2}))
     assert [one.name for one in pilot.take(told.ObjectsHere).arrivals] == ["a", "b"]
     pilot.give(CacheListed({"b": 2}))
@@ -413,8 +413,8 @@ def test_what_others_bring_into_the_cache_and_take_out_of_it_is_told(pilot: Core
 
 
 @pytest.mark.parametrize("planned", [(), ("weights",)])
-def test_a_damaged_object_is_asked_for_and_not_taken_off(pilot: CoreShell, planned: tuple[str, ...]) -> None:
-    """The pilot sends no `ObjectsGone`: after `WantObjects` it would end the manager's plan to send the object."""
+def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShell, planned: tuple[str, ...]) -> None:
+    """The pilot sends no `ObjectsGone`, which after `WantObjects` would cancel the manager's transfer plan."""
     pilot.give(CacheListed({"weights": WEIGHTS.size_bytes})).forget()
     pilot.start(recipe=MODEL, planned=planned)
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -427,7 +427,7 @@ def test_a_damaged_object_is_asked_for_and_not_taken_off(pilot: CoreShell, plann
 # ---- the end
 
 
-def test_a_pilot_drains_before_its_walltime_is_over(pilot: CoreShell) -> None:
+def test_pilot_drains_before_its_walltime_ends(pilot: CoreShell) -> None:
     pilot.give(WalltimeKnown(100.0)).ready().run(1).forget()
     pilot.wait(87).give(Tick())
     assert not pilot.all(to_library.Stop)
@@ -437,7 +437,7 @@ def test_a_pilot_drains_before_its_walltime_is_over(pilot: CoreShell) -> None:
     assert pilot.take(commands.Leave)
 
 
-def test_a_pilot_that_is_told_to_go_gives_calls_a_moment_and_no_more(pilot: CoreShell) -> None:
+def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget().give(Signalled("it got SIGTERM"))
     assert pilot.take(to_library.Stop)
     pilot.wait(2.1).give(Tick())
@@ -446,20 +446,20 @@ def test_a_pilot_that_is_told_to_go_gives_calls_a_moment_and_no_more(pilot: Core
     assert pilot.take(commands.Leave), "the pilot leaves even if the process does not end"
 
 
-def test_ticks_come_at_the_shells_pace_once_the_time_to_leave_is_over(pilot: CoreShell) -> None:
-    """Otherwise the pilot would loop without pause until its last process ends."""
+def test_ticks_after_the_exit_deadline_follow_the_shell_interval(pilot: CoreShell) -> None:
+    """Without this rule the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(Signalled("it got SIGTERM")).core.state
     assert presence.tick_at(state) == pilot.now + state.facts.grace_s
     pilot.wait(state.facts.grace_s).give(Tick())
     assert presence.tick_at(state) == float("inf")
 
 
-def test_after_the_farewell_only_acknowledgements_count(pilot: CoreShell) -> None:
+def test_only_acknowledgements_count_after_the_farewell(pilot: CoreShell) -> None:
     pilot.give(Farewell()).forget().start(1).run(1).hear(order.Ack(7))
     assert [type(command) for command in pilot.wanted] == [commands.Acknowledged]
 
 
-def test_a_pilot_stays_for_those_that_get_something_from_it(pilot: CoreShell) -> None:
+def test_pilot_stays_while_other_pilots_fetch_from_it(pilot: CoreShell) -> None:
     pilot.hear(order.Exit("bye", drain=True, hand_on_s=30.0)).give(Tick())
     assert not pilot.all(commands.Leave)
     pilot.hear(order.Exit("bye", drain=True)).give(Tick(serves_peers=True))
@@ -499,16 +499,16 @@ def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
 @pytest.mark.parametrize(
     ("declared", "room", "others", "signal", "kind"),
     [
-        # without other processes the library would have had its declared memory
+        # without other processes the library would get its declared memory
         (2 * GIB, 1 * GIB, 5 * GIB, 9, FailureKind.PILOT),
-        # even without other processes its declared memory would not fit
+        # the declared memory would not fit even without other processes
         (2 * GIB, 1 * GIB, GIB // 2, 9, FailureKind.DIED),
-        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the declared memory fits, so the library used more
+        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the declared memory fits: the library used more
         (0, 1 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the context declares no memory
         (2 * GIB, 1 * GIB, 5 * GIB, 11, FailureKind.DIED),  # the library crashed (SIGSEGV)
     ],
 )
-def test_a_library_that_others_crowded_out_of_memory_is_not_to_blame(
+def test_library_crowded_out_of_memory_by_others_is_not_blamed(
     pilot: CoreShell, declared: int, room: int, others: int, signal: int, kind: FailureKind
 ) -> None:
     pilot.ready(1, Recipe(key="k", name="model", needs=Needs(memory_bytes=declared))).run(1).forget()
@@ -518,7 +518,7 @@ def test_a_library_that_others_crowded_out_of_memory_is_not_to_blame(
     assert ("processes which are not the pilot's hold" in gone.failure.message) is (kind is FailureKind.PILOT)
 
 
-def test_a_sound_probe_ends_the_suspicion() -> None:
+def test_good_probe_ends_the_suspicion() -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")})).join().ready(1).start(2).forget()
     pilot.give(ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
@@ -527,7 +527,7 @@ def test_a_sound_probe_ends_the_suspicion() -> None:
     assert not pilot.all(told.DeviceFault)
 
 
-def test_large_arguments_come_first_where_the_session_is_not_seen() -> None:
+def test_large_arguments_are_fetched_first_without_a_shared_folder() -> None:
     pilot = CoreShell(is_carried=True).join().ready()
     ref = ObjectRef("argument-1", 2_000_000)
     pilot.forget().run(1, 2, 3, payload=ref)

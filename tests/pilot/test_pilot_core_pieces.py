@@ -18,7 +18,7 @@ RUN = 7
 
 @pytest.fixture
 def pilot() -> CoreShell:
-    """A pilot whose library runs call 1, which yields pieces."""
+    """A pilot with a library that runs call 1, which yields pieces."""
     pilot = CoreShell().join().ready()
     return stream(pilot, 1).forget()
 
@@ -36,12 +36,12 @@ def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -
 
 
 def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
-    """Return sent pieces: the first piece's number, the pieces, and whether an acknowledgement is expected."""
+    """Return sent pieces as (number of the first piece, pieces, True if an acknowledgement is expected)."""
     said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
     return [(message.first, message.items, message.waits) for message in said]
 
 
-def test_pieces_are_passed_on_and_kept_until_they_are_acknowledged(pilot: CoreShell) -> None:
+def test_pieces_are_forwarded_and_kept_until_acknowledged(pilot: CoreShell) -> None:
     yielded(pilot, 0, b"a", b"b")
     yielded(pilot, 2, b"c")
     assert passed(pilot) == [(0, [b"a", b"b"], False), (2, [b"c"], False)]
@@ -62,7 +62,7 @@ def test_unacknowledged_pieces_are_sent_again_after_each_welcome(pilot: CoreShel
     assert passed(pilot) == [(1, [b"b", b"c"], True)]
 
 
-def test_another_run_begins_with_its_first_piece(pilot: CoreShell) -> None:
+def test_another_run_starts_with_its_first_piece(pilot: CoreShell) -> None:
     yielded(pilot, 0, b"a", b"b")
     pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
     yielded(pilot, 2, b"late")
@@ -76,7 +76,7 @@ def test_another_run_begins_with_its_first_piece(pilot: CoreShell) -> None:
     assert pilot.take(to_library.Taken).upto == 1
 
 
-def test_nothing_is_kept_of_a_call_that_has_ended(pilot: CoreShell) -> None:
+def test_ended_call_leaves_no_pieces(pilot: CoreShell) -> None:
     yielded(pilot, 0, b"a")
     taken(pilot, 1)
     pilot.end(1)
@@ -87,7 +87,7 @@ def test_nothing_is_kept_of_a_call_that_has_ended(pilot: CoreShell) -> None:
 
 
 @pytest.mark.parametrize("wrong", [(1, [b"a"]), (0, [b"x"] * (WINDOW_PIECES + 1))])
-def test_library_that_sends_pieces_out_of_order_or_too_many_ends(pilot: CoreShell, wrong: Any) -> None:
+def test_library_with_misordered_or_excess_pieces_ends(pilot: CoreShell, wrong: Any) -> None:
     first, items = wrong
     yielded(pilot, first, *items)
     assert pilot.take(commands.KillProcess).library == 1
@@ -95,7 +95,7 @@ def test_library_that_sends_pieces_out_of_order_or_too_many_ends(pilot: CoreShel
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_cancelled_call_that_yields_is_asked_to_end_then_stopped(pilot: CoreShell, running: bool) -> None:
+def test_cancelled_generator_call_is_asked_to_end_then_stopped(pilot: CoreShell, running: bool) -> None:
     yielded(pilot, 0, b"a")
     pilot.hear(order.CancelCalls(LibraryId(1), (CallId(1),), running=running))
     assert pilot.take(to_library.Evict).call == 1

@@ -48,12 +48,12 @@ def wake(pilot: CoreShell, number: int = 1, *, size: int = 16) -> CoreShell:
 
 
 def free(pilot: CoreShell) -> tuple[int, int]:
-    """Return the free GiB of the first device, and of host memory for sleepers."""
+    """Return the free GiB of the first device and of the host memory for sleeping libraries."""
     state = pilot.core.state
     return state.ledger.free(next(iter(state.devices))) // GIB, state.host.free(DeviceId("host memory")) // GIB
 
 
-def test_a_library_sleeps_and_wakes(pilot: CoreShell) -> None:
+def test_library_sleeps_and_wakes(pilot: CoreShell) -> None:
     sleep(ready(pilot))
     assert isinstance(pilot.take(to_library.Sleep), to_library.Sleep)
     assert free(pilot) == (8, 8), "its device is freed once it sleeps"
@@ -68,7 +68,7 @@ def test_a_library_sleeps_and_wakes(pilot: CoreShell) -> None:
     assert pilot.run(1).take(to_library.Run).calls[0].call == 1
 
 
-def test_a_load_waits_until_the_other_library_sleeps(pilot: CoreShell) -> None:
+def test_load_waits_until_the_other_library_sleeps(pilot: CoreShell) -> None:
     sleep(ready(pilot)).start(2, MODEL, device_memory_bytes=16 * GIB)
     assert pilot.library(2).stage is Stage.WAITING
     pilot.wait(PROSPECT_S).give(TimerFired("memory/2"))
@@ -76,7 +76,7 @@ def test_a_load_waits_until_the_other_library_sleeps(pilot: CoreShell) -> None:
     slept(pilot).take(commands.StartProcess)
 
 
-def test_a_wake_waits_until_its_device_has_room(pilot: CoreShell) -> None:
+def test_wake_waits_until_its_device_has_memory(pilot: CoreShell) -> None:
     ready(slept(sleep(ready(pilot))), 2).forget()
     wake(pilot)
     assert not pilot.all(to_library.Wake)
@@ -84,7 +84,7 @@ def test_a_wake_waits_until_its_device_has_room(pilot: CoreShell) -> None:
     slept(pilot, 2, more=8).take(to_library.Wake)
 
 
-def test_a_wake_that_cannot_get_room_ends_as_the_pilots_failure(pilot: CoreShell) -> None:
+def test_wake_without_memory_ends_as_a_failure_of_the_pilot(pilot: CoreShell) -> None:
     ready(slept(sleep(ready(pilot))), 2).forget()
     wake(pilot).wait(PROSPECT_S).give(TimerFired("memory/1"))
     assert pilot.take(commands.KillProcess).library == 1
@@ -94,7 +94,7 @@ def test_a_wake_that_cannot_get_room_ends_as_the_pilots_failure(pilot: CoreShell
     assert "lib-1 (model) cannot wake: gpu:0 has 7.5 GB of 25.8 GB free, 16.1 GB are needed" in gone.failure.message
 
 
-def test_the_longest_unused_sleeper_ends_for_host_memory(pilot: CoreShell) -> None:
+def test_longest_unused_sleeping_library_ends_for_host_memory(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot)))
     slept(sleep(ready(pilot, 2, size=4), 2, host=6), 2, more=6).forget()
     sleep(ready(pilot, 3, size=4), 3, host=9)
@@ -106,19 +106,19 @@ def test_the_longest_unused_sleeper_ends_for_host_memory(pilot: CoreShell) -> No
     pilot.take(to_library.Sleep)
 
 
-def test_a_library_ends_that_the_host_can_never_hold(pilot: CoreShell) -> None:
+def test_library_too_large_for_host_memory_ends_instead_of_sleeping(pilot: CoreShell) -> None:
     sleep(ready(pilot), host=21)
     assert pilot.take(commands.KillProcess).library == 1
 
 
-def test_a_sleeper_ends_that_takes_more_than_the_host_has(pilot: CoreShell) -> None:
+def test_sleeping_library_that_exceeds_host_memory_ends(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot)), more=25)
     assert pilot.take(told.LibraryAsleep).host_bytes == 25 * GIB, "the manager learns it"
     assert pilot.take(commands.KillProcess).library == 1
     assert free(pilot)[1] == 8
 
 
-def test_sleepers_on_a_device_end_for_a_claim_that_needs_them() -> None:
+def test_sleeping_libraries_end_for_a_claim_on_their_device() -> None:
     cpu = DeviceFacts(DeviceId("cpu:0"), "cpu", 20 * GIB)
     pilot = CoreShell((cpu,)).join()
     ready(pilot, size=12, device="cpu:0")
@@ -131,7 +131,7 @@ def test_sleepers_on_a_device_end_for_a_claim_that_needs_them() -> None:
 
 
 @pytest.mark.parametrize("why", ["calls", "resize", "cannot"])
-def test_a_library_that_cannot_sleep_now_says_why(pilot: CoreShell, why: str) -> None:
+def test_library_that_cannot_sleep_now_reports_the_reason(pilot: CoreShell, why: str) -> None:
     ready(pilot, sleeps=why != "cannot")
     if why == "calls":
         pilot.run(1)
@@ -143,12 +143,12 @@ def test_a_library_that_cannot_sleep_now_says_why(pilot: CoreShell, why: str) ->
     assert pilot.library().stage is Stage.READY
 
 
-def test_calls_for_a_sleeper_are_refused(pilot: CoreShell) -> None:
+def test_calls_for_a_sleeping_library_are_refused(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot))).run(1)
     assert pilot.take(told.CallsReturned) == told.CallsReturned(LibraryId(1), (1,), refused="lib-1 is asleep")
 
 
-def test_orders_received_twice_are_answered_and_change_nothing(pilot: CoreShell) -> None:
+def test_repeated_orders_are_answered_and_change_nothing(pilot: CoreShell) -> None:
     sleep(sleep(ready(pilot)))
     assert len(pilot.all(to_library.Sleep)) == 1
     slept(pilot).take(told.LibraryAsleep)
@@ -159,14 +159,14 @@ def test_orders_received_twice_are_answered_and_change_nothing(pilot: CoreShell)
     assert wake(pilot).take(told.LibraryAwake).device_memory_bytes == 16 * GIB
 
 
-def test_an_order_to_wake_before_it_sleeps_is_kept(pilot: CoreShell) -> None:
+def test_wake_order_before_the_sleep_is_kept(pilot: CoreShell) -> None:
     wake(sleep(ready(pilot)))
     assert not pilot.all(to_library.Wake)
     slept(pilot).take(to_library.Wake)
 
 
 @pytest.mark.parametrize("stage", [Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING])
-def test_a_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stage) -> None:
+def test_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stage) -> None:
     sleep(ready(pilot))
     if stage is not Stage.SLEEPING:
         slept(pilot)
@@ -181,13 +181,13 @@ def test_a_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: St
     assert free(pilot) == (24, 20)
 
 
-def test_what_its_context_raised_is_told(pilot: CoreShell) -> None:
+def test_exception_of_the_context_is_reported(pilot: CoreShell) -> None:
     raised = Failure(FailureKind.CONTEXT, "sleep() of the context model raised OSError: no")
     sleep(ready(pilot)).say(1, to_agent.SleepFailed(raised)).die(exit_code=1)
     assert pilot.take(told.LibraryGone).failure == raised
 
 
-def test_a_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> None:
+def test_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> None:
     sleep(ready(pilot)).wait(MOVE_LIMIT_S + 1).observe()
     assert pilot.take(commands.KillProcess).library == 1
     failure = pilot.die(signal=9).take(told.LibraryGone).failure
@@ -195,7 +195,7 @@ def test_a_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> N
     assert failure.message.startswith("model was falling asleep for 2 min")
 
 
-def test_a_sleeper_may_take_its_host_memory_beyond_its_limit(pilot: CoreShell) -> None:
+def test_sleeping_library_may_exceed_its_host_memory_limit(pilot: CoreShell) -> None:
     sleep(ready(pilot))
     assert limits.memory_limit(pilot.core.state, pilot.library()) == (4 + 12) * GIB
 
@@ -209,7 +209,7 @@ def test_old_measurements_of_a_device_do_not_resize_a_sleeper(pilot: CoreShell) 
     assert pilot.take(told.LibraryResized).device_memory_bytes >= 2 * GIB
 
 
-def test_a_hello_tells_who_sleeps(pilot: CoreShell) -> None:
+def test_hello_names_the_sleeping_libraries(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot))).forget().give(HelloDue(UnacknowledgedFacts(), 0, ()))
     hello = pilot.take(commands.Greet).hello
     (facts,) = hello.libraries
@@ -218,6 +218,6 @@ def test_a_hello_tells_who_sleeps(pilot: CoreShell) -> None:
     assert (facts.reserved_bytes, facts.awake_bytes, facts.host_bytes) == (GIB, 16 * GIB, 12 * GIB)
 
 
-def test_sleepers_end_when_their_pilot_drains(pilot: CoreShell) -> None:
+def test_sleeping_libraries_end_when_their_pilot_drains(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot))).hear(order.Exit("enough", drain=True))
     assert pilot.take(commands.KillProcess).library == 1

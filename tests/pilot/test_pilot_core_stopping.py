@@ -34,7 +34,7 @@ def over(pilot: CoreShell) -> float:
     return grace_s(pilot.library()) + 0.1
 
 
-def test_a_call_that_stops_costs_its_library_nothing(pilot: CoreShell) -> None:
+def test_call_that_stops_leaves_its_library_unchanged(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
     assert pilot.take(to_library.Evict).call == 1
@@ -47,7 +47,7 @@ def test_a_call_that_stops_costs_its_library_nothing(pilot: CoreShell) -> None:
     assert not pilot.all(told.CallsReturned)
 
 
-def test_a_library_that_runs_only_a_deaf_call_is_killed(pilot: CoreShell) -> None:
+def test_library_that_runs_only_an_unresponsive_call_is_killed(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget()
     cancel(pilot, 1, grace_s=10.0)
     timer = pilot.take(commands.SetTimer)
@@ -63,7 +63,7 @@ def test_a_library_that_runs_only_a_deaf_call_is_killed(pilot: CoreShell) -> Non
     assert "did not stop within" in gone.failure.message
 
 
-def test_a_deaf_cancelled_call_does_not_time_out_as_well(pilot: CoreShell) -> None:
+def test_unresponsive_cancelled_call_does_not_also_time_out(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=5.0).run(2).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0).forget()
@@ -72,7 +72,7 @@ def test_a_deaf_cancelled_call_does_not_time_out_as_well(pilot: CoreShell) -> No
     assert not pilot.all(to_library.Evict)
 
 
-def test_other_calls_are_given_back_or_end_before_the_kill(pilot: CoreShell) -> None:
+def test_other_calls_are_returned_or_end_before_the_kill(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2, 3).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
@@ -89,7 +89,7 @@ def test_other_calls_are_given_back_or_end_before_the_kill(pilot: CoreShell) -> 
     assert (pilot.take(told.LibraryGone).running, pilot.all(told.CallsReturned)) == ((1,), [])
 
 
-def test_unbegun_calls_of_a_deaf_library_run_elsewhere(pilot: CoreShell) -> None:
+def test_unstarted_calls_of_an_unresponsive_library_run_elsewhere(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0)
@@ -100,7 +100,7 @@ def test_unbegun_calls_of_a_deaf_library_run_elsewhere(pilot: CoreShell) -> None
     assert pilot.take(told.LibraryGone).unstarted == (2,)
 
 
-def test_a_late_reaction_saves_the_library_from_the_kill(pilot: CoreShell) -> None:
+def test_late_reaction_prevents_the_kill_of_the_library(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
@@ -110,7 +110,7 @@ def test_a_late_reaction_saves_the_library_from_the_kill(pilot: CoreShell) -> No
     assert pilot.take(told.LibraryGone).running == ()
 
 
-def test_a_call_over_its_limit_is_told_to_stop_and_times_out(pilot: CoreShell) -> None:
+def test_call_over_its_limit_is_told_to_stop_and_times_out(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2).forget()
     pilot.observe(c1=1.9, c2=1.9)
     assert not pilot.all(to_library.Evict)
@@ -127,7 +127,7 @@ def test_a_call_over_its_limit_is_told_to_stop_and_times_out(pilot: CoreShell) -
 
 
 @pytest.mark.parametrize("ok", [True, False])
-def test_a_result_in_the_grace_counts_and_an_error_times_out(pilot: CoreShell, ok: bool) -> None:
+def test_result_in_the_grace_time_counts_and_an_error_times_out(pilot: CoreShell, ok: bool) -> None:
     pilot.ready().run(1, limit_s=2.0).observe(c1=2.1).forget()
     pilot.say(1, to_agent.RunsEnded([CallEnd(CallId(1), ok=ok, payload=b"its own")]))
     (end,) = pilot.take(told.CallsEnded).ends
@@ -135,7 +135,7 @@ def test_a_result_in_the_grace_counts_and_an_error_times_out(pilot: CoreShell, o
     assert (end.failure is None) == ok
 
 
-def test_a_deaf_call_over_its_limit_times_out_once(pilot: CoreShell) -> None:
+def test_unresponsive_call_over_its_limit_times_out_once(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2).observe(c1=2.1, c2=2.1).forget()
     pilot.wait(over(pilot)).observe(c1=9.0, c2=9.0)
     (end,) = pilot.take(told.CallsEnded).ends
@@ -149,7 +149,7 @@ def test_a_deaf_call_over_its_limit_times_out_once(pilot: CoreShell) -> None:
     assert (gone.failure.kind, gone.running) == (FailureKind.TIMEOUT, ())
 
 
-def test_limits_hold_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> None:
+def test_limits_apply_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).hear(order.StopLibrary(LibraryId(1), "enough")).forget()
     pilot.observe(c1=2.1)
     assert pilot.take(to_library.Evict).call == 1
@@ -159,7 +159,7 @@ def test_limits_hold_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> N
     assert pilot.take(commands.KillProcess)
 
 
-def test_an_eviction_has_no_last_resort(pilot: CoreShell) -> None:
+def test_eviction_never_kills_the_library(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget().hear(order.EvictCall(LibraryId(1), CallId(1)))
     assert pilot.take(to_library.Evict).call == 1
     pilot.wait(3600).observe(c1=3600.0)
@@ -169,6 +169,6 @@ def test_an_eviction_has_no_last_resort(pilot: CoreShell) -> None:
 @pytest.mark.parametrize(
     ("load_s", "expected"), [(0.2, LEAST_GRACE_S), (4.0, 4.0), (600.0, MOST_GRACE_S)], ids=["quick", "usual", "slow"]
 )
-def test_the_grace_is_as_long_as_a_load_within_bounds(pilot: CoreShell, load_s: float, expected: float) -> None:
+def test_grace_time_equals_the_load_time_within_bounds(pilot: CoreShell, load_s: float, expected: float) -> None:
     pilot.start().wait(load_s).load().run(1)
     assert grace_s(pilot.library()) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Each field of a pilot's state has known writers in the sources: one file each for calls, objects and memory."""
+"""Only listed source files write each field of the pilot state: one file each for calls, objects and memory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ WRITERS: dict[str, dict[str, str]] = {
 }
 
 LEDGER = {"reserve": "memory", "release": "memory", "resize": "limits memory sleeping"}
-"""Methods that change reserved device memory, and their callers' files."""
+"""Methods that change reserved device memory, with the files that call them."""
 
 
 def found() -> dict[str, dict[str, str]]:
@@ -122,7 +122,7 @@ def found() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("noun", WRITERS)
-def test_each_field_is_written_where_the_table_says(noun: str) -> None:
+def test_each_field_is_written_only_in_the_listed_files(noun: str) -> None:
     assert found()[noun] == WRITERS[noun]
 
 
@@ -133,7 +133,7 @@ def test_calls_objects_and_leaving_have_one_writer_each() -> None:
     assert [of_pilot[field] for field in ("claims", "wants", "leaving")] == ["memory", "objects", "lifecycle"]
 
 
-def test_the_ledger_of_device_memory_is_changed_by_these_files_alone() -> None:
+def test_device_memory_ledger_is_changed_only_by_listed_files() -> None:
     called = defaultdict(set)
     for path in CORE.glob("*.py"):
         for method in re.findall(r"ledger\.([a-z_]+)\(", path.read_text()):

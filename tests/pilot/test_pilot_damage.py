@@ -1,4 +1,4 @@
-"""A library undoes a call's side effects if possible. Otherwise it ends, and later calls run elsewhere."""
+"""A library undoes the side effects of a call if possible. Otherwise the library ends and later calls run elsewhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_call_that_takes_all_descriptors_keeps_its_exception(served: FakeManager
 
 @pytest.mark.long
 def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeManager) -> None:
-    """Several short calls share one check for damage. One of them took the process's last descriptor just before this
+    """Several short calls share one check for damage. One of these calls took the last descriptor just before this
     call.
     """
     served.ready(recipe(_limited))
@@ -126,7 +126,7 @@ def test_loader_that_leaves_few_descriptors_is_not_loaded_repeatedly(served: Fak
     assert served.results(served.run(_pid, [()])) == first
 
 
-def test_a_loader_that_leaves_no_descriptor_says_so(served: FakeManager) -> None:
+def test_loader_that_leaves_no_descriptor_is_reported(served: FakeManager) -> None:
     def load() -> None:
         _limited()
         _leak_all_in_silence()
@@ -137,7 +137,7 @@ def test_a_loader_that_leaves_no_descriptor_says_so(served: FakeManager) -> None
     assert "Too many open files" in left.failure.message
 
 
-def test_a_sibling_slot_is_not_disturbed_by_a_leak(served: FakeManager) -> None:
+def test_leak_does_not_disturb_a_neighbouring_slot(served: FakeManager) -> None:
     served.ready(recipe(_limited, slots=2))
     (slow,) = served.run(time.sleep, [(1.0,)])
     leaks = served.run(_leak, [(30,)] * 3)
@@ -151,7 +151,7 @@ def _do(code: str) -> None:
     exec(code)
 
 
-def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> None:
+def test_call_that_clears_the_modules_affects_no_other_call(served: FakeManager) -> None:
     served.ready(recipe())
     calls = served.run(_do, [("import sys; sys.modules.clear()",)])
     left = served.gone()
@@ -165,7 +165,7 @@ def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> 
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_output_that_a_call_closed_is_back_for_the_next(served: FakeManager, slots: int) -> None:
+def test_output_closed_by_a_call_is_reopened_for_the_next_call(served: FakeManager, slots: int) -> None:
     def say() -> int:
         print("hello from the next call")
         return os.getpid()
@@ -197,7 +197,7 @@ def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
         ("import builtins; del builtins.open", "removed open from builtins"),
         ("import builtins; builtins.open = None", "removed open from builtins"),
         (LIMIT.format("RLIMIT_NOFILE", 4), "lowered RLIMIT_NOFILE"),
-        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # the log can no longer be written
+        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # writes to the log fail
         ("import sys; sys.setrecursionlimit(60)", "recursion limit"),
         ("import signal; signal.setitimer(signal.ITIMER_REAL, 600.0)", "left a timer"),
         ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SIGCHLD"),
@@ -217,7 +217,7 @@ def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
     assert served.results(served.run(_open_one, [()], library=len(harms) + 1)) == [True]
 
 
-def test_threads_and_children_that_a_call_keeps_are_no_damage(served: FakeManager) -> None:
+def test_remaining_threads_and_children_of_a_call_are_no_damage(served: FakeManager) -> None:
     def keep() -> int:
         import subprocess
         import threading
@@ -236,7 +236,7 @@ def test_threads_and_children_that_a_call_keeps_are_no_damage(served: FakeManage
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_context_variables_of_a_call_begin_with_those_of_the_loader(served: FakeManager, slots: int) -> None:
+def test_context_variables_of_a_call_start_as_those_of_the_loader(served: FakeManager, slots: int) -> None:
     def loader() -> None:
         decimal.getcontext().prec = 7
 

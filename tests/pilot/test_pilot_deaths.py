@@ -42,7 +42,7 @@ def _waits_and_says(started: str, path: str) -> None:
     _wait_for(path)
 
 
-def test_killed_in_a_call(served: FakeManager, tmp_path: Path) -> None:
+def test_library_killed_in_a_call_is_reported(served: FakeManager, tmp_path: Path) -> None:
     def die(how: int, when: str) -> None:
         _wait_for(when)
         print("last words", flush=True)
@@ -69,7 +69,7 @@ def _part(printed: Printed | None) -> str:
     return Path(printed.path).read_bytes()[printed.start : printed.end or None].decode()
 
 
-def test_last_words_are_those_of_the_call_that_died(served: FakeManager) -> None:
+def test_last_output_is_that_of_the_call_that_died(served: FakeManager) -> None:
     def talk(number: int) -> int:
         print(f"OSError: [Errno 28] No space left on device, says call {number}")
         return number
@@ -87,7 +87,7 @@ def test_last_words_are_those_of_the_call_that_died(served: FakeManager) -> None
     assert _part(failure.printed) == "last words\nand those of C code\n"
 
 
-def test_a_silent_call_that_died_has_no_last_words(served: FakeManager, tmp_path: Path) -> None:
+def test_silent_call_that_died_has_no_last_output(served: FakeManager, tmp_path: Path) -> None:
     def leave_a_thread() -> None:
         def talk() -> None:
             while not (tmp_path / "go").exists():
@@ -110,7 +110,7 @@ def test_a_silent_call_that_died_has_no_last_words(served: FakeManager, tmp_path
     assert _part(failure.printed) == ""
 
 
-def test_last_words_in_a_library_of_several_slots_are_its_own(served: FakeManager, tmp_path: Path) -> None:
+def test_last_output_of_a_call_in_a_multi_slot_library_is_its_own(served: FakeManager, tmp_path: Path) -> None:
     def talk() -> None:
         print("of another call")
         os.write(1, b"of its child\n")
@@ -133,7 +133,7 @@ def test_last_words_in_a_library_of_several_slots_are_its_own(served: FakeManage
     assert _part(failure.printed) == failure.tail
 
 
-def test_calls_that_died_together_have_no_last_words(served: FakeManager, tmp_path: Path) -> None:
+def test_calls_that_died_together_have_no_last_output(served: FakeManager, tmp_path: Path) -> None:
     def sit(number: int) -> None:
         print("call", number)
         (tmp_path / str(number)).touch()
@@ -151,7 +151,7 @@ def test_calls_that_died_together_have_no_last_words(served: FakeManager, tmp_pa
     assert sorted(Path(left.failure.log).read_text().splitlines()[-2:]) == ["call 1", "call 2"]
 
 
-def test_exit_in_a_call_then_killed_when_idle(served: FakeManager) -> None:
+def test_library_deaths_in_a_call_and_while_idle_are_reported(served: FakeManager) -> None:
     def leave() -> None:
         os._exit(7)
 
@@ -195,7 +195,7 @@ def _talks() -> int:
     return 5
 
 
-def test_a_loader_that_fails(served: FakeManager, tmp_path: Path) -> None:
+def test_loader_that_raises_fails_its_library(served: FakeManager, tmp_path: Path) -> None:
     def load(when: str, loader: Any) -> None:
         _wait_for(when)
         loader()
@@ -223,7 +223,7 @@ def test_a_loader_that_fails(served: FakeManager, tmp_path: Path) -> None:
     served.ready(recipe(), library=len(cases) + 1)
 
 
-def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
+def test_loader_that_prints_megabytes_succeeds(served: FakeManager) -> None:
     served.ready(recipe(_talks))
     assert served.results(served.run(lambda context: context, [()], takes_context=True)) == [5]
 
@@ -237,7 +237,7 @@ def test_a_loader_that_hangs(served: FakeManager) -> None:
 
 
 @pytest.mark.long
-def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) -> None:
+def test_loader_that_exceeds_its_declared_memory_is_ended(served: FakeManager) -> None:
     def eat() -> bytes:
         data = b"x" * 400_000_000
         time.sleep(20)
@@ -250,7 +250,7 @@ def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) ->
     assert "200 MB" in left.failure.message
 
 
-def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
+def test_memory_of_a_child_process_counts_for_the_call(served: FakeManager) -> None:
     def eat() -> None:
         if os.fork() == 0:
             data = b"x" * 400_000_000
@@ -265,7 +265,7 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
     assert left.running == tuple(calls)
 
 
-def test_time_in_which_a_job_is_suspended_counts_for_no_limit(manager: FakeManager, tmp_path: Path) -> None:
+def test_suspended_time_of_a_job_counts_for_no_time_limit(manager: FakeManager, tmp_path: Path) -> None:
     pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.STOPPED_S = 1.0")
     manager.ready(recipe())
     started, go = tmp_path / "started", tmp_path / "go"
@@ -324,7 +324,7 @@ def test_without_awareness_each_call_has_a_fresh_interpreter(served: FakeManager
     assert not has_zygote
 
 
-def test_killed_pilot_leaves_nothing(alone: FakeManager) -> None:
+def test_killed_pilot_leaves_no_process(alone: FakeManager) -> None:
     def spawn() -> int:
         import subprocess
 
@@ -354,7 +354,7 @@ def test_killed_zygote_is_replaced(served: FakeManager) -> None:
     assert served.results(served.run(_nothing, [()], library=2)) == [None]
 
 
-def test_a_killed_zygote_is_no_fault_of_a_loading_context(served: FakeManager, tmp_path: Path) -> None:
+def test_killed_zygote_is_no_fault_of_a_loading_context(served: FakeManager, tmp_path: Path) -> None:
     def load() -> None:
         (tmp_path / "draft").write_text(str(os.getppid()))
         (tmp_path / "draft").rename(tmp_path / "zygote")
@@ -369,7 +369,7 @@ def test_a_killed_zygote_is_no_fault_of_a_loading_context(served: FakeManager, t
     assert "zygote" in left.failure.message
 
 
-def test_a_signal_drains_quickly_and_says_so(alone: FakeManager) -> None:
+def test_signal_drains_a_pilot_quickly_and_is_reported(alone: FakeManager) -> None:
     alone.ready(recipe())
     quick, slow = alone.run(_sleep, [(0.3,), (60.0,)])
     alone.results([quick])
@@ -385,9 +385,9 @@ def test_a_signal_drains_quickly_and_says_so(alone: FakeManager) -> None:
     assert not list(alone.base.glob("scratch/stoker-*/pilot-*"))
 
 
-def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager) -> None:
+def test_module_that_kills_its_zygote_fails_only_one_library(served: FakeManager) -> None:
     (served.base / "crashing_module.py").write_text("import os\nos.abort()\n")
-    served.ready(recipe(preload=("no_such_module", "json")))  # a failing preload has no other effect
+    served.ready(recipe(preload=("no_such_module", "json")))  # a failing preload has no effect
     served.start(recipe(preload=("crashing_module",)), library=2)
     left = served.gone(2)
     assert "crashing_module" in left.failure.message
@@ -395,7 +395,7 @@ def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeMan
     assert served.results(served.run(_nothing, [()])) == [None]
 
 
-def test_a_module_that_starts_threads_makes_libraries_start_afresh(alone: FakeManager, tmp_path: Path) -> None:
+def test_module_that_starts_threads_gives_libraries_a_fresh_process(alone: FakeManager, tmp_path: Path) -> None:
     (tmp_path / "threaded_module.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n"
     )
@@ -404,7 +404,7 @@ def test_a_module_that_starts_threads_makes_libraries_start_afresh(alone: FakeMa
     assert "threaded_module started threads (" in alone.logs()
 
 
-def test_heartbeats_measure_libraries(served: FakeManager) -> None:
+def test_heartbeats_contain_measured_library_memory(served: FakeManager) -> None:
     def load() -> bytes:
         return b"x" * 200_000_000
 
@@ -428,7 +428,7 @@ def test_libraries_are_pinned_to_their_cores(served: FakeManager) -> None:
     assert second == (mine[1:2] or mine[:1], "1", "")
 
 
-def test_a_child_that_comes_back_from_a_call_is_not_a_second_library(served: FakeManager) -> None:
+def test_forked_child_that_returns_is_not_a_second_library(served: FakeManager) -> None:
     def split() -> int:
         return os.fork() and os.getpid()
 
@@ -437,7 +437,7 @@ def test_a_child_that_comes_back_from_a_call_is_not_a_second_library(served: Fak
     assert first == second == served.results(served.run(_pid, [()]))[0]
 
 
-def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) -> None:
+def test_call_that_closes_all_descriptors_ends_its_library(served: FakeManager) -> None:
     def close() -> None:
         os.closerange(3, 1000)
         time.sleep(30)
@@ -450,7 +450,7 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
     assert "closes files that it did not open" in left.failure.message
 
 
-def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
+def test_pilot_signalled_right_after_making_its_folder_removes_it(manager: FakeManager) -> None:
     pilot = manager.start_pilot("--devices", "cpu:1")
     folder = manager.until(lambda: next(manager.base.glob("**/stoker-*/pilot-*"), None), what="its folder")
     pilot.send_signal(signal.SIGTERM)
@@ -458,7 +458,7 @@ def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeMa
     assert not folder.exists()
 
 
-def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager) -> None:
+def test_call_that_closes_all_descriptors_and_returns_is_named(served: FakeManager) -> None:
     def close() -> None:
         os.closerange(3, 1000)
 
@@ -519,10 +519,8 @@ if "stoker.pilot.main" in sys.orig_argv:
 
 @pytest.mark.long
 @pytest.mark.parametrize("patch", [NO_FORK, NO_ZYGOTE])
-def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
-    manager: FakeManager, tmp_path: Path, patch: str
-) -> None:
-    """At a user's process limit (RLIMIT_NPROC), every call there once failed with ContextError."""
+def test_lack_of_processes_is_blamed_on_the_pilot(manager: FakeManager, tmp_path: Path, patch: str) -> None:
+    """At the process limit of a user (RLIMIT_NPROC), every call on the pilot once failed with ContextError."""
     (tmp_path / "sitecustomize.py").write_text(patch)
     manager.start_pilot(PYTHONPATH=str(tmp_path))
     manager.hello()
@@ -535,7 +533,7 @@ def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
 
 
 def _leave_a_thread_behind(begins: str) -> None:
-    """Leave a thread that holds the interpreter lock after the call's end."""
+    """Leave a thread that holds the interpreter lock after the end of the call."""
 
     def late() -> None:
         time.sleep(0.5)
@@ -550,15 +548,13 @@ SOON = "from stoker.pilot.core import limits; limits.NO_CALL_STARTED_LIMIT_S = 2
 
 @pytest.mark.long
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])
-def test_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
-    manager: FakeManager, stuck: str, tmp_path: Path
-) -> None:
+def test_library_that_starts_no_call_ends_and_its_calls_move(manager: FakeManager, stuck: str, tmp_path: Path) -> None:
     manager.start_pilot(settings=SOON)
     manager.ready(recipe())
     if stuck == "thread":
         manager.results(manager.run(_leave_a_thread_behind, [(str(tmp_path / "begins"),)]))
         manager.until((tmp_path / "begins").exists, what="the thread to begin")
-        time.sleep(0.5)  # the thread needs only a few instructions more until it holds the lock
+        time.sleep(0.5)  # the thread needs a few more instructions to take the lock
     else:
         (pid,) = manager.results(manager.run(_pid, [()]))
         os.kill(pid, signal.SIGSTOP)
@@ -568,7 +564,7 @@ def test_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
     assert "has not begun any of its calls for" in left.failure.message
 
 
-def test_library_busy_with_one_call_or_many_is_left_alone(manager: FakeManager) -> None:
+def test_library_busy_with_one_or_many_calls_is_not_ended(manager: FakeManager) -> None:
     manager.start_pilot(settings=SOON)
     manager.ready(recipe())
     (pid,) = manager.results(manager.run(_pid, [()]))

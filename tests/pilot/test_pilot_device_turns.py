@@ -16,21 +16,21 @@ def wants(library: int, due_at: float, *, since: float = 0.0, devices: tuple[Dev
     return TurnRequest(LibraryId(library), devices, due_at, since)
 
 
-def test_the_shortest_headroom_goes_first() -> None:
+def test_engine_with_the_least_headroom_takes_the_turn() -> None:
     assert next_turns([wants(1, 2.2), wants(2, 1.9), wants(3, 2.0)], ()) == [2]  # Figure 14
 
 
-def test_token_with_an_objective_comes_before_one_without() -> None:
+def test_token_with_an_objective_precedes_one_without() -> None:
     assert next_turns([wants(1, math.inf), wants(2, 7.0)], ()) == [2]
 
 
-def test_libraries_on_different_devices_compute_side_by_side() -> None:
+def test_libraries_on_different_devices_compute_in_parallel() -> None:
     other = (DeviceId("gpu:1"),)
     assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other), wants(3, 1.0)], ()) == [3, 2]
     assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other)], ONE) == [2]
 
 
-def test_no_library_begins_on_a_device_a_more_urgent_one_waits_for() -> None:
+def test_more_urgent_library_blocks_other_starts_on_its_device() -> None:
     assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0, devices=(DeviceId("gpu:1"),))], ONE) == []
     assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0)], ()) == [1]
 
@@ -41,8 +41,8 @@ def test_no_library_begins_on_a_device_a_more_urgent_one_waits_for() -> None:
         min_size=2, max_size=6,
     )
 )  # fmt: skip
-def test_nobody_waits_longer_than_patience_and_a_turn_of_each(libraries: list[tuple[float, float, bool]]) -> None:
-    """A library is (`due_at`, seconds of an iteration, True if on both devices). A `due_at` long past means always
+def test_wait_is_bounded_by_patience_and_one_turn_of_each_library(libraries: list[tuple[float, float, bool]]) -> None:
+    """Libraries as (`due_at`, seconds of an iteration, True if on both devices). A `due_at` long past means always
     late.
     """
     devices = {n: TWO if both else ONE for n, (_, _, both) in enumerate(libraries)}

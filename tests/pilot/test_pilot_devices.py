@@ -37,7 +37,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     return make
 
 
-def test_the_stand_in_speaks_as_the_real_module(driver: Driver) -> None:
+def test_stand_in_behaves_like_the_real_nvml_module(driver: Driver) -> None:
     import pynvml as real
 
     nvml, _ = driver({}, {"state": "lost"})
@@ -58,7 +58,7 @@ def test_the_stand_in_speaks_as_the_real_module(driver: Driver) -> None:
     assert issubclass(real.c_nvmlDevice_t, ctypes._Pointer)
 
 
-def test_every_name_of_nvml_that_is_used_exists_in_the_real_module() -> None:
+def test_every_used_name_of_nvml_exists_in_the_real_module() -> None:
     import pynvml as real
 
     used = set()
@@ -91,7 +91,7 @@ FOUR = [{}, {}, {}, {}]
         ("", []),
     ],
 )
-def test_granted_gpus(driver: Driver, granted: str | None, expected: list[str]) -> None:
+def test_granted_gpus_are_read_from_the_environment(driver: Driver, granted: str | None, expected: list[str]) -> None:
     nvml, _ = driver(*FOUR)
     environ = {} if granted is None else {"CUDA_VISIBLE_DEVICES": granted}
     found = gpu.find(environ, nvml=nvml)
@@ -124,7 +124,7 @@ def test_gpus_with_fast_links_are_one_island(
     assert islands_of(nvml, handles, root=tmp_path) == islands
 
 
-def test_an_island_is_a_fact_of_a_device(driver: Driver) -> None:
+def test_island_is_an_attribute_of_a_device(driver: Driver) -> None:
     nvml, _ = driver(*({"switch": number % 2} for number in range(4)))
     found = gpu.find({"CUDA_VISIBLE_DEVICES": "1,2,3"}, nvml=nvml)
     assert [device.facts.island for device in found.devices] == [1, 2, 1]
@@ -141,7 +141,7 @@ SLURM = {"SLURM_JOB_ID": "7"}
         ({**SLURM, "SLURM_JOB_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ["GPU-0"]),
         ({**SLURM, "SLURM_JOB_GPUS": "gpu:3"}, ["GPU-3"]),
         (SLURM, []),
-        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # a leftover variable of a shell, not of a job
+        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # a variable left in a shell outside a job
         ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "CUDA1,CUDA3"}, ["GPU-1", "GPU-3"]),
         ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "GPU-2"}, ["GPU-2"]),
         ({"_CONDOR_SLOT": "slot1_1"}, []),
@@ -149,7 +149,7 @@ SLURM = {"SLURM_JOB_ID": "7"}
         ({"LSB_JOBID": "12"}, []),
     ],
 )
-def test_a_job_offers_what_it_was_granted(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
+def test_job_offers_its_granted_gpus(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
     nvml, _ = driver(*FOUR)
     found = gpu.find(environ, nvml=nvml)
     assert _found(found) == expected
@@ -158,13 +158,13 @@ def test_a_job_offers_what_it_was_granted(driver: Driver, environ: dict[str, str
         assert "granted no GPU to this job" in found.why
 
 
-def test_numbers_of_slurm_are_those_of_device_files(driver: Driver) -> None:
+def test_gpu_numbers_of_slurm_are_those_of_device_files(driver: Driver) -> None:
     nvml, _ = driver({"number": 3}, {"number": 1}, {"number": 0}, {"number": 2})  # NVML counts in PCI order
     assert _found(gpu.find({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-3", "GPU-0"]
 
 
 @pytest.mark.parametrize("shown", ["all, and refuses", "its own alone"])
-def test_a_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) -> None:
+def test_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) -> None:
     others = [{"state": "refused"}] * 2 if shown == "all, and refuses" else []
     nvml, _ = driver(*others, {"number": 2, "uuid": "GPU-c"}, {"number": 3, "uuid": "GPU-d"})
     assert _found(gpu.find({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
@@ -181,7 +181,7 @@ def test_a_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) 
     ],
 )
 @pytest.mark.parametrize("granted", [None, "0,1,2", "GPU-0,GPU-1,GPU-2"])
-def test_one_bad_gpu_costs_no_other(driver: Driver, state: str, words: str, granted: str | None) -> None:
+def test_bad_gpu_leaves_the_other_gpus_usable(driver: Driver, state: str, words: str, granted: str | None) -> None:
     nvml, _ = driver({}, {"state": state}, {})
     environ = {} if granted is None else {"CUDA_VISIBLE_DEVICES": granted}
     found = gpu.find(environ, nvml=nvml)
@@ -191,27 +191,27 @@ def test_one_bad_gpu_costs_no_other(driver: Driver, state: str, words: str, gran
     assert found.why == ""
 
 
-def test_a_node_of_bad_gpus_says_what_is_wrong_with_each(driver: Driver) -> None:
+def test_node_of_bad_gpus_reports_the_fault_of_each(driver: Driver) -> None:
     nvml, _ = driver({"state": "lost"}, {"state": "lost"})
     found = gpu.find({}, nvml=nvml)
     assert found.why == "GPU 0 was left out: GPU is lost; GPU 1 was left out: GPU is lost"
 
 
 @pytest.mark.parametrize(("mode", "processes"), [(0, 0), (1, 1), (3, 1)])
-def test_the_compute_mode_says_how_many_processes_a_gpu_takes(driver: Driver, mode: int, processes: int) -> None:
+def test_compute_mode_limits_the_processes_of_a_gpu(driver: Driver, mode: int, processes: int) -> None:
     nvml, _ = driver({"mode": mode})
     (device,) = gpu.find({}, nvml=nvml).devices
     assert device.facts.processes == processes
 
 
-def test_a_gpu_that_is_prohibited_is_left_out(driver: Driver) -> None:
+def test_gpu_in_prohibited_mode_is_left_out(driver: Driver) -> None:
     nvml, _ = driver({"mode": 2}, {})
     found = gpu.find({}, nvml=nvml)
     assert _found(found) == ["GPU-1"]
     assert found.left_out == ("GPU 0 was left out: its compute mode is PROHIBITED (nvidia-smi -c)",)
 
 
-def test_what_the_driver_keeps_is_not_offered(driver: Driver) -> None:
+def test_memory_reserved_by_the_driver_is_not_offered(driver: Driver) -> None:
     nvml, _ = driver({"memory": 80 * 10**9, "reserved": 10**9})
     (device,) = gpu.find({}, nvml=nvml).devices
     assert (device.facts.memory_bytes, device.facts.process_bytes) == (79 * 10**9, gpu.PROCESS_BYTES)
@@ -230,17 +230,17 @@ PARTS = [{"mig": [{"uuid": "MIG-a", "memory": 5 * 10**9}, {"uuid": "MIG-b", "mem
         ({**SLURM, "SLURM_JOB_GPUS": "0,1,2"}, ["MIG-a", "MIG-b", "GPU-1"]),
     ],
 )
-def test_parts_of_a_gpu(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
+def test_mig_slices_are_devices(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
     nvml, _ = driver(*PARTS)
     assert _found(gpu.find(environ, nvml=nvml)) == expected
 
 
-def test_no_driver_is_fine(driver: Driver) -> None:
+def test_missing_driver_is_no_error(driver: Driver) -> None:
     nvml, _ = driver(init=9)
     assert gpu.find({}, nvml=nvml).why == "NVML missing: no NVIDIA driver answers (Driver Not Loaded)"
 
 
-def test_a_driver_that_hangs_is_waited_for_no_longer_than_that(driver: Driver) -> None:
+def test_wait_for_a_hanging_driver_is_bounded(driver: Driver) -> None:
     nvml, _ = driver({}, hangs="all")
     began = time.monotonic()
     assert gpu.find({}, nvml=nvml, limit_s=0.2).why == "the NVIDIA driver has not answered for 0.2 s"
@@ -253,23 +253,23 @@ def test_a_driver_that_hangs_is_waited_for_no_longer_than_that(driver: Driver) -
         ({7: 5, 8: 2, 99: 50}, {1: {7, 8}, 2: {9}}, 57, True, {1: 7, 2: 0}),
         ({}, {1: {7}}, 0, True, {1: 0}),
         ({7: None}, {1: {7}}, 30, True, {}),  # the driver gives no value
-        # other PID namespace, one process: it is charged with the use since its start
+        # another PID namespace with one process: that process is charged with all use since its start
         ({1007: 5}, {1: {7}}, 25, False, {1: 5}),
-        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # the driver's 7 is a process of another container
+        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # process 7 of the driver belongs to another container
         ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # two processes cannot be distinguished
-        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # a driver with the container's process ids
+        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # the driver knows the process ids of the container
         (None, {1: {7}}, 26, False, {1: 6}),
         (None, {1: {7}}, -1, True, {}),
     ],
 )
-def test_whose_memory_is_whose(
+def test_device_memory_is_attributed_to_processes(
     by_process: Any, processes: Any, taken: int, trusted: bool, expected: dict[int, int]
 ) -> None:
     found = monitor.divide_memory(by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted)
     assert found == expected
 
 
-def test_a_pilot_of_a_job_with_gpus_that_finds_none_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pilot_of_a_gpu_job_without_gpus_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = find_devices("auto", gpus_asked=1)
     faults = {device.facts.fault for device in found.offered}
@@ -321,11 +321,11 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "0"}, root=large) == 9_000_000 * 1024
     by_gpu = {"SLURM_MEM_PER_GPU": "1000", "SLURM_GPUS_ON_NODE": "2"}
     assert cpu.memory_bytes({**job, **by_gpu}, root=large) == 2000 * 1024**2
-    # the kernel's limit is less than Slurm's
+    # the limit of the kernel is less than the limit of Slurm
     assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=two) == 600_000
 
 
-def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: Path) -> None:
+def test_out_of_memory_kill_names_the_process_with_the_memory(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 600 kB\n",
         "proc/vmstat": "pgfault 7\noom_kill 3\n",
@@ -337,7 +337,7 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
     kills = monitor.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
     assert kills.shortage() is None, "no process was killed since"
     (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
-    # shared memory counts as others': its owner is unknown
+    # shared memory counts as used by others, because its owner is unknown
     short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)
     assert kills.shortage() == short
     now[0] += monitor.FRESH_S / 2
@@ -361,7 +361,7 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
     assert kills.shortage() == MemoryShortage(room_bytes=10 * 1024, others_bytes=990 * 1024), "the node's own memory"
 
 
-def test_memory_of_processes_is_what_they_would_have_to_give_up() -> None:
+def test_memory_of_processes_is_the_reclaimable_amount() -> None:
     before = monitor.anonymous_bytes(iter([os.getpid()]))
     # new memory, which no earlier test has used
     with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as kept:
@@ -390,10 +390,10 @@ def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.
     assert cpu.cores({}, root=old) == (2,)
     assert cpu.cores({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, root=plain) == (2, 3, 5, 7)
     side_by_side = [cpu.cores({"SLURM_JOB_ID": str(job), "SLURM_CPUS_ON_NODE": "2"}, root=plain) for job in (7, 8)]
-    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may not bind processes to the cores that it counts
+    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may count cores without binding processes to them
 
 
-def test_cores_are_shared_evenly() -> None:
+def test_cores_are_divided_evenly() -> None:
     assert cpu.divide((0, 1, 2, 3, 4), 2) == [(0, 1, 2), (3, 4)]
     assert cpu.divide((4, 6), 3) == [(4,), (6,), (4,)]
 
@@ -406,12 +406,12 @@ def test_cpu_devices_share_the_memory() -> None:
 
 
 @pytest.mark.parametrize("odd", ["cpu:0", "cpu:x", "gpu:1", "tpu", "auto:2", ""])
-def test_odd_requests_are_refused(odd: str) -> None:
+def test_invalid_requests_are_refused(odd: str) -> None:
     with pytest.raises(ConfigError, match="cpu:N"):
         find_devices(odd)
 
 
-def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_gpus_that_were_not_granted_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match="no GPU was granted"):
         find_devices("gpu")
@@ -419,13 +419,13 @@ def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", list(ProviderKind))
-def test_a_pilot_knows_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
+def test_pilot_recognizes_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
     systems = set(gpu.JOB_VARIABLES.values())
-    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees only its pod's GPUs
+    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees only the GPUs of its pod
     assert (kind.title in systems) == (kind not in seen_whole)
 
 
-def test_half_of_the_memory_that_no_cpu_device_has_is_for_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_spare_memory_is_for_sleeping_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "memory_bytes", lambda: 100 * 10**9)
     gpu_device = PilotDevice(facts=DeviceFacts(DeviceId("gpu:0"), "NVIDIA A10", 24 * 10**9))
     beside = cpu.share((0, 1), 1, memory_bytes=50 * 10**9, spare=True)

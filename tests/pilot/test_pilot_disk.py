@@ -67,7 +67,7 @@ def fill_the_disk() -> None:
 
 
 @small_disks
-def test_a_full_scratch_disk_is_told(manager: FakeManager) -> None:
+def test_full_scratch_disk_is_reported(manager: FakeManager) -> None:
     start_on_disk(manager, "64k", filled=True)
     manager.start(recipe())
     said = blamed(manager)
@@ -82,7 +82,7 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
     said = blamed(manager)
     assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
-    # the small object fits: the leftovers of the failed fetch are gone
+    # the small object fits, because the leftovers of the failed fetch were removed
     manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
 
 
@@ -106,7 +106,7 @@ def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeM
 
 
 @small_disks
-def test_a_cache_that_is_read_only_is_told(manager: FakeManager) -> None:
+def test_read_only_cache_is_reported(manager: FakeManager) -> None:
     pilot = start_on_disk(manager, "4m")
     [cache] = [Path(f"/proc/{pilot.pid}/root{manager.base}/scratch").glob("stoker-*/cache")][0]
     place = str(cache).partition("/root")[2]
@@ -118,13 +118,13 @@ def test_a_cache_that_is_read_only_is_told(manager: FakeManager) -> None:
 
 
 @small_disks
-def test_a_loader_that_finds_the_disk_full_is_not_blamed(manager: FakeManager) -> None:
+def test_loader_that_finds_a_full_disk_is_not_blamed(manager: FakeManager) -> None:
     start_on_disk(manager, "4m")
     manager.start(recipe(fill_the_disk))
     said = blamed(manager)
     assert "raised OSError: [Errno 28] No space left on device" in said
     assert "the scratch disk is full" in said
-    manager.ready(recipe(), library=2)  # there is space again: the ended library's folder was removed
+    manager.ready(recipe(), library=2)  # the folder of the ended library was removed, so space is free again
 
 
 def double(data: bytes) -> bytes:
@@ -132,7 +132,7 @@ def double(data: bytes) -> bytes:
 
 
 @small_disks
-def test_large_arguments_that_find_no_room_go_elsewhere(keyed: FakeManager, sandbox: Path) -> None:
+def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeManager, sandbox: Path) -> None:
     start_on_disk(keyed, "2m", session=sandbox)
     keyed.ready(recipe())
     (small,) = keyed.run(double, [(b"small",)])
@@ -141,13 +141,13 @@ def test_large_arguments_that_find_no_room_go_elsewhere(keyed: FakeManager, sand
     assert back.calls == (large,)
     assert "No space left on device; make room there" in back.refused
     assert keyed.results([small]) == [b"smallsmall"]
-    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # as the manager does then
+    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
     left = keyed.gone()
     assert not left.loading
     assert left.failure.kind is FailureKind.PILOT
 
 
-def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -> None:
+def test_object_larger_than_the_cache_is_reported(manager: FakeManager) -> None:
     manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
     thing = some_object(manager.base, "weights", size=2_000_000)
     manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
@@ -155,7 +155,7 @@ def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -
     assert "is larger than the whole cache (1.0 MB); give pilots more with [pilot] cache_size" in said
 
 
-def test_a_log_that_cannot_be_opened_is_told(alone: FakeManager) -> None:
+def test_log_that_cannot_be_opened_is_reported(alone: FakeManager) -> None:
     [folder] = alone.folder.path.glob("pilots/*")
     (folder / "lib-1.log").mkdir()
     alone.start(recipe())
@@ -166,7 +166,7 @@ def test_a_log_that_cannot_be_opened_is_told(alone: FakeManager) -> None:
     alone.ready(recipe(), library=2)
 
 
-def test_a_scratch_that_a_node_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_folder_may_be_set_by_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$NODE_DISK").parent == tmp_path

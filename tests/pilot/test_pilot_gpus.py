@@ -34,7 +34,7 @@ def start(manager: FakeManager, tmp_path: Path) -> Start:
 
 
 def takes(size: float) -> Callable[[], str]:
-    """Return a loader that uses this much GPU memory and returns its visible GPUs."""
+    """Return a loader that allocates these bytes of GPU memory and returns its visible GPUs."""
 
     def load() -> str:
         import os
@@ -62,7 +62,7 @@ def measures(manager: FakeManager) -> list[int]:
 # ---- offered devices
 
 
-def test_a_lost_gpu_is_told_and_the_others_are_offered(manager: FakeManager, start: Start) -> None:
+def test_lost_gpu_is_reported_and_other_gpus_are_offered(manager: FakeManager, start: Start) -> None:
     start({}, {"state": "lost"}, {"mode": 3})
     hello = manager.hello()
     assert [(facts.device, facts.processes) for facts in hello.devices] == [("cuda:0", 0), ("cuda:1", 1)]
@@ -81,7 +81,7 @@ def test_pilot_whose_driver_hangs_from_the_start_reports_it(manager: FakeManager
 # ---- reports of the driver
 
 
-def test_gpus_that_are_lost_meanwhile_are_faults(manager: FakeManager, start: Start) -> None:
+def test_gpus_lost_during_the_run_are_faults(manager: FakeManager, start: Start) -> None:
     machine = start({}, {}, {})
     manager.ready(recipe(takes(GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
     machine.gpus[2]["state"] = "lost"
@@ -95,15 +95,15 @@ def test_gpus_that_are_lost_meanwhile_are_faults(manager: FakeManager, start: St
     assert [type(message) for message in manager.said].count(DeviceFault) == 2
 
 
-def test_what_health_is_told_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_report_of_a_gpu_has_its_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(tmp_path, {"errors": 2}, {"errors": None})
     monkeypatch.setenv("STANDIN_NVML", str(machine.file))
     nvml = standin.load()
     nvml.nvmlInit()
     first, second = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1))
-    assert (first.fault(), second.fault()) == ("", "")  # errors from before this pilot do not count
+    assert (first.fault(), second.fault()) == ("", "")  # errors before the start of this pilot do not count
     machine.gpus[0]["errors"] = 3
-    machine.gpus[1]["state"] = "lost"  # a lost GPU no longer knows its UUID, by which its event is matched
+    machine.gpus[1]["state"] = "lost"  # a lost GPU has no readable UUID to match with its event
     machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
     assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
     assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"
@@ -111,7 +111,7 @@ def test_what_health_is_told_of_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     assert second.fault() == "the driver says: GPU is lost"
 
 
-def test_an_unknown_error_is_a_fault_when_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_error_is_a_fault_if_it_persists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(tmp_path, {})
     monkeypatch.setenv("STANDIN_NVML", str(machine.file))
     nvml = standin.load()
@@ -154,9 +154,9 @@ def one_gpu(pilot_with_a_gpu: FakeManager) -> FakeManager:
     return pilot_with_a_gpu
 
 
-def test_memory_that_no_torch_knows_of_is_measured(one_gpu: FakeManager) -> None:
+def test_memory_unknown_to_torch_is_measured(one_gpu: FakeManager) -> None:
     ready = one_gpu.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
-    # the size is from the driver, or still unknown (0); host memory does not count
+    # the size comes from the driver, or is still unknown (0); host memory does not count
     assert ready.device_bytes in (0, 10 * GB)
     one_gpu.until(lambda: resized(one_gpu), what="the measured size")
     assert resized(one_gpu)[0] == 11 * GB
@@ -165,7 +165,7 @@ def test_memory_that_no_torch_knows_of_is_measured(one_gpu: FakeManager) -> None
     assert "13.0 GB of 24.0 GB free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
 
 
-def test_a_promise_grows_with_what_a_library_uses(one_gpu: FakeManager) -> None:
+def test_memory_grant_grows_with_the_use_of_a_library(one_gpu: FakeManager) -> None:
     made = recipe(takes(5 * GB), needs=Needs(device_memory_bytes=6 * GB))
     one_gpu.ready(made, devices=("cuda:0",), device_memory_bytes=int(6.6 * GB))
 
@@ -181,7 +181,7 @@ def test_a_promise_grows_with_what_a_library_uses(one_gpu: FakeManager) -> None:
     assert "free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
 
 
-def test_workspaces_end_no_library_and_what_takes_others_memory_does(one_gpu: FakeManager) -> None:
+def test_workspaces_end_no_library_but_memory_of_others_does(one_gpu: FakeManager) -> None:
     small = Needs(device_memory_bytes=4 * GB)
     one_gpu.ready(recipe(takes(4 * GB), needs=small), devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
     other = recipe(takes(GB), needs=Needs(device_memory_bytes=12 * GB))
@@ -194,21 +194,21 @@ def test_workspaces_end_no_library_and_what_takes_others_memory_does(one_gpu: Fa
 
     one_gpu.results(one_gpu.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
     one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 6 * GB, what="the grown size")
-    one_gpu.results(one_gpu.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
+    one_gpu.results(one_gpu.run(grow, [(13e9,)]))  # fits because the other library has not used its reserved memory yet
     left = one_gpu.gone(1)
     assert left.failure.kind is FailureKind.MEMORY
     assert "took 13.0 GB of memory of cuda:0 and declares 4.0 GB" in left.failure.message
     assert one_gpu.results(one_gpu.run(os.getpid, [()], library=2))
 
 
-def test_a_library_alone_on_its_gpu_may_take_more_than_it_declares(one_gpu: FakeManager) -> None:
+def test_library_alone_on_its_gpu_may_exceed_its_declaration(one_gpu: FakeManager) -> None:
     made = recipe(takes(20 * GB), needs=Needs(device_memory_bytes=4 * GB))
     one_gpu.ready(made, devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
     one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 20 * GB, what="the grown size")
     assert one_gpu.results(one_gpu.run(os.getpid, [()]))
 
 
-def test_a_gpu_of_one_process_stays_promised_whole(manager: FakeManager, start: Start) -> None:
+def test_exclusive_gpu_is_granted_completely(manager: FakeManager, start: Start) -> None:
     start({"mode": 3})
     manager.ready(recipe(takes(5 * GB)), devices=("cuda:0",), device_memory_bytes=24 * GB)
     manager.until(lambda: measures(manager) == [5 * GB])
@@ -220,7 +220,7 @@ def test_a_gpu_of_one_process_stays_promised_whole(manager: FakeManager, start: 
 # ---- the zygote's view
 
 
-def test_the_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, start: Start) -> None:
+def test_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, start: Start) -> None:
     start({}, {"mig": [{"uuid": "MIG-a", "memory": 5 * GB}]})
 
     def look() -> tuple[str, str]:
@@ -237,7 +237,7 @@ def test_the_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, s
 
 
 def _fake_torch(folder: Path) -> None:
-    """Write a fake torch that only tells whether a GPU is visible, and a module that keeps the answer."""
+    """Write a fake torch that only reports if a GPU is visible, and a module that stores the answer."""
     (folder / "torch" / "cuda").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("from . import cuda\n")
     (folder / "torch" / "cuda" / "__init__.py").write_text(
@@ -248,7 +248,7 @@ def _fake_torch(folder: Path) -> None:
     (folder / "asks_later.py").write_text("import torch\n")
 
 
-def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(manager: FakeManager, tmp_path: Path) -> None:
+def test_preloaded_module_that_counts_gpus_gets_a_true_answer(manager: FakeManager, tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
     _fake_torch(modules)

@@ -22,7 +22,7 @@ def test_library_told_to_grow_may_take_more_than_its_recipe_declares() -> None:
     assert limits.memory_limit(pilot.core.state, pilot.library(1)) == 4 * GIB
 
 
-def test_a_library_that_declares_nothing_has_no_limit() -> None:
+def test_library_without_declared_memory_has_no_limit() -> None:
     pilot = CoreShell(HOST).join().ready(1, Recipe("k", "model"), device="cpu:0", device_memory_bytes=4 * GIB)
     assert limits.memory_limit(pilot.core.state, pilot.library(1)) == 0
 

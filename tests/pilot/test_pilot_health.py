@@ -25,7 +25,7 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
         ([FAILED, SOUND, FAILED], ""),
         ([FAILED, FAILED], "answer 1, twice"),
         ([WRONG, FAILED], "answer 1, twice"),
-        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # a probe that could not run is no sign of health
+        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # a probe that could not run does not prove health
         ([FAILED, FAILED, FAILED], "answer 1, twice"),  # the fault is reported only once
         ([FAILED, FAILED, SOUND], "answer 1, twice"),
         ([FAILED, FAILED, SOUND, SOUND], ""),
@@ -34,7 +34,7 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
         ([WRONG, WRONG, SOUND, SOUND, SOUND], "answer 1, twice"),
     ],
 )
-def test_the_fault_after_these_answers(answers: list[ProbeVerdict], fault: str) -> None:
+def test_probe_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault: str) -> None:
     assert after(*answers).fault == fault
 
 
@@ -49,12 +49,14 @@ def test_the_fault_after_these_answers(answers: list[ProbeVerdict], fault: str) 
         ([FAILED, SOUND], True, False),
     ],
 )
-def test_when_there_is_something_to_go_by(answers: list[ProbeVerdict], known: bool, suspected: bool) -> None:
+def test_device_health_is_known_after_enough_probe_answers(
+    answers: list[ProbeVerdict], known: bool, suspected: bool
+) -> None:
     health = after(*answers)
     assert (health.known, health.suspected) == (known, suspected)
 
 
-def test_what_the_driver_reports_lasts() -> None:
+def test_fault_reported_by_the_driver_persists() -> None:
     health = DeviceHealth()
     assert health.reported("Xid 79")
     assert not health.reported("Xid 48")
@@ -64,7 +66,7 @@ def test_what_the_driver_reports_lasts() -> None:
     assert health.fault == "Xid 79"
 
 
-def test_a_driver_that_does_not_answer_is_a_fault_for_as_long() -> None:
+def test_unresponsive_driver_is_a_fault_while_it_lasts() -> None:
     health = DeviceHealth()
     assert health.silent("no answer for 60 s")
     assert not health.silent("no answer for 60 s")

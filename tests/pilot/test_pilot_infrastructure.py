@@ -1,4 +1,4 @@
-"""Exceptions whose cause is the disk, device or network: real exceptions if possible, else their exact texts raised
+"""Classify exceptions caused by disk, device or network: real exceptions if possible, else their exact texts raised
 from C.
 """
 
@@ -50,13 +50,13 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 
 def find(act: Callable[[], Any], place: Place = HERE) -> str:
-    """Return the infrastructure cause of a raised exception; "" for a user's error."""
+    """Return the infrastructure cause of a raised exception; "" for a user error."""
     found = find_infrastructure_cause(caught(act), place)
     return found.row.means if found is not None else ""
 
 
 def read_nothing_mapped() -> bytes:
-    """Make the kernel return EIO: address 0 is unmapped."""
+    """Make the kernel return EIO by access to the unmapped address 0."""
     with open("/proc/self/mem", "rb") as file:
         return file.read(1)
 
@@ -64,7 +64,7 @@ def read_nothing_mapped() -> bytes:
 # ---- errors of the kernel
 
 
-def test_exceptions_of_the_kernel_count_and_those_of_users_do_not() -> None:
+def test_kernel_errors_count_as_infrastructure_and_user_ones_do_not() -> None:
     def raised() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -78,8 +78,8 @@ def test_exceptions_of_the_kernel_count_and_those_of_users_do_not() -> None:
     assert find(lambda: 1 / 0) == ""
 
 
-def test_chains() -> None:
-    """The cause after `raise ... from` counts. An exception that was only being handled does not."""
+def test_exception_chains_are_classified() -> None:
+    """The cause of `raise ... from` counts. An exception that was only being handled does not count."""
 
     def again() -> None:
         try:
@@ -120,7 +120,7 @@ def test_chains() -> None:
     ]
 
 
-def test_threads_groups_and_event_loops() -> None:
+def test_exceptions_in_threads_groups_and_event_loops_are_found() -> None:
     def in_a_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(read_nothing_mapped).result()
@@ -140,7 +140,7 @@ def test_threads_groups_and_event_loops() -> None:
     assert find_infrastructure_cause(both, HERE) is None, "one of them is the user's"
 
 
-def test_an_exception_that_refuses_to_be_looked_at_is_the_users() -> None:
+def test_exception_that_cannot_be_inspected_is_a_user_error() -> None:
     class Odd(Exception):
         errno = "5"
 
@@ -165,7 +165,7 @@ def test_an_exception_that_refuses_to_be_looked_at_is_the_users() -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB for ten files, if this user may mount it."""
+    """A disk of 1 MiB for ten files, if this user may mount disks."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     done = subprocess.run(
@@ -177,7 +177,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: Path) -> None:
+def test_full_disk_counts_if_it_is_local_and_full(tiny: Path, tmp_path: Path) -> None:
     def fill() -> None:
         with open(tiny / "file", "wb") as file:
             file.write(bytes(2_000_000))
@@ -233,18 +233,18 @@ def _copied(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_numpy, _torch, _safetensors, _copied])
-def test_libraries_that_meet_a_disk_that_others_have_filled(
+def test_libraries_meet_a_disk_filled_by_other_processes(
     write: Callable[[Path], None], tiny: Path, tmp_path: Path
 ) -> None:
-    """Libraries report a full disk in different ways: a short write, a wrong position, an error after the file's
-    removal.
+    """Python libraries report a full disk in different ways: a short write, a wrong position, an error after the file
+    was removed.
     """
     (tiny / "others").write_bytes(bytes(900_000))
     assert find(lambda: write(tiny / "file"), Place(str(tiny))).startswith("a disk of the node is full")
     assert find(lambda: write(tiny / "file"), Place(str(tmp_path))) == "", "a disk that is not the node's"
 
 
-def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_temporary_folder_is_attributed_to_the_node(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its disk is full at the first call, `tempfile.gettempdir` selects another folder."""
     monkeypatch.setenv("TMPDIR", str(tiny))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -257,19 +257,19 @@ def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monk
     assert find(write, Place("/proc")) == "a disk of the node is full (ENOSPC)"
 
 
-def test_a_file_of_the_users_that_is_not_written_proves_nothing(tiny: Path) -> None:
+def test_unwritten_file_of_the_user_proves_nothing(tiny: Path) -> None:
     (tiny / "others").write_bytes(bytes(600_000))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write() -> None:
         with open(tiny / "log", "w") as log:
             log.write("begins")
-            by_c(OSError, full)  # type: ignore[arg-type]  # an exception that is made
+            by_c(OSError, full)  # type: ignore[arg-type]  # construct the exception in C
 
     assert find(write, Place(str(tiny))) == ""
 
 
-def test_variables_that_refuse_to_be_looked_at_prove_nothing(tiny: Path) -> None:
+def test_variables_that_cannot_be_inspected_prove_nothing(tiny: Path) -> None:
     class Hostile:
         @property
         def __class__(self) -> type:
@@ -285,7 +285,7 @@ def test_variables_that_refuse_to_be_looked_at_prove_nothing(tiny: Path) -> None
     assert find(write, Place(str(tiny))) == ""
 
 
-def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> None:
+def test_wrapped_file_of_the_user_is_not_queried(tiny: Path) -> None:
     class Raw(io.RawIOBase):
         def writable(self) -> bool:
             return True
@@ -295,7 +295,7 @@ def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> Non
             raise KeyError("code of the user's")
 
     def write() -> None:
-        file = io.BufferedWriter(Raw())  # noqa: F841  # it is found in the function's variables
+        file = io.BufferedWriter(Raw())  # noqa: F841  # the check finds this file in the variables of the function
         by_c(OSError, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))  # type: ignore[arg-type]
 
     (tiny / "others").write_bytes(bytes(600_000))
@@ -303,7 +303,7 @@ def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> Non
 
 
 def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> None:
-    """NumPy reports any incomplete write by its count of items, so only a nearly full disk proves that the disk was the
+    """NumPy reports any incomplete write by a count of items, so only a nearly full disk proves that the disk was the
     cause.
     """
     numpy = pytest.importorskip("numpy")
@@ -318,7 +318,7 @@ def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> N
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_device_that_is_always_full_is_the_users_fault(tiny: Path) -> None:
+def test_device_that_is_always_full_is_a_user_fault(tiny: Path) -> None:
     def print_to_nowhere() -> None:
         with open("/dev/full", "w") as file:
             print("a line", file=file, flush=True)
@@ -327,7 +327,7 @@ def test_device_that_is_always_full_is_the_users_fault(tiny: Path) -> None:
     assert find(print_to_nowhere, Place(str(tiny))) == ""
 
 
-def test_a_file_that_is_there_and_cannot_be_opened_counts(tmp_path: Path) -> None:
+def test_existing_file_that_cannot_be_opened_counts(tmp_path: Path) -> None:
     """safetensors reports every error of open(2) as a missing file."""
     there = tmp_path / "there.safetensors"
     text = "No such file or directory: {}"
@@ -338,7 +338,7 @@ def test_a_file_that_is_there_and_cannot_be_opened_counts(tmp_path: Path) -> Non
     assert find(lambda: open(tmp_path / "gone")) == ""  # noqa: SIM115
 
 
-def test_a_quota_is_the_users() -> None:
+def test_exceeded_quota_is_a_user_fault() -> None:
     rows = [row for row in ROWS if row.number == errno.EDQUOT]
     assert rows == []
 
@@ -394,7 +394,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
         ("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete", ""),
     ],
 )
-def test_texts_that_compiled_code_raises(text: str, means: str) -> None:
+def test_error_texts_of_compiled_code_are_classified(text: str, means: str) -> None:
     def raised() -> None:
         raise RuntimeError(text)
 
@@ -403,7 +403,7 @@ def test_texts_that_compiled_code_raises(text: str, means: str) -> None:
     assert find(lambda: by_c(ValueError, text)) in ("", "a disk or file server failed (EIO, ESTALE)")
 
 
-def test_pytorchs_own_types() -> None:
+def test_exception_types_of_pytorch_are_classified() -> None:
     torch = pytest.importorskip("torch")
     distributed = pytest.importorskip("torch.distributed")
     assert find(lambda: by_c(torch.AcceleratorError, ECC)) == "the device met a memory error that it cannot correct"
@@ -441,10 +441,10 @@ OOM = (
 @pytest.mark.parametrize(
     ("budget", "held", "free", "asked", "counts"),
     [
-        (20, 8, 1, 4, True),  # 20 GB were promised, and other processes use the missing part
+        (20, 8, 1, 4, True),  # 20 GB are reserved, and other processes use the missing part
         (10, 8, 1, 4, False),  # the library requests more than its context declares
-        (0, 8, 1, 4, False),  # the context declares nothing: no memory was promised
-        (20, 8, 30, 4, False),  # memory is free: the process's own limit refused the request
+        (0, 8, 1, 4, False),  # the context declares nothing, so no memory is reserved
+        (20, 8, 30, 4, False),  # memory is free, so the limit of the process refused the request
         (20, 19, 1, 4, False),
     ],
 )
@@ -466,7 +466,7 @@ def test_lack_of_device_memory_counts_only_within_the_budget(
     assert bool(find(lambda: by_c(OutOfMemoryError, text), place)) is counts
 
 
-def test_each_row_has_what_a_reader_needs() -> None:
+def test_each_row_of_the_table_has_the_documented_facts() -> None:
     for row in ROWS:
         assert all((row.types, row.means, row.source, row.text or row.number))
         re.compile(row.text)
@@ -490,7 +490,7 @@ def _ecc_after(told: Path) -> None:
     _ecc()
 
 
-def test_a_library_whose_device_failed_ends_and_says_so(alone: FakeManager, tmp_path: Path) -> None:
+def test_library_with_a_failed_device_ends_and_reports_it(alone: FakeManager, tmp_path: Path) -> None:
     told = tmp_path / "all calls are sent"
     alone.ready(recipe())
     own, call, after = (

@@ -29,12 +29,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 
 class LeftError(Exception):
-    """Raised where the library process would have ended; threads of the server end by it."""
+    """Raised in place of the exit of the library process; it ends threads of the server."""
 
 
 class GatedRunner:
-    """A slot whose calls begin and end on request. `ended_at`: time when the function ended; its result is packed
-    later.
+    """A slot whose calls start and end on request. `ended_at`: time when the function ended, before its result is
+    packed.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class GatedRunner:
 
 
 class Resizable:
-    """A context that reduces its memory on request, after a moment."""
+    """A context that reduces its memory on request after a short delay."""
 
     def __init__(self) -> None:
         self.runners: list[GatedRunner] = []
@@ -90,7 +90,7 @@ class Resizable:
 
 
 class Served:
-    """A library's server in a thread, and the other side of its socket."""
+    """The server of a library in a thread, and the other side of the socket."""
 
     def __init__(self, slots: int = 1) -> None:
         self.sock, theirs = socket.socketpair()
@@ -106,7 +106,7 @@ class Served:
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def _exit(self, code: int) -> NoReturn:
-        """Record the exit code. Threads of the server may call this after the test has ended."""
+        """Record the exit code. Threads of the server may call this method after the end of the test."""
         self.exits.append(code)
         raise LeftError
 
@@ -180,8 +180,8 @@ def until(is_so: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_call_that_the_attendant_gives_back_does_not_begin(served: Served) -> None:
-    """The attendant returns the call late, while the previous call's result is packed."""
+def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
+    """The attendant returns the call late, while the slot packs the result of the previous call."""
     decode, (runner,) = served.server._decode, served.runners
     read = threading.Event()
 
@@ -209,8 +209,8 @@ def test_call_that_the_attendant_gives_back_does_not_begin(served: Served) -> No
 
 
 @pytest.mark.parametrize("message", [Evict(NEXT), Resize(5)], ids=["evict", "resize"])  # type: ignore[arg-type]
-def test_late_messages_of_the_attendant_find_the_call_already_taken(served: Served, message: Any) -> None:
-    """The attendant saw a call run, waited for a full socket, and acts when the next call is taken but not begun."""
+def test_late_messages_of_the_attendant_find_the_call_started(served: Served, message: Any) -> None:
+    """The attendant saw a call run, waited for a full socket, and acts after the next call is taken but not started."""
     (runner,) = served.runners
     send = served.server.outbox.send_waiting
     held_up, goes_on = threading.Event(), threading.Event()
@@ -243,7 +243,7 @@ def test_late_messages_of_the_attendant_find_the_call_already_taken(served: Serv
         assert served.context.seen[0][1] == [NO_CALL]
 
 
-def test_a_call_that_a_slot_has_just_taken_can_be_evicted(two_slots: Served) -> None:
+def test_call_just_started_by_a_slot_can_be_evicted(two_slots: Served) -> None:
     for runner in two_slots.runners:
         runner.may_begin.clear()
     two_slots.may_make.set()
@@ -254,7 +254,7 @@ def test_a_call_that_a_slot_has_just_taken_can_be_evicted(two_slots: Served) -> 
     assert [each.progress.call for each in two_slots.end() if isinstance(each, RunEvicted)] == [LONG]
 
 
-def test_a_resize_before_every_slot_is_there_is_answered(two_slots: Served) -> None:
+def test_resize_before_every_slot_is_ready_is_answered(two_slots: Served) -> None:
     two_slots.say(Resize(5))
     two_slots.start()
     until(lambda: two_slots.server._runners)
@@ -264,7 +264,7 @@ def test_a_resize_before_every_slot_is_there_is_answered(two_slots: Served) -> N
     two_slots.end()
 
 
-def test_a_resize_is_answered_while_a_slot_runs_a_call(two_slots: Served) -> None:
+def test_resize_is_answered_while_a_slot_runs_a_call(two_slots: Served) -> None:
     two_slots.may_make.set()
     two_slots.start().say(order(LONG))
     until(lambda: any(each.call == LONG for each in two_slots.runners))
@@ -301,7 +301,7 @@ class _SlowSocket:
         self.sent += 1
 
 
-def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell() -> None:
+def test_unfit_library_stays_until_other_slots_reported_their_ends() -> None:
     served = Served(slots=2)
     one, two = served.runners
     served.server._runners = [one, two]  # type: ignore[list-item]
@@ -318,7 +318,7 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell() -> None:
     served.sock.close()
 
 
-def test_a_slot_that_fails_ends_its_library(two_slots: Served) -> None:
+def test_failed_slot_ends_its_library(two_slots: Served) -> None:
     def broken(slot: int) -> Any:
         raise OSError(28, f"no room for slot {slot}")
 
@@ -329,7 +329,7 @@ def test_a_slot_that_fails_ends_its_library(two_slots: Served) -> None:
     assert two_slots.exits == [1, 1]
 
 
-def test_end_is_sent_before_what_the_call_left_is_cleared(served: Served) -> None:
+def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) -> None:
     (runner,) = served.runners
     runner.is_clean = False
     served.start().say(order(LONG))

@@ -1,4 +1,4 @@
-"""Pieces of many calls share frames, and each call's pieces are sent once and in order."""
+"""Pieces of many calls share frames; the pieces of each call are sent once and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def frames() -> list[list[Yielded]]:
 
 @pytest.fixture
 def waiting(frames, monkeypatch) -> PieceBatcher:
-    """Return a batcher whose pieces wait for hours, because a frame has just been sent."""
+    """Return a batcher that has just sent a frame, so that pieces wait for hours."""
     monkeypatch.setattr(pieces, "GATHER_EACH_S", 10_000.0)
     monkeypatch.setattr(pieces, "GATHER_S", 10_000.0)
     found = PieceBatcher(frames.append)
@@ -34,7 +34,7 @@ def waiting(frames, monkeypatch) -> PieceBatcher:
     return found
 
 
-def test_the_first_piece_of_a_call_takes_along_all_that_wait(waiting, frames):
+def test_first_piece_of_a_call_is_sent_with_all_waiting_pieces(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(piece(2, 7), at_once=False)
     waiting.add(piece(1, 2), at_once=False)
@@ -46,18 +46,18 @@ def test_the_first_piece_of_a_call_takes_along_all_that_wait(waiting, frames):
     ]  # fmt: skip
 
 
-def test_call_waiting_for_its_reader_says_so_behind_its_pieces(waiting, frames):
+def test_reader_wait_of_a_call_is_reported_after_its_pieces(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(Yielded(CallId(1), 1, 2, [], waits=True), at_once=False)
     assert frames == [[Yielded(CallId(1), 1, 1, [b"1/1"], waits=True)]]
 
 
-def test_many_bytes_leave_at_once(waiting, frames):
+def test_many_bytes_are_sent_at_once(waiting, frames):
     waiting.add(Yielded(CallId(1), 1, 1, [bytes(pieces.GATHER_BYTES)]), at_once=False)
     assert len(frames) == 1
 
 
-def test_what_waits_of_a_call_that_is_over_is_dropped(waiting, frames):
+def test_waiting_pieces_of_an_ended_call_are_dropped(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(piece(2, 0), at_once=False)
     waiting.drop(1)
@@ -65,7 +65,7 @@ def test_what_waits_of_a_call_that_is_over_is_dropped(waiting, frames):
     assert [each.run for each in frames[0]] == [2, 3]
 
 
-def test_pieces_of_many_threads_leave_once_and_in_order(frames):
+def test_pieces_of_many_threads_are_sent_once_and_in_order(frames):
     streams, count = 20, 50
     all_left = threading.Event()
     seen: dict[int, list[bytes]] = defaultdict(list)
@@ -90,6 +90,6 @@ def test_pieces_of_many_threads_leave_once_and_in_order(frames):
         writer.start()
     for writer in writers:
         writer.join()
-    assert all_left.wait(60)  # the last pieces are sent although no later piece triggers it
+    assert all_left.wait(60)  # the last pieces are sent although no later piece triggers sending
     assert seen == {run: [b"%d/%d" % (run, number) for number in range(count)] for run in range(streams)}
     assert len(frames) < streams * count

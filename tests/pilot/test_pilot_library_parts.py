@@ -36,7 +36,7 @@ from stoker.protocol.to_pilot import FunctionBlob
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 700_000), max_size=8), st.integers(0, 99))
-def test_frames_survive_any_cutting(sizes: list[int], seed: int) -> None:
+def test_frames_survive_arbitrary_fragmentation(sizes: list[int], seed: int) -> None:
     chance = random.Random(seed)
     sent = [chance.randbytes(size) for size in sizes]
     stream = b"".join(map(pack_raw, sent))
@@ -44,7 +44,7 @@ def test_frames_survive_any_cutting(sizes: list[int], seed: int) -> None:
 
     def write() -> None:
         at = 0
-        while at < len(stream):  # some cuts are inside a length field
+        while at < len(stream):  # some fragments end inside a length field
             step = chance.choice([1, 7, 8, 9, 4096]) if chance.random() < 0.3 else 200_000
             theirs.sendall(stream[at : at + step])
             at += step
@@ -61,13 +61,13 @@ def test_frames_survive_any_cutting(sizes: list[int], seed: int) -> None:
     assert got == sent
 
 
-def test_nothing_to_read_is_said() -> None:
+def test_empty_read_is_reported() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(BlockingIOError):
         FrameReader(ours).fill(block=False)
 
 
-def test_a_packed_frame_is_read_back() -> None:
+def test_packed_frame_is_read_back() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(pack(["a", b"b" * 1000]))
@@ -83,7 +83,7 @@ def test_a_packed_frame_is_read_back() -> None:
     [b"garbage!", b"\n" * 8, b"x" + pack(["a"]), pack(["a"])[1:] + pack(["a"]), b"\xff" * 8, b"\0" * 8],
     ids=["text", "lines", "a byte too many", "a byte too few", "endless", "zeros"],
 )
-def test_bytes_that_are_no_frame_are_refused_without_taking_memory(stray: bytes) -> None:
+def test_invalid_frames_are_refused_without_allocating_memory(stray: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = FrameReader(ours)
@@ -97,7 +97,7 @@ def test_bytes_that_are_no_frame_are_refused_without_taking_memory(stray: bytes)
         assert len(reader._buffer) < 1 << 20
 
 
-def test_evicted_call_keeps_a_checkpoint_that_was_not_sent() -> None:
+def test_evicted_call_keeps_an_unsent_checkpoint() -> None:
     here, there = socket.socketpair()
     with here, there:
         outbox = LibraryOutbox(here, lost=lambda error, untold: pytest.fail(str(error)))
@@ -112,7 +112,7 @@ def test_evicted_call_keeps_a_checkpoint_that_was_not_sent() -> None:
     assert said[-1].progress.state == b"after 2"
 
 
-def test_functions_are_forgotten_least_recently_used_first() -> None:
+def test_functions_are_evicted_least_recently_used_first() -> None:
     def blob(name: str) -> FunctionBlob:
         return FunctionBlob(key=name, name=name, blob=payloads.dumps((len, False)))
 
@@ -127,7 +127,7 @@ def test_functions_are_forgotten_least_recently_used_first() -> None:
     assert first.open() == (len, False)
 
 
-def test_functions_take_a_bounded_number_of_bytes() -> None:
+def test_cached_functions_have_a_byte_limit() -> None:
     functions = Functions(room_bytes=2500)
     for name in "abc":
         functions.find(name, FunctionBlob(key=name, name=name, blob=bytes(1000)))  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_cleared_folder_refuses_to_clear_after_damage(cleared: ClearedFolder, ha
         cleared.clear()
 
 
-def test_cleared_folder_keeps_what_it_was_told_to_keep(cleared: ClearedFolder) -> None:
+def test_cleared_folder_keeps_the_listed_files(cleared: ClearedFolder) -> None:
     Path(cleared.path, "of the loader").write_text("x")
     cleared.keep()
     assert not cleared.is_touched()
@@ -181,7 +181,7 @@ def test_cleared_folder_keeps_what_it_was_told_to_keep(cleared: ClearedFolder) -
     assert os.listdir(cleared.path) == ["of the loader"]
 
 
-def test_cleared_folder_clears_what_resists(cleared: ClearedFolder, tmp_path: Path) -> None:
+def test_cleared_folder_removes_resistant_files(cleared: ClearedFolder, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
@@ -192,7 +192,7 @@ def test_cleared_folder_clears_what_resists(cleared: ClearedFolder, tmp_path: Pa
     assert (outside / "precious").exists()
 
 
-def test_the_marker_tells_what_runs(tmp_path: Path) -> None:
+def test_marker_names_the_running_call(tmp_path: Path) -> None:
     marker = Marker(tmp_path / "running", slots=2)
     assert running(tmp_path / "running") == []
     marker.begin(1, 7, 100, 40)
@@ -203,12 +203,12 @@ def test_the_marker_tells_what_runs(tmp_path: Path) -> None:
     assert running(tmp_path / "nowhere") == []
 
 
-def test_the_marker_tells_where_output_of_other_calls_ends(tmp_path: Path) -> None:
+def test_marker_shows_where_the_output_of_other_calls_ends(tmp_path: Path) -> None:
     marker = Marker(tmp_path / "running", slots=2)
     marker.begin(0, 7, 100, 40)
     marker.begin(1, 8, 100, 45)
     marker.idle(1)
-    marker.ended(90)  # call 8 has written its lines up to this position
+    marker.ended(90)  # call 8 wrote its lines up to this position
     assert running(tmp_path / "running") == [Running(7, 100, 90, slot=0)]
     marker.suspect([8])
     assert [each.log_from for each in running(tmp_path / "running")] == [90, NOWHERE]
@@ -229,7 +229,7 @@ def test_scratch_folder_of_another_user_is_left_alone(tmp_path: Path, base: Call
         base(str(tmp_path))
 
 
-def test_scratch_folders_of_dead_pilots_alone_are_swept(tmp_path: Path) -> None:
+def test_only_scratch_folders_of_dead_pilots_are_removed(tmp_path: Path) -> None:
     base = base_folder(str(tmp_path))
     assert base.stat().st_mode & 0o777 == 0o700
     here = Scratch(base, pilot="here")
@@ -241,7 +241,7 @@ def test_scratch_folders_of_dead_pilots_alone_are_swept(tmp_path: Path) -> None:
     assert not list(base.glob("pilot-*"))
 
 
-def test_scratch_folder_without_lock_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
+def test_scratch_folder_without_lock_is_removed_if_its_pilot_is_dead(tmp_path: Path) -> None:
     base = base_folder(str(tmp_path))
     here = Scratch(base, pilot="here")
     (here.path / "alive").unlink()
@@ -253,7 +253,7 @@ def test_scratch_folder_without_lock_is_swept_unless_its_pilot_lives(tmp_path: P
     assert not list(base.glob("pilot-*"))
 
 
-def test_the_tail_of_a_log_is_text(tmp_path: Path) -> None:
+def test_tail_of_a_log_is_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\n".join(b"line %d \xff" % n for n in range(5000)))
     lines = processes.tail(str(log), lines=3).splitlines()
@@ -261,7 +261,7 @@ def test_the_tail_of_a_log_is_text(tmp_path: Path) -> None:
     assert processes.tail(str(tmp_path / "nowhere")) == ""
 
 
-def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
+def test_memory_is_measured_exactly_before_a_library_is_blamed() -> None:
     mine = processes.resident_bytes(os.getpid())
     assert mine > 10_000_000
     assert 0 < processes.proportional_bytes(os.getpid()) <= mine
@@ -275,7 +275,7 @@ def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch
     monkeypatch.setattr(processes, "proportional_bytes", lambda pid: asked.append(pid) or exact)
     memory = processes.MemoryLimit()
     assert memory.excess(7, 100, now=0.0) == 0
-    resident = 200  # 100 bytes at most
+    resident = 200  # the limit is 100 bytes
     assert memory.excess(7, 100, now=0.25) == 0
     assert asked == [7]
     resident, exact = 201, 101
@@ -283,7 +283,7 @@ def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch
     assert asked == [7, 7]
     exact = 60
     assert memory.excess(7, 100, now=0.75) == 0, "over the limit: measure every time"
-    exact = 130  # the process that shared the library's pages has ended, so they count in full
+    exact = 130  # the process that shared pages with the library has ended, so these pages count in full
     assert memory.excess(7, 100, now=1.0) == 0
     assert memory.excess(7, 100, now=0.75 + memory.AGAIN_S) == 130
 
@@ -304,7 +304,7 @@ os.write(int(sys.argv[2]), repr(said and (said.start, said.end)).encode())
 
 @pytest.mark.parametrize("tail", ['LogTail("log")', 'ThreadTail("log", "kept", ended=lambda size: None)'])
 @pytest.mark.parametrize("disk", ["full", "with room"])
-def test_a_log_without_room_costs_what_is_printed_and_not_the_call(tmp_path: Path, tail: str, disk: str) -> None:
+def test_full_disk_for_the_log_loses_output_but_not_the_call(tmp_path: Path, tail: str, disk: str) -> None:
     log = "/dev/full" if disk == "full" else str(tmp_path / "log")
     read, write = os.pipe()
     command = [sys.executable, "-c", PRINTS.format(tail=tail), log, str(write)]
@@ -316,7 +316,7 @@ def test_a_log_without_room_costs_what_is_printed_and_not_the_call(tmp_path: Pat
     assert code == 0
 
 
-def test_a_length_alone_takes_no_memory_and_a_large_frame_comes_whole() -> None:
+def test_frame_length_alone_allocates_no_memory() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = FrameReader(ours)
@@ -344,11 +344,11 @@ class Slow:
 
 
 def _rebuild() -> Slow:
-    time.sleep(0.05)  # the other slots arrive in the meantime
+    time.sleep(0.05)  # the other slots arrive while this slot sleeps
     return Slow()
 
 
-def test_slots_that_get_a_functions_first_calls_share_one_function() -> None:
+def test_slots_share_one_function_in_its_first_calls() -> None:
     together = threading.Barrier(3)
     function = Function(FunctionBlob(key="f", name="f", blob=payloads.dumps((Slow(), False))))  # type: ignore[arg-type]
 

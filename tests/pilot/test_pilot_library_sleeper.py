@@ -43,7 +43,7 @@ class Proxy:
         (types.SimpleNamespace(sleep=print, wake=print), False), ({"sleep": 1, "wake": 2}, False),
     ],
 )  # fmt: skip
-def test_a_context_sleeps_if_its_class_can(context: Any, can: bool) -> None:
+def test_context_sleeps_if_its_class_supports_sleep(context: Any, can: bool) -> None:
     assert can_sleep(context) is can
 
 
@@ -68,7 +68,7 @@ def sleeper_of(context: Any) -> Sleeper:
     return Sleeper(context, name="cache", devices=("cpu:0",), settings=settings)
 
 
-def test_sleep_and_wake_are_measured() -> None:
+def test_sleep_and_wake_times_are_measured() -> None:
     sleeper = sleeper_of(Cache())
     asleep = sleeper.sleep()
     assert isinstance(asleep, Slept)
@@ -81,7 +81,7 @@ def test_sleep_and_wake_are_measured() -> None:
 
 
 @pytest.mark.parametrize("method", ["sleep", "wake"])
-def test_what_a_context_raises_is_told(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_exception_of_a_context_is_reported(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     context = Cache()
     context.bad = "no memory"
     failed = getattr(sleeper_of(context), method)()

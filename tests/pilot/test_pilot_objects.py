@@ -1,4 +1,4 @@
-"""Objects on pilots: requested, fetched by the manager's plan, served; also without shared files."""
+"""Pilots request, fetch and serve objects by the transfer plan of the manager, also without shared files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 
 
 class Other:
-    """A second pilot of the same session, with its own manager and cache."""
+    """A second pilot of the session, with its own manager and cache."""
 
     def __init__(self, folder: Path, *, lease_s: float = 20) -> None:
         self.manager = FakeManager(folder, lease_s=lease_s)
@@ -77,7 +77,7 @@ def wanting(ref: ObjectRef) -> Any:
 
 
 def gone_from_here(ref: ObjectRef) -> ObjectRef:
-    """Return this object with an origin that this host cannot see."""
+    """Return this object with an origin path that does not exist on this host."""
     return ObjectRef(ref.name, ref.size_bytes, "/not/seen/here")
 
 
@@ -89,17 +89,17 @@ def have(manager: FakeManager, ref: ObjectRef) -> None:
     manager.wait_for(LibraryReady)
 
 
-def test_a_pilot_says_where_it_serves(taker: FakeManager) -> None:
+def test_pilot_reports_its_transfer_address(taker: FakeManager) -> None:
     host, _, port = taker.hello().peer.rpartition(":")
     assert host == "127.0.0.1"
     assert int(port) > 0
 
 
-def test_without_a_key_it_serves_nobody(alone: FakeManager) -> None:
+def test_pilot_without_a_key_serves_no_peer(alone: FakeManager) -> None:
     assert alone.hello().peer == ""
 
 
-def test_an_object_comes_from_another_pilot(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
+def test_object_is_fetched_from_another_pilot(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
     have(giver.manager, big)
     ref = gone_from_here(big)
     taker.start(wanting(ref))
@@ -112,15 +112,15 @@ def test_an_object_comes_from_another_pilot(taker: FakeManager, giver: Other, bi
     assert ready.fetch_s > 0
     ((length,),) = [taker.results(taker.run(lambda context: context, [()], takes_context=True))]
     assert length == big.size_bytes
-    # The pilot has the object: another library starts without requesting it, and the next pilot on this cache reports
-    # it.
+    # The pilot has the object: another library starts without requesting the object, and the next pilot on this cache
+    # reports it.
     wants = len(taker.wanted)
     taker.ready(wanting(ref), library=2, devices=("cpu:1",))
     assert len(taker.wanted) == wants
     get(big.name, taker.base / "again", addresses=[taker.hellos[-1].peer], key=TRANSFER_KEY)
 
 
-def test_a_peer_that_is_not_there_is_named_and_another_serves(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
+def test_missing_peer_is_named_and_another_peer_serves(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
     have(giver.manager, big)
     ref = gone_from_here(big)
     taker.start(wanting(ref))
@@ -133,7 +133,7 @@ def test_a_peer_that_is_not_there_is_named_and_another_serves(taker: FakeManager
     taker.wait_for(LibraryReady)
 
 
-def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(keyed: FakeManager, big: ObjectRef) -> None:
+def test_pending_requests_are_repeated_to_a_returning_manager(keyed: FakeManager, big: ObjectRef) -> None:
     keyed.start_pilot()
     keyed.start(wanting(big))
     keyed.until(lambda: keyed.wanted == [big])
@@ -145,7 +145,7 @@ def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(keyed: FakeMan
     keyed.wait_for(LibraryReady)
 
 
-def test_what_leaves_the_cache_is_told(manager: FakeManager, tmp_path: Path) -> None:
+def test_objects_removed_from_the_cache_are_reported(manager: FakeManager, tmp_path: Path) -> None:
     refs = []
     for name in ("one", "two"):
         (tmp_path / name).write_bytes(os.urandom(600_000))
@@ -166,7 +166,7 @@ def test_what_leaves_the_cache_is_told(manager: FakeManager, tmp_path: Path) -> 
     manager.wait_for(ObjectsGone, names=(refs[0].name,))
 
 
-def test_pilots_of_one_host_share_what_one_of_them_brings(keyed: FakeManager, tmp_path: Path, big: ObjectRef) -> None:
+def test_pilots_of_one_host_share_fetched_objects(keyed: FakeManager, tmp_path: Path, big: ObjectRef) -> None:
     keyed.start_pilot()
     twin = FakeManager(tmp_path / "twin")
     try:
@@ -181,7 +181,7 @@ def test_pilots_of_one_host_share_what_one_of_them_brings(keyed: FakeManager, tm
         twin.close()
 
 
-def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
+def test_leaving_pilot_completes_its_transfers(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
     have(other.manager, big)
     channel = wire.connect(other.peer.address, key=TRANSFER_KEY)
     channel.send({"op": "open", "object": big.name, "manifest": False})
@@ -198,7 +198,7 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
     other.manager.wait_for(PilotLeaving)
 
 
-def test_leaving_pilot_stays_until_another_has_what_only_it_has(
+def test_leaving_pilot_stays_until_its_only_copies_are_replicated(
     taker: FakeManager, other: Other, big: ObjectRef
 ) -> None:
     have(other.manager, big)
@@ -214,7 +214,7 @@ def test_leaving_pilot_stays_until_another_has_what_only_it_has(
     taker.until(lambda: len([one for one in taker.said if isinstance(one, ObjectsHere)]) > 1)
 
 
-def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, big: ObjectRef) -> None:
+def test_staying_pilot_leaves_after_its_time_limit(other: Other, big: ObjectRef) -> None:
     have(other.manager, big)
     other.manager.send(Exit(reason="drained", drain=True, hand_on_s=0.5))
     other.manager.wait_for(PilotLeaving)
@@ -235,12 +235,12 @@ def carried_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMana
 
 @pytest.fixture
 def carried(carried_pilot: FakeManager) -> FakeManager:
-    """A pilot with a copy of a job's files, and the session's seed, shared by this file's tests."""
+    """A pilot with a copy of the files of a job, and the seed of the session, shared by the tests of this file."""
     carried_pilot.begin_test()
     return carried_pilot
 
 
-def test_an_object_comes_from_the_seed(carried: FakeManager, big: ObjectRef) -> None:
+def test_object_is_fetched_from_the_seed(carried: FakeManager, big: ObjectRef) -> None:
     publish(carried.folder.objects, (big,))
     ref = gone_from_here(big)
     carried.start(wanting(ref))
@@ -255,7 +255,7 @@ def _same(data: bytes) -> bytes:
     return data
 
 
-def test_large_arguments_and_results_travel(carried: FakeManager) -> None:
+def test_large_arguments_and_results_are_transferred(carried: FakeManager) -> None:
     carried.ready(recipe())
     data = os.urandom(3_000_000)
     specs = carried.run(_same, [(data,), (b"small",)])
@@ -266,7 +266,7 @@ def test_large_arguments_and_results_travel(carried: FakeManager) -> None:
     assert not list((carried.base / "sandbox" / "session" / "objects").iterdir())
 
 
-def test_arguments_that_are_gone_fail_their_call_alone(carried: FakeManager) -> None:
+def test_missing_arguments_fail_only_their_call(carried: FakeManager) -> None:
     carried.ready(recipe())
     (here,) = carried.run(_same, [(b"small",)])
     lost = CallSpec(call=99, payload=ObjectRef("file-" + "0" * 64, 2_000_000, "/not/seen/here"))  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:
     return refs
 
 
-def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: FakeManager, tmp_path: Path) -> None:
+def test_context_without_cache_space_reports_the_missing_bytes(manager: FakeManager, tmp_path: Path) -> None:
     here, first, second = made_of(tmp_path, 400_000, 300_000, 500_000)
     manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
     manager.ready(wanting(here))
@@ -300,8 +300,8 @@ def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: Fak
     assert left.cache_lacks_bytes == 0, "no other library is in the way"
 
 
-def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
-    """A name that is too long fails like a file system for which the node has no ticket."""
+def test_inaccessible_object_path_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
+    """A too long path fails like a file system for which the node has no Kerberos ticket."""
     ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
     taker.start(wanting(ref))
     taker.until(lambda: taker.wanted)
@@ -312,7 +312,7 @@ def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(taker: Fak
 
 
 @pytest.mark.parametrize(("breaks", "ok"), [(1, True), (len(objects._PAUSES_S) + 1, False)])
-def test_a_result_is_handed_in_again_when_the_connection_breaks(breaks: int, ok: bool, tmp_path: Path, monkeypatch):
+def test_result_is_uploaded_again_if_the_connection_breaks(breaks: int, ok: bool, tmp_path: Path, monkeypatch):
     (tmp_path / "result").write_bytes(b"result")
     seen = []
 

@@ -1,4 +1,4 @@
-"""An agent reads the engines' work on a device from the turn board and reports it to the core."""
+"""The agent reads the work of the engines on a device from the turn board, and reports it to the core."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMES = times_of(SAMPLES)
 
 
 class Pilot:
-    """A pilot's core with two libraries on one device, and its agent's `OfferScales`."""
+    """A pilot core with two libraries on one device, and the `OfferScales` of its agent."""
 
     def __init__(self, board: Path) -> None:
         self.board = board
@@ -56,7 +56,7 @@ class Pilot:
         self.shell.forget()
 
     def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
-        """Offer library 1 a call; give the agent's estimate to the core and return it."""
+        """Offer library 1 a call; pass the estimate of the agent to the core and return the estimate."""
         spec = CallSpec(CallId(call), b"x", Features(input_length=tokens, expected_output=50))
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
@@ -78,7 +78,7 @@ def pilot(tmp_path: Path) -> Iterator[Pilot]:
         engine.close()
 
 
-def test_nothing_is_said_against_a_call_while_steps_are_not_measured(pilot: Pilot) -> None:
+def test_calls_are_accepted_while_steps_are_not_measured(pilot: Pilot) -> None:
     found = pilot.offer(ttft_s=0.01, tokens=1000)
     assert (found.new, found.engines) == (None, ())
     assert pilot.shell.take(to_library.Run)
@@ -94,7 +94,7 @@ def test_step_times_of_the_manager_count_until_steps_are_measured(tmp_path: Path
     assert shell.core.state.step_times["one", "A10"] == TIMES
 
 
-def test_engines_are_seen_with_what_they_have_to_do(pilot: Pilot) -> None:
+def test_engines_are_modelled_with_their_open_work(pilot: Pilot) -> None:
     pilot.measure()
     prompts = [(300, 103.0, 0.25, 0)]
     pilot.engines[1].publish(EngineWork(2, 150.0, 100.4, 0.25, 99.0, prompts, 3, 500))
@@ -107,7 +107,7 @@ def test_engines_are_seen_with_what_they_have_to_do(pilot: Pilot) -> None:
     assert (pilot.outlook(found, 1).rows, pilot.outlook(found, 1).prompts) == (0, ())
 
 
-def test_a_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> None:
+def test_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> None:
     pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.3, 0.06, math.inf, [], 1, 200))
     pilot.offer(tokens=1000)
@@ -124,17 +124,17 @@ def test_recently_accepted_calls_count_until_an_engine_has_them(pilot: Pilot) ->
     second = pilot.offer(2, ttft_s=1.5, tokens=1000)
     assert pilot.outlook(second, 1).prompts == (UnreadPrompt(100, 105.0, 0.25),)
     assert [spec.call for run in pilot.shell.all(to_library.Run) for spec in run.calls] == [1, 2]
-    # call 3 was refused, so its prompt does not count
+    # the refused call 3 does not count
     assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2
     pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25, 0), (100, 105.0, 0.25, 0)], accepted_requests=2))
     assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
 
 
-def test_a_request_of_a_call_that_has_ended_stands_for_no_other_call(pilot: Pilot) -> None:
+def test_request_of_an_ended_call_represents_no_other_call(pilot: Pilot) -> None:
     pilot.measure()
     pilot.offer(1, tokens=100)
     pilot.offer(2, tokens=200)
-    # the engine accepted the first call's prompt, and has read it
+    # the engine accepted and read the prompt of the first call
     pilot.engines[0].publish(EngineWork(accepted_requests=1))
     pilot.shell.end(1)
     assert [each.tokens for each in pilot.outlook(pilot.offer(3, ttft_s=0.01), 1).prompts] == [200]
@@ -142,7 +142,7 @@ def test_a_request_of_a_call_that_has_ended_stands_for_no_other_call(pilot: Pilo
     assert pilot.outlook(pilot.offer(4, ttft_s=0.01), 1).prompts == ()
 
 
-def test_no_request_stands_for_a_call_that_was_refused(pilot: Pilot) -> None:
+def test_refused_call_has_no_request(pilot: Pilot) -> None:
     pilot.measure()
     pilot.offer(1, tokens=100)
     pilot.offer(2, tokens=1000, ttft_s=0.5)
@@ -152,24 +152,24 @@ def test_no_request_stands_for_a_call_that_was_refused(pilot: Pilot) -> None:
     assert pilot.outlook(pilot.offer(4), 1).prompts == ()
 
 
-def test_a_library_that_is_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
+def test_library_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
     pilot.measure()
     pilot.shell.start(3, MODELS[1])
-    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request, which counts already
+    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request that already counts
     pilot.shell.run(7, library=2)
     for number in (2, 3):
         pilot.shell.hear(StopLibrary(LibraryId(number), "enough"))
     assert pilot.shell.library(2).stage is Stage.DRAINING
     assert {each.library: each.rows for each in pilot.offer(2).engines} == {1: 0, 2: 0, 3: 0}
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, accepted_requests=1))
-    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # the remaining work of library 2, which drains, counts
+    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # the remaining work of the draining library 2 counts
 
 
 @pytest.mark.parametrize("kind", ["A10", "cpu"])
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize("process_bytes", [0, GIB // 2, 3 * GIB])
 @pytest.mark.parametrize("declared", [0, 8 * GIB, 22 * GIB, 24 * GIB])
-def test_a_pilot_wants_no_more_memory_than_the_manager_reserves(
+def test_pilot_requests_no_more_memory_than_the_manager_reserves(
     tmp_path: Path, kind: str, processes: int, process_bytes: int, declared: int
 ) -> None:
     facts = DeviceFacts(GPU[0], kind, 24 * GIB, processes=processes, process_bytes=process_bytes)
@@ -188,13 +188,13 @@ def test_a_pilot_wants_no_more_memory_than_the_manager_reserves(
 
 
 @pytest.mark.parametrize("declared", [0, 8 * GIB])
-def test_reported_cache_is_weighed(tmp_path: Path, declared: int) -> None:
+def test_reported_cache_size_is_considered(tmp_path: Path, declared: int) -> None:
     cache = TokenCache(weights_bytes=6 * GIB, token_bytes=GIB // 100, tokens=400)
     shell = loaded(cache, declared)
     assert weigh(shell, tmp_path, tokens=400).required_bytes == 6 * GIB + 750 * (GIB // 100)
 
 
-def test_fixed_cache_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+def test_fixed_cache_refuses_requests_that_exceed_it(tmp_path: Path) -> None:
     shell = loaded(TokenCache(6 * GIB, GIB // 100, tokens=750, is_fixed=True), 0)
     assert weigh(shell, tmp_path, tokens=400) == OfferWeighed(order(400))
     found = weigh(shell, tmp_path, tokens=401)
@@ -218,35 +218,35 @@ def order(tokens: int) -> RunCalls:
 
 
 def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferWeighed:
-    """Offer a call of so many tokens to a library whose engine has requests of 350."""
+    """Offer a call of `tokens` tokens to a library whose engine has requests of 350 tokens."""
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
         engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=350))
         inspector = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now)
         return inspector.weigh(order(tokens))
 
 
-def test_a_call_that_has_waited_is_due_earlier(pilot: Pilot) -> None:
+def test_deadline_of_a_waiting_call_is_earlier(pilot: Pilot) -> None:
     pilot.measure()
     found = pilot.offer(ttft_s=5.0, waited_s=2.0)
     assert found.new.due_at == 103.0
     assert pilot.shell.take(to_library.Run).waited_s == 2.0
 
 
-def test_token_that_became_late_since_the_step_began_refuses_no_call(pilot: Pilot) -> None:
+def test_token_late_since_the_start_of_a_step_refuses_no_call(pilot: Pilot) -> None:
     pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 99.5, 0.25, math.inf, [], 1, 200))
     other = pilot.outlook(pilot.offer(), 2)
     assert (other.due_at, other.late_at) == (math.inf, 99.5)
 
 
-def test_a_cache_that_was_underestimated_is_asked_for(pilot: Pilot) -> None:
+def test_underestimated_cache_is_requested(pilot: Pilot) -> None:
     pilot.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
     own = pilot.shell.core.state.devices[GPU[0]].process_bytes
     assert pilot.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
     assert "of device memory for it" in pilot.shell.take(told.CallsReturned).refused
 
 
-def test_further_prompts_count_as_one(pilot: Pilot) -> None:
+def test_further_prompts_count_as_one_prompt(pilot: Pilot) -> None:
     pilot.measure()
     prompts = [(10, 110.0 + number, 0.25, 64) for number in range(40)]
     pilot.engines[1].publish(EngineWork(prompts=prompts, accepted_requests=40))

@@ -32,7 +32,7 @@ def offer(pilot: CoreShell, call: int = 1, *, reserve: int = 0, preempts: tuple[
     return pilot.take(commands.WeighOffer).order
 
 
-def test_nothing_runs_before_it_is_weighed(pilot: CoreShell) -> None:
+def test_call_does_not_start_before_its_offer_is_decided(pilot: CoreShell) -> None:
     order = offer(pilot)
     assert pilot.all(to_library.Run) == []
     assert [spec.call for spec in order.calls] == [1]
@@ -41,7 +41,7 @@ def test_nothing_runs_before_it_is_weighed(pilot: CoreShell) -> None:
     assert pilot.all(told.CallsReturned) == []
 
 
-def test_a_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
+def test_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
     assert pilot.take(told.CallsReturned) == told.CallsReturned(
         LibraryId(1), (CallId(1),), refused="its first token would come 600 ms late", case=RefusalCase.FIRST_TOKEN
@@ -49,7 +49,7 @@ def test_a_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
     assert pilot.all(to_library.Run) == []
 
 
-def test_a_shell_that_sees_no_engine_has_nothing_against_it(pilot: CoreShell) -> None:
+def test_shell_without_an_engine_accepts_every_offer(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot)))
     assert pilot.take(to_library.Run)
 
@@ -60,7 +60,7 @@ def test_call_without_cache_room_is_refused_with_the_bytes_it_needs(pilot: CoreS
     assert (back.required_bytes, back.refused) == (9 * GIB, "lib-1 needs 9.7 GB of device memory for it")
 
 
-def test_a_library_grows_for_a_call_that_it_takes(pilot: CoreShell) -> None:
+def test_library_grows_for_a_call_that_it_accepts(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot, reserve=10 * GIB), required_bytes=9 * GIB))
     assert pilot.take(to_library.Resize).device_memory_bytes == 10 * GIB
     assert pilot.take(to_library.Run)
@@ -68,7 +68,7 @@ def test_a_library_grows_for_a_call_that_it_takes(pilot: CoreShell) -> None:
     assert pilot.take(told.LibraryResized).device_memory_bytes == 10 * GIB
 
 
-def test_a_library_stays_as_it_is_for_a_call_that_it_refuses(pilot: CoreShell) -> None:
+def test_library_is_unchanged_by_a_call_that_it_refuses(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot, reserve=10 * GIB), UnreadPrompt(1000, 100.5), [IDLE], 100.0))
     resized = pilot.take(told.LibraryResized)
     assert (resized.device_memory_bytes, resized.ordered_bytes) == (8 * GIB, 10 * GIB)
@@ -76,7 +76,7 @@ def test_a_library_stays_as_it_is_for_a_call_that_it_refuses(pilot: CoreShell) -
     assert pilot.all(to_library.Resize) == []
 
 
-def test_a_call_waits_for_no_memory_of_others(pilot: CoreShell) -> None:
+def test_call_does_not_wait_for_memory_of_other_libraries(pilot: CoreShell) -> None:
     pilot.ready(2, MODEL, device_memory_bytes=10 * GIB).forget()
     pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB)))
     assert pilot.take(told.CallsReturned).refused == "lib-1 would wait for memory on its devices"
@@ -85,15 +85,15 @@ def test_a_call_waits_for_no_memory_of_others(pilot: CoreShell) -> None:
     assert pilot.take(told.CallsReturned).refused == "lib-1 waits for memory on its devices"
 
 
-def test_a_library_that_ended_while_it_was_weighed_refuses(pilot: CoreShell) -> None:
+def test_library_that_ended_during_the_decision_refuses(pilot: CoreShell) -> None:
     order = offer(pilot, reserve=10 * GIB)
     pilot.hear(StopLibrary(LibraryId(1), "enough")).forget()
     pilot.give(OfferWeighed(order))
     assert pilot.take(told.CallsReturned).refused == "lib-1 is about to end"
 
 
-def test_what_a_library_will_shrink_to_counts_for_an_offer(pilot: CoreShell) -> None:
-    pilot.hear(ResizeLibrary(LibraryId(1), 6 * GIB)).forget()  # it still holds 8 GiB
+def test_planned_shrink_of_a_library_counts_for_an_offer(pilot: CoreShell) -> None:
+    pilot.hear(ResizeLibrary(LibraryId(1), 6 * GIB)).forget()  # the library still uses 8 GiB
     pilot.give(OfferWeighed(offer(pilot), required_bytes=7 * GIB))
     assert pilot.take(told.CallsReturned).required_bytes == 7 * GIB
     pilot.give(OfferWeighed(offer(pilot, reserve=7 * GIB), required_bytes=7 * GIB))
@@ -101,25 +101,25 @@ def test_what_a_library_will_shrink_to_counts_for_an_offer(pilot: CoreShell) -> 
     assert pilot.take(to_library.Run)
 
 
-def test_an_offer_may_count_on_the_memory_of_what_it_preempts(pilot: CoreShell) -> None:
+def test_offer_may_use_the_memory_of_preempted_libraries(pilot: CoreShell) -> None:
     pilot.ready(2, MODEL, device_memory_bytes=10 * GIB).forget()
     pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB, preempts=(2,))))
     assert pilot.take(told.OfferAccepted) == told.OfferAccepted(LibraryId(1), CallId(1), (LibraryId(2),), 15 * GIB)
     assert pilot.take(to_library.Run)
-    assert pilot.all(to_library.Stop) == []  # the manager orders the end
+    assert pilot.all(to_library.Stop) == []  # the manager orders the end of the library
     assert pilot.all(to_library.Resize) == []
     pilot.hear(StopLibrary(LibraryId(2), "lib-1 grows")).give(ProcessEnded(LibraryId(2)))
     assert pilot.take(to_library.Resize).device_memory_bytes == 15 * GIB
 
 
-def test_memory_that_another_library_waits_for_is_not_counted_twice(pilot: CoreShell) -> None:
+def test_memory_awaited_by_another_library_is_not_counted_twice(pilot: CoreShell) -> None:
     pilot.ready(2, MODEL, device_memory_bytes=8 * GIB).ready(3, MODEL, device_memory_bytes=2 * GIB).forget()
     pilot.hear(ResizeLibrary(LibraryId(3), 9 * GIB)).forget()
     pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB, preempts=(2,))))
     assert pilot.take(told.CallsReturned).refused == "lib-1 would wait for memory on its devices"
 
 
-def test_an_offer_is_weighed_without_the_work_of_what_it_preempts(pilot: CoreShell) -> None:
+def test_offer_is_decided_without_the_work_of_preempted_libraries(pilot: CoreShell) -> None:
     pilot.ready(2, MODEL, device_memory_bytes=8 * GIB).forget()
     mine = EngineOutlook(LibraryId(1), EvenCost(0.12), 1, 100.0, 110.0, 0.25)
     work = [mine, EngineOutlook(LibraryId(2), EvenCost(0.12), 1, 100.0, 110.0, 0.25)]
@@ -131,6 +131,6 @@ def test_an_offer_is_weighed_without_the_work_of_what_it_preempts(pilot: CoreShe
     assert pilot.take(told.OfferAccepted).reserve_bytes == 0
 
 
-def test_a_refusal_for_a_late_prompt_says_nothing_of_decode_time(pilot: CoreShell) -> None:
+def test_refusal_for_a_late_prompt_reports_no_decode_time(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
     assert pilot.take(told.CallsReturned).over_s == 0.0

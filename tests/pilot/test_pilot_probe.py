@@ -28,7 +28,7 @@ DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
 class Computer:
-    """A stand-in for a device: it multiplies, and then `harm` changes the product."""
+    """A stand-in for a device: `harm` changes each product of a multiplication."""
 
     def __init__(self, harm: Any = None) -> None:
         self._harm = harm
@@ -38,7 +38,7 @@ class Computer:
         out, known = array("f"), dict[bytes, list[float]]()
         for i in range(size):
             row = a[i * size : (i + 1) * size]
-            if row.tobytes() not in known:  # few rows differ, and Python is slow
+            if row.tobytes() not in known:  # check only different rows, because Python is slow
                 known[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
             out.extend(known[row.tobytes()])
         if self._harm is not None:
@@ -53,24 +53,24 @@ def flip(index: int, by: float) -> Any:
     return harm
 
 
-def test_a_sound_device() -> None:
+def test_good_device_passes_the_probe() -> None:
     assert examine(Computer(), name="cuda:0") == (ProbeVerdict.SOUND, "")
 
 
 @pytest.mark.parametrize("index", [0, 777, SIZE * SIZE - 1])
-def test_one_wrong_element_is_seen(index: int) -> None:
+def test_single_wrong_element_is_detected(index: int) -> None:
     answer, said = examine(Computer(flip(index, 7000.0)), name="cuda:0")
     assert answer is ProbeVerdict.WRONG
     assert said.startswith("cuda:0 gave a wrong matrix product (error ")
     assert said.endswith("allowed 1e-3)")
 
 
-def test_no_number_is_wrong() -> None:
+def test_nan_counts_as_wrong() -> None:
     answer, said = examine(Computer(flip(5, float("nan"))), name="cuda:1")
     assert (answer, said) == (ProbeVerdict.WRONG, "cuda:1 gave a wrong matrix product (error 1e0, allowed 1e-3)")
 
 
-def test_a_device_that_refuses() -> None:
+def test_device_that_refuses_work_fails_the_probe() -> None:
     def refuse(_product: array[float]) -> None:
         raise DeviceError("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
 
@@ -91,7 +91,9 @@ def test_a_device_that_refuses() -> None:
         ("time.sleep(100)", ProbeVerdict.FAILED, "did not end within"),
     ],
 )
-def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer: ProbeVerdict, said: str) -> None:
+def test_probe_ends_in_one_of_the_listed_ways(
+    monkeypatch: pytest.MonkeyPatch, text: str, answer: ProbeVerdict, said: str
+) -> None:
     if "sleep" in text:
         monkeypatch.setattr(observing, "_LIMIT_S", 0.3)
     command = (sys.executable, "-c", f"import os, signal, sys, time; {text or 'pass'}")
@@ -100,13 +102,13 @@ def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer:
     assert said in words
 
 
-def test_a_probe_that_cannot_be_started() -> None:
+def test_probe_that_cannot_be_started_is_reported() -> None:
     answer, said = observing.run_probe(("/no/such/probe",), DEVICE)
     assert answer is ProbeVerdict.UNKNOWN
     assert "could not be started" in said
 
 
-def test_probe_survives_the_cleanup_of_what_libraries_left(tmp_path: Path) -> None:
+def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
     known = processes.children(os.getpid())
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"
@@ -118,11 +120,11 @@ def test_probe_survives_the_cleanup_of_what_libraries_left(tmp_path: Path) -> No
     assert processes.kill_strays(known, of_main=True) == {stray.pid}
     gate.touch()
     probing_thread.join(PATIENCE_S)
-    assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter took the process's exit status
+    assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter read the exit status
     assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
 
 
-def test_a_child_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_does_not_end_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
     monkeypatch.setattr(processes, "_stuck", set())
     began = time.monotonic()
@@ -139,17 +141,17 @@ def until_there_is(found: Callable[[], object]) -> None:
 
 
 def probe(folder: Path, text: str) -> str:
-    """Write a site's probe, which gets the device's name and counts its calls in a file."""
+    """Write a site-defined probe that gets the device name and counts its calls in a file."""
     file = folder / "probe"
     file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
     file.chmod(0o755)
     return str(file)
 
 
-def test_a_device_that_fails_twice_is_told_once(manager: FakeManager, tmp_path: Path) -> None:
+def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
     manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
-    manager.hello()  # sent when the probe result of each device is known
+    manager.hello()  # the hello is sent after the probe of each device
     assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     fault = manager.wait_for(DeviceFault)
     assert fault == DeviceFault(
@@ -159,7 +161,7 @@ def test_a_device_that_fails_twice_is_told_once(manager: FakeManager, tmp_path: 
     assert [type(message) for message in manager.said].count(DeviceFault) == 1
 
 
-def test_one_failure_is_none(manager: FakeManager, tmp_path: Path) -> None:
+def test_single_probe_failure_is_not_reported(manager: FakeManager, tmp_path: Path) -> None:
     once = f'[ "$(wc -l < {tmp_path / "asked"})" -gt 1 ] || {{ echo "cpu:0 failed: out of memory"; exit 4; }}'
     manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, once))
     manager.hello()
@@ -174,7 +176,7 @@ def _ecc() -> None:
     set_error(RuntimeError, "CUDA error: uncorrectable ECC error encountered")
 
 
-def test_a_device_that_fails_a_call_is_probed_and_taken_out(manager: FakeManager, tmp_path: Path) -> None:
+def test_device_that_fails_a_call_is_probed_and_excluded(manager: FakeManager, tmp_path: Path) -> None:
     sick = f'[ ! -e {tmp_path / "sick"} ] || {{ echo "$1 failed: it fell off the bus"; exit 4; }}'
     manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, sick), "--probe-every", "0")
     manager.ready(recipe())
@@ -184,7 +186,7 @@ def test_a_device_that_fails_a_call_is_probed_and_taken_out(manager: FakeManager
     assert fault == DeviceFault(DeviceId("cpu:0"), "cpu:0 failed: it fell off the bus, twice")
 
 
-def test_a_device_that_is_probed_at_the_start_alone(manager: FakeManager, tmp_path: Path) -> None:
+def test_device_is_probed_only_at_the_start(manager: FakeManager, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0")
     manager.hello()
@@ -192,14 +194,14 @@ def test_a_device_that_is_probed_at_the_start_alone(manager: FakeManager, tmp_pa
     assert asked.read_text().split() == ["cpu:0"]
 
 
-def test_a_site_that_wants_no_probe(manager: FakeManager) -> None:
+def test_site_can_disable_the_probe(manager: FakeManager) -> None:
     manager.start_pilot("--devices", "cpu:1", "--probe", "never")
     manager.ready(recipe())
     assert "could not be started" not in manager.logs()
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_is_sound() -> None:
+def test_real_gpu_passes_the_probe() -> None:
     found = gpu.find()
     if not found.devices:
         pytest.skip(found.why)
@@ -219,7 +221,7 @@ NAMES = {
 
 
 class Driver:
-    """Keeps device memory in this process's buffers, by invented addresses; multiplies like the kernel."""
+    """Keeps device memory in buffers of this process under invented addresses; multiplies like the kernel."""
 
     def __init__(self, *, room_bytes: int = 10**9, launch: int = 0) -> None:
         self.memory: dict[int, bytearray] = {}
@@ -272,10 +274,10 @@ class Driver:
         return self.launch
 
 
-def test_a_product_through_the_driver() -> None:
+def test_driver_computes_a_product() -> None:
     driver = Driver()
     assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
-    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe requested more memory than its matrices need
+    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe allocates more memory than its matrices need
     assert driver.calls.index("cuModuleLoadData") < driver.calls.index("cuModuleGetFunction")
     assert driver.calls[-1] == "cuCtxSynchronize"
 
@@ -290,17 +292,17 @@ def test_a_product_through_the_driver() -> None:
         ),
     ],
 )
-def test_the_drivers_own_words(driver: Driver, said: str) -> None:
+def test_error_texts_of_the_driver_are_shown(driver: Driver, said: str) -> None:
     assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.FAILED, said)
 
 
-def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_cannot_be_opened_fails_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     driver.cuDevicePrimaryCtxRetain = lambda *_: LAUNCH_FAILED  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match="cuDevicePrimaryCtxRetain: CUDA_ERROR_LAUNCH_FAILED"):
         Gpu(driver)
 
 
-def test_a_driver_that_cannot_compile_says_nothing_of_the_device() -> None:
+def test_driver_that_cannot_compile_gives_no_verdict() -> None:
     with pytest.raises(NoDriverError, match="CUDA_ERROR_JIT_COMPILER_NOT_FOUND"):
         examine(Gpu(Driver(launch=NO_COMPILER)), name="cuda:0")

@@ -1,4 +1,4 @@
-"""Shadow validation: the three cases of SLINFER §VI-C, calculated by hand."""
+"""Test shadow validation in the three cases of SLINFER §VI-C, with results calculated by hand."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ def judged(*engines: EngineOutlook, new: UnreadPrompt, free_in: float = 0.0) -> 
     return late.why if late is not None else ""
 
 
-def test_a_request_joins_where_it_is_in_time() -> None:
+def test_request_joins_where_it_meets_its_deadline() -> None:
     assert judged(idle(), new=prompt()) == ""
     assert judged(idle(), writing(), new=prompt()) == ""
 
 
 @pytest.mark.parametrize(("tokens", "free_in", "is_in_time"), [(900, 0.0, True), (910, 0.0, False), (900, 0.02, False)])
-def test_its_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_in: float, is_in_time: bool) -> None:
+def test_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_in: float, is_in_time: bool) -> None:
     why = judged(idle(), new=prompt(tokens), free_in=free_in)
     assert (why == "") == is_in_time
     assert is_in_time or "its first token would come" in why
 
 
-def test_a_prompt_that_waits_longer_is_read_first() -> None:
+def test_prompt_that_waits_longer_is_read_first() -> None:
     early = idle(prompts=(prompt(400, 0.5),))
-    # the first token needs both reads, and a step that writes
+    # the first token needs both reads and a decode step
     assert judged(early, new=prompt(400, 0.9)) == "its first token would come 35.0 ms late"
     assert judged(early, new=prompt(400, 0.95)) == ""
 
 
-def test_no_prompt_that_waits_is_made_late() -> None:
+def test_waiting_prompts_are_not_made_late() -> None:
     assert "first token of another request" in judged(idle(prompts=(prompt(400, 0.6),)), new=prompt(300, 0.5))
 
 
 @pytest.mark.parametrize(("due_in", "is_in_time"), [(0.5, True), (0.48, False)])
-def test_no_token_of_another_request_is_made_late(due_in: float, is_in_time: bool) -> None:
-    # the prompt is due first. It takes 0.4 s to read, then a step takes 0.05 s, and each counts a tenth more: 0.495 s
+def test_tokens_of_other_requests_are_not_made_late(due_in: float, is_in_time: bool) -> None:
+    # the prompt is due first: 0.4 s to read plus a step of 0.05 s, each with a margin of a tenth, is 0.495 s
     why = judged(idle(), writing(due_in=due_in), new=prompt(400, 0.46))
     assert (why == "") == is_in_time
     assert is_in_time or why.startswith("a token of another request would come")
 
 
-def test_a_prompt_behind_the_new_one_is_played_too() -> None:
+def test_prompt_after_the_new_prompt_is_simulated_too() -> None:
     long = idle(prompts=(prompt(1000, 3.0),))
     assert "a token of another request" in judged(long, writing(due_in=1.2), new=prompt(100, 0.5))
 
 
 @pytest.mark.parametrize(("decode", "is_in_time"), [(0.11, True), (0.12, False)])
-def test_a_step_of_each_engine_fits_into_a_time_per_token(decode: float, is_in_time: bool) -> None:
+def test_one_step_of_each_engine_fits_into_a_time_per_token(decode: float, is_in_time: bool) -> None:
     mine = EngineOutlook(ONE, EvenCost(decode), 1, 100.0, 5.0, 0.25)
     why = judged(mine, writing(due_in=5.0, decode=decode), new=prompt(10, 5.0))
     assert (2 * decode * OVERESTIMATE <= 0.25) == is_in_time
@@ -81,7 +81,7 @@ def late(*, by_s: float, decode: float = 0.05) -> EngineOutlook:
     return EngineOutlook(TWO, EvenCost(decode), 1, 100.0, math.inf, 0.25, late_at=-by_s)
 
 
-def test_a_request_that_is_late_already_may_get_later() -> None:
+def test_request_that_is_already_late_may_become_later() -> None:
     assert judged(idle(), late(by_s=0.1), new=prompt(400, 0.7)) == ""
 
 
@@ -90,12 +90,12 @@ def test_engine_with_a_late_request_goes_first_until_it_is_punctual() -> None:
     assert judged(idle(), writing(decode=0.15, due_in=5.0), new=prompt(700, 0.9)) == ""
 
 
-def test_an_engine_whose_cache_is_resized_reads_nothing_before() -> None:
+def test_engine_with_a_resizing_cache_reads_no_prompt_before() -> None:
     assert judged(idle(ready_at=0.5), new=prompt(400, 1.0)) == ""
     assert judged(idle(ready_at=0.6), new=prompt(400, 1.0)).startswith("its first token would come")
 
 
-def test_nobody_waits_for_a_request_without_an_objective() -> None:
+def test_request_without_an_objective_delays_no_other_request() -> None:
     assert judged(idle(), new=UnreadPrompt(50_000)) == ""
 
 
@@ -109,8 +109,8 @@ def test_request_without_objective_has_its_turn_within_eight_seconds() -> None:
 
 
 def answering(*left: int, lead_s: float = 0.1, decode: float = 0.15, counts: int = 0) -> EngineOutlook:
-    """An engine whose answers write up to `left` tokens more. Their next tokens are due in `lead_s`, then every 0.25 s.
-    `counts`: how many further requests have an unknown longest answer.
+    """An engine whose answers write up to `left` more tokens. The next tokens are due in `lead_s`, then every 0.25 s.
+    `counts`: number of further requests without a known maximum length.
     """
     answers = tuple(OpenAnswer(lead_s, 0.25, each) for each in left)
     return EngineOutlook(TWO, EvenCost(decode), len(left) + counts, 100.0, lead_s, 0.25, answers=answers)
@@ -126,18 +126,18 @@ def case_of(*engines: EngineOutlook, new: UnreadPrompt) -> RefusalCase | None:
 
 
 LEAD_S, STEP_S = 2.0, 0.15 * OVERESTIMATE
-"""Two engines write a token each in 0.33 s, so an answer that is 2 s ahead loses 0.08 s with each token."""
+"""Two engines each write a token in 0.33 s, so an answer that is 2 s early loses 0.08 s per token."""
 
 
 @pytest.mark.parametrize(("left", "is_in_time"), [(20, True), (30, False)])
-def test_short_answers_end_before_their_lead_is_lost(left: int, is_in_time: bool) -> None:
+def test_short_answers_end_before_they_become_late(left: int, is_in_time: bool) -> None:
     mine = EngineOutlook(ONE, EvenCost(0.15))
     found = case_of(mine, answering(left, lead_s=LEAD_S), new=ending(left, due_in=LEAD_S))
     assert found is (None if is_in_time else RefusalCase.DECODE_ROUND)
 
 
 @pytest.mark.parametrize("unknown", ["new", "waiting", "writing", "very long"])
-def test_rounds_decide_where_an_answer_may_go_on(unknown: str) -> None:
+def test_decode_rounds_decide_if_an_answer_may_continue(unknown: str) -> None:
     prompts = (UnreadPrompt(10, LEAD_S, 0.25, 0 if unknown == "waiting" else 9),)
     mine = EngineOutlook(ONE, EvenCost(0.15), prompts=prompts)
     most = {"new": 0, "very long": 100_000}.get(unknown, 9)
@@ -148,7 +148,7 @@ def test_rounds_decide_where_an_answer_may_go_on(unknown: str) -> None:
     assert case_of(known, answering(9, lead_s=LEAD_S), new=ending(9, due_in=100.0)) is None
 
 
-def test_answer_that_is_late_already_refuses_no_other_to_the_end() -> None:
+def test_answer_that_is_already_late_refuses_no_other_request() -> None:
     mine = EngineOutlook(ONE, EvenCost(0.15), 1, 100.0, 8.0, 0.25, answers=(OpenAnswer(8.0, 0.25, 12),))
     late = EngineOutlook(
         TWO, EvenCost(0.15), 1, 100.0, math.inf, 0.25, late_at=-9.0, answers=(OpenAnswer(-9.0, 0.25, 12),)
@@ -158,8 +158,8 @@ def test_answer_that_is_late_already_refuses_no_other_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_accepted_request_makes_none_late_when_turns_are_played(seed: int) -> None:
-    """Play the turns one by one, as the pilot orders them, and compare with the answer of the validation."""
+def test_accepted_request_makes_none_late_in_simulated_turns(seed: int) -> None:
+    """Simulate the turns one by one in the order of the pilot, and compare the result with the validation."""
     chance = random.Random(f"to the end/{seed}")
     accepted = refused = 0
     for _ in range(60):
@@ -184,7 +184,7 @@ def test_an_accepted_request_makes_none_late_when_turns_are_played(seed: int) ->
 
 
 def late_if_played(engines: list[EngineOutlook], new: UnreadPrompt) -> bool:
-    """Return whether a token is late with steps that take a tenth longer than measured, by the earliest due time."""
+    """Return True if a token is late with steps a tenth longer than measured, in order of due times."""
     left = {each.library: [list(answer) for answer in each.answers] for each in engines}
     unread = [new]
     at, since = 0.0, dict.fromkeys(left, 0.0)

@@ -24,7 +24,7 @@ SYSTEM_V = Path("/proc/sysvipc/shm")
 
 @pytest.fixture
 def segment() -> Iterator[shared_memory.SharedMemory]:
-    """A segment of the user's program, unknown to this process's tracker."""
+    """A segment of the user program that the resource tracker of this process does not know."""
     made = shared_memory.SharedMemory(create=True, size=100)
     resource_tracker.unregister(made._name, "shared_memory")  # type: ignore[attr-defined]
     yield made
@@ -91,7 +91,7 @@ def is_gone(*names: str) -> bool:
 
 
 @pytest.mark.parametrize("awareness", [Awareness.FULL, Awareness.DISK])
-def test_a_segment_goes_with_a_library_that_is_stopped(served: FakeManager, awareness: Awareness) -> None:
+def test_segment_is_removed_with_a_stopped_library(served: FakeManager, awareness: Awareness) -> None:
     served.ready(recipe(awareness=awareness))
     (name,) = served.results(served.run(create, [()]))
     assert (SEGMENTS / name).exists()
@@ -100,7 +100,7 @@ def test_a_segment_goes_with_a_library_that_is_stopped(served: FakeManager, awar
     served.until(lambda: is_gone(name))
 
 
-def test_a_segment_goes_with_a_library_that_is_killed(served: FakeManager) -> None:
+def test_segment_is_removed_with_a_killed_library(served: FakeManager) -> None:
     served.ready(recipe())
     (name,) = served.results(served.run(create, [()]))
     served.run(die, [()])
@@ -108,7 +108,7 @@ def test_a_segment_goes_with_a_library_that_is_killed(served: FakeManager) -> No
     served.until(lambda: is_gone(name))
 
 
-def test_segments_and_semaphores_of_children_go_with_their_library(served: FakeManager) -> None:
+def test_segments_and_semaphores_of_children_end_with_their_library(served: FakeManager) -> None:
     served.ready(recipe())
     (names,) = served.results(served.run(create_in_children, [()]))
     assert len(names) == 3
@@ -118,7 +118,7 @@ def test_segments_and_semaphores_of_children_go_with_their_library(served: FakeM
     served.until(lambda: is_gone(*names))
 
 
-def test_a_segment_goes_when_its_zygote_is_killed(served: FakeManager) -> None:
+def test_segment_is_removed_when_its_zygote_is_killed(served: FakeManager) -> None:
     served.ready(recipe())
     (name,) = served.results(served.run(create, [()]))
     (zygote,) = served.results(served.run(os.getppid, [()]))
@@ -127,7 +127,7 @@ def test_a_segment_goes_when_its_zygote_is_killed(served: FakeManager) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "told to exit"])
-def test_a_segment_goes_with_its_pilot(alone: FakeManager, how: str) -> None:
+def test_segment_is_removed_with_its_pilot(alone: FakeManager, how: str) -> None:
     alone.ready(recipe())
     (name,) = alone.results(alone.run(create, [()]))
     if how == "killed":
@@ -138,13 +138,13 @@ def test_a_segment_goes_with_its_pilot(alone: FakeManager, how: str) -> None:
     alone.until(lambda: is_gone(name))
 
 
-def test_a_segment_that_a_call_attaches_to_stays(served: FakeManager, segment: shared_memory.SharedMemory) -> None:
+def test_segment_that_a_call_only_attaches_to_is_kept(served: FakeManager, segment: shared_memory.SharedMemory) -> None:
     served.ready(recipe())
     (own, size) = served.results([*served.run(create, [()]), *served.run(attach, [(segment.name,)])])
     assert size >= 100
     served.run(die, [()])
     served.gone()
-    served.until(lambda: is_gone(own))  # the library's own segment is gone, so its tracker has ended
+    served.until(lambda: is_gone(own))  # the segment of the library is gone, so its tracker has ended
     assert not is_gone(segment.name)
 
 
@@ -171,7 +171,7 @@ shared_memory.SharedMemory(os.read(there, 100).decode()).unlink()
     [(UNLINKED, False), (UNREGISTERED, True), (MADE_BY_A_CHILD, True)],
     ids=["unlinked", "unregistered", "made by a child"],
 )
-def test_what_a_call_only_attached_to_may_be_unlinked_or_unregistered(
+def test_attached_segment_may_be_unlinked_or_unregistered(
     segment: shared_memory.SharedMemory, does: str, stays: bool
 ) -> None:
     """The resource tracker once printed a KeyError. It must forget a child's segments that another process removes."""
@@ -182,7 +182,7 @@ def test_what_a_call_only_attached_to_may_be_unlinked_or_unregistered(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_a_tensor_in_shared_memory_goes_with_its_library(served: FakeManager) -> None:
+def test_tensor_in_shared_memory_is_removed_with_its_library(served: FakeManager) -> None:
     served.ready(recipe())
     (names,) = served.results(served.run(share_a_tensor, [()]), wait_s=60)
     assert names
@@ -192,7 +192,7 @@ def test_a_tensor_in_shared_memory_goes_with_its_library(served: FakeManager) ->
 
 
 @pytest.mark.skipif(not SYSTEM_V.exists(), reason="this kernel has no System V segments")
-def test_a_system_v_segment_goes_with_its_library(served: FakeManager) -> None:
+def test_system_v_segment_is_removed_with_its_library(served: FakeManager) -> None:
     def there(number: int) -> bool:
         return any(line.split()[1] == str(number) for line in SYSTEM_V.read_text().splitlines()[1:])
 
@@ -210,7 +210,7 @@ def test_a_system_v_segment_goes_with_its_library(served: FakeManager) -> None:
     assert not there(own)
 
 
-def test_program_that_poses_as_a_tracker_is_killed_after_a_while(tmp_path: Path) -> None:
+def test_program_that_imitates_a_tracker_is_killed_after_a_while(tmp_path: Path) -> None:
     text = "import time; a = 'multiprocessing.resource_tracker import main'; print(flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
     child.stdout.readline()
@@ -221,8 +221,8 @@ def test_program_that_poses_as_a_tracker_is_killed_after_a_while(tmp_path: Path)
     assert gone([child.pid])
 
 
-def test_a_tracker_is_known_from_its_first_moment() -> None:
-    """/proc shows a new program's command line a moment late. Its tracker was once killed with a library, and its
+def test_resource_tracker_is_recognized_from_its_start() -> None:
+    """/proc shows the command line of a new program late. A tracker was once killed with its library, and the
     segments stayed.
     """
     for _ in range(20):
@@ -242,7 +242,7 @@ from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Exited
 from stoker.pilot.zygote.server import ZygoteServer
 
-TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # it only looks like one
+TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # only resembles a tracker
 
 server, told = ZygoteServer(socket.socketpair()[0], scratch=""), []
 server._send = told.append
@@ -263,7 +263,7 @@ server._libraries = {first: 1, second: 2}
 while not told:
     server._reap()
 (tracker,) = server._trackers
-os.close(others_end)  # both end, and nobody reaps them meanwhile
+os.close(others_end)  # both processes end, and no process reaps them
 for pid in (tracker, second):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 while len(told) < 2:
@@ -273,7 +273,7 @@ print([each.orphans for each in told], server._trackers)
 """
 
 
-def test_a_tracker_that_has_ended_is_forgotten_whoever_reaps_it() -> None:
-    """Otherwise the next process with its number is killed instead."""
+def test_ended_tracker_is_forgotten_whoever_reaps_it() -> None:
+    """Without this rule Stoker could kill another process with a reused process id."""
     said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "[0, 0] {}\n"

@@ -1,4 +1,4 @@
-"""Functions with clashing modules take turns in slots, and each finds its own modules."""
+"""Functions with clashing modules run in turn in the slots, and each function finds its own modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the sending program's modules, which pilots do not search."""
+    """The folder with modules of the sending program, which pilots do not search."""
     made = tmp_path / "program"
     made.mkdir()
     monkeypatch.syspath_prepend(str(made))
@@ -41,7 +41,7 @@ def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
 
 
 def note_and_import(log: str, until: str = "", begun: int = 0) -> str:
-    """Log the call's begin and end. In between, wait until the file `until` exists and `begun` calls have begun."""
+    """Log the start and end of the call. Between them, wait for the file `until` and for `begun` started calls."""
     import os
     import time
 
@@ -74,7 +74,7 @@ def pause() -> str:
     return "paused"
 
 
-def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager, folder: Path) -> None:
+def test_functions_with_clashing_modules_run_in_turn_and_in_order(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=4))
     log = folder / "log"
     programs = [blob(note_and_import, folder, whose=whose) for whose in ("a", "b")]
@@ -93,10 +93,10 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
         if line != "begins":
             ended += line[0]
     assert ended == "aabaaabbab"
-    assert most == 3  # calls of one program run concurrently, also after waiting
+    assert most == 3  # calls of one program run concurrently after the wait
 
 
-def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, folder: Path) -> None:
+def test_call_that_waits_for_its_modules_can_be_returned(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=3))
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
@@ -108,7 +108,7 @@ def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, 
     )
     last, newest = served.run(plain, [(), ()])
     assert served.results([beside]) == ["paused"]
-    time.sleep(2.3)  # no time limit runs, neither for the ended call nor for the waiting call
+    time.sleep(2.3)  # time limits run neither for the ended call nor for the waiting call
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))
@@ -132,13 +132,13 @@ def import_often() -> str:
 
 
 class Slow:
-    """Slow to unpickle, like objects that import torch."""
+    """An object that unpickles slowly, like objects that import torch."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         time.sleep(0.3)
 
 
-def test_slot_that_unpickles_slowly_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
+def test_slow_unpickling_in_a_slot_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=8))
     programs = [blob(import_often, folder, whose=whose) for whose in "abcdef"]
     expected: list[str] = []
@@ -155,7 +155,7 @@ def test_slot_that_unpickles_slowly_keeps_the_modules_of_others(served: FakeMana
     assert served.results(calls) == expected
 
 
-def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeManager, folder: Path) -> None:
+def test_invalid_module_table_fails_only_its_call(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=2))
     good = blob(note_and_import, folder, whose="a")
     served.results(served.run(good, [(str(folder / "log"),)]))
@@ -173,7 +173,7 @@ def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeMan
     assert served.results(served.run(good, [(str(folder / "log"),)] * 3)) == ["a"] * 3
 
 
-def test_a_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
+def test_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
     def of(number: int) -> FunctionBlob:
         (folder / "sbs_util.py").write_text(f"class Kind:\n    number = {number}\n{'#' * number}\n")
         sys.modules.pop("sbs_util", None)
@@ -216,7 +216,7 @@ class Model:
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])
-def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
+def test_modules_of_arguments_count_too(folder: Path, in_a_file: bool) -> None:
     function = Function(blob(note_and_import, folder, whose="a"))
     (folder / "sbs_util.py").write_text("WHOSE = 'b'\n")
     payload: Any = dumps_arguments(((Model(),), {}))

@@ -71,7 +71,7 @@ def test_a_context_that_says_so_runs_its_calls_side_by_side(served: FakeManager)
     assert len({thread for _, thread in found}) == 8
 
 
-def test_it_is_asked_once_with_what_its_recipe_declares(served: FakeManager) -> None:
+def test_context_is_asked_for_slots_once_with_its_declaration(served: FakeManager) -> None:
     needs = Needs(memory_bytes=500_000_000)
     assert served.ready(recipe(_load, Roomy(1), slots=0, needs=needs), device_memory_bytes=500_000_000).slots == 5
     (asked,) = served.results(served.run(lambda context: context.asked, [()], takes_context=True))
@@ -85,13 +85,13 @@ def test_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: Fak
         assert found == (1, "MainThread")
 
 
-def test_a_number_in_the_recipe_is_not_asked_for(served: FakeManager) -> None:
+def test_slots_declared_in_the_recipe_are_not_queried(served: FakeManager) -> None:
     assert served.ready(recipe(_load, Roomy(8), slots=1)).slots == 0
     (asked,) = served.results(served.run(lambda context: context.asked, [()], takes_context=True))
     assert asked == []
 
 
-def test_an_answer_that_is_no_number_of_calls_is_a_failed_load(served: FakeManager) -> None:
+def test_invalid_number_of_slots_is_a_failed_load(served: FakeManager) -> None:
     served.start(recipe(_load, Wrong(), slots=0))
     failure = served.wait_for(LibraryGone).failure
     assert failure.kind is FailureKind.CONTEXT
@@ -99,7 +99,7 @@ def test_an_answer_that_is_no_number_of_calls_is_a_failed_load(served: FakeManag
     assert "returned 'many': it must be a whole number of calls" in failure.message
 
 
-def test_a_context_reports_its_memory_by_cached_tokens(served: FakeManager) -> None:
+def test_context_reports_its_memory_per_cached_token(served: FakeManager) -> None:
     cache = TokenCache(weights_bytes=GIB, token_bytes=1000, tokens=64)
     fixed = TokenCache(GIB, 1000, 64, is_fixed=True)
     cases = ((Growing(cache), cache), (Cached(cache), fixed), (Cached({"of": "its own"}), None), ({}, None))
@@ -107,7 +107,7 @@ def test_a_context_reports_its_memory_by_cached_tokens(served: FakeManager) -> N
         assert served.ready(recipe(_load, context), library=library).cache == expected
 
 
-def test_a_fixed_cache_without_tokens_is_a_failed_load(served: FakeManager) -> None:
+def test_fixed_cache_without_tokens_is_a_failed_load(served: FakeManager) -> None:
     served.start(recipe(_load, Cached(TokenCache(GIB, 1000))))
     message = served.wait_for(LibraryGone).failure.message
     assert "token_cache() of the context test-" in message
@@ -128,7 +128,7 @@ def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
     assert (library.slots, library.cache) == (12, cache)
 
 
-def test_a_reservation_that_no_recipe_declares_is_no_budget() -> None:
+def test_reservation_beyond_the_recipe_sets_no_memory_limit() -> None:
     pilot = CoreShell().join().forget()
     pilot.start(1, Recipe(key="k", name="model", slots=0), device_memory_bytes=20 * GIB)
     assert pilot.take(commands.StartProcess).device_memory_bytes == 0

@@ -28,7 +28,7 @@ def snapshot(cache: ObjectCache, name: str, *, age_s: float = 0.0) -> Path:
     return place
 
 
-def test_what_no_object_was_made_of_goes_when_it_is_old(cache: ObjectCache) -> None:
+def test_old_snapshots_without_an_object_are_removed(cache: ObjectCache) -> None:
     old = [snapshot(cache, name, age_s=100) for name in (FORM, f".{FORM}.4711", f"{FORM}.damaged-12")]
     young = snapshot(cache, f"{FORM}0")
     store.sweep_snapshots(cache, kept_s=50)
@@ -36,7 +36,7 @@ def test_what_no_object_was_made_of_goes_when_it_is_old(cache: ObjectCache) -> N
     assert young.exists()
 
 
-def test_an_object_of_the_cache_and_what_is_being_written_stay(cache: ObjectCache) -> None:
+def test_cached_objects_and_files_being_written_are_kept(cache: ObjectCache) -> None:
     kept, draft = snapshot(cache, f"{FORM}1", age_s=100), snapshot(cache, f".{FORM}.4711", age_s=100)
     store.note_snapshot(cache, kept, name="folder-abc")
     with (draft.parent / f"{FORM}.lock").open("a") as lock:
@@ -49,7 +49,7 @@ def test_an_object_of_the_cache_and_what_is_being_written_stay(cache: ObjectCach
     assert not draft.exists()
 
 
-def test_caches_clear_removes_them_unless_a_pilot_lives(cache: ObjectCache) -> None:
+def test_caches_clear_removes_names_unless_a_pilot_lives(cache: ObjectCache) -> None:
     place = snapshot(cache, FORM)
     pilot = Scratch(base_folder(), pilot="n1-ab12")
     inspect_caches(clear=True)

@@ -54,23 +54,23 @@ def test_each_gpu_keeps_its_first_cores_and_the_others_are_shared(find: Find) ->
     assert visible(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_without_a_number_there_is_a_device_a_spare_core(find: Find) -> None:
+def test_default_is_one_device_per_spare_core(find: Find) -> None:
     assert _cores(find("gpu+cpu", cores=5, gpu_cores=3)) == {"cuda:0": (0, 1, 2), "cpu:0": (3,), "cpu:1": (4,)}
 
 
 @pytest.mark.parametrize(("memory", "left"), [(100 * GB, 90 * GB - 24 * GB), (40 * GB, 18 * GB)])
-def test_host_memory_is_kept_for_what_the_gpus_hold_but_at_most_half(find: Find, memory: int, left: int) -> None:
+def test_host_memory_is_reserved_for_the_gpus_up_to_half(find: Find, memory: int, left: int) -> None:
     sizes = [device.facts.memory_bytes for device in find("gpu+cpu:2", memory=memory).offered if device.facts.spare]
     assert sizes == [left // 2, left // 2]
 
 
-def test_gpus_alone_share_all_cores_as_before(find: Find) -> None:
+def test_gpus_alone_share_all_cores(find: Find) -> None:
     found = find("gpu", gpus=2, cores=6)
     assert _cores(found) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
     assert cpu.kept_cores(found.offered) == frozenset()
 
 
-def test_where_no_core_is_left_the_gpus_are_offered_and_it_is_said(find: Find) -> None:
+def test_missing_spare_core_is_reported_and_the_gpus_are_offered(find: Find) -> None:
     found = find("gpu+cpu:1", gpus=2, cores=4)
     assert _cores(found) == {"cuda:0": (0, 1), "cuda:1": (2, 3)}
     assert found.troubles == (
@@ -86,12 +86,12 @@ def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("odd", ["gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"])
-def test_odd_requests_are_refused(odd: str) -> None:
+def test_invalid_requests_are_refused(odd: str) -> None:
     with pytest.raises(ConfigError, match=r"gpu\+cpu:N"):
         find_devices(odd)
 
 
-def test_a_gpu_keeps_one_core_at_least() -> None:
+def test_gpu_keeps_at_least_one_core() -> None:
     with pytest.raises(ConfigError, match="keep at least 1 core"):
         find_devices("gpu+cpu:1", gpu_cores=0)
 

@@ -1,4 +1,4 @@
-"""A pilot whose job loses its resources exits, reports the reason, and fails no call."""
+"""If the job of a pilot loses its resources, the pilot reports the reason and exits, and no call fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scratch_of(manager: FakeManager) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder in which the pilot and its libraries may still make files."""
+    """Remove a folder in which the pilot and its libraries may still create files."""
     for _ in polls(PATIENCE_S):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -78,7 +78,7 @@ def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeMana
     assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
-def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(alone: FakeManager) -> None:
+def test_loader_that_fails_in_a_cleared_folder_blames_no_context(alone: FakeManager) -> None:
     alone.hello()
     folder = scratch_of(alone)
     alone.start(recipe(raise_when_cleared, str(folder)))
@@ -89,7 +89,7 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(alone: FakeManage
 
 
 _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
-"""Code that stops a pilot's own checks, so that it does not miss the folder before the order arrives."""
+"""Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
 
 
 def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
@@ -102,7 +102,7 @@ def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: Fake
     assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-def test_a_folder_that_was_made_anew_by_another_is_not_its_own(alone: FakeManager) -> None:
+def test_folder_recreated_by_another_process_is_not_its_own(alone: FakeManager) -> None:
     alone.hello()
     folder = scratch_of(alone)
     clear(folder)
@@ -112,10 +112,10 @@ def test_a_folder_that_was_made_anew_by_another_is_not_its_own(alone: FakeManage
 
 
 @pytest.mark.parametrize("source", ["lab", ""])
-def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
+def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
     manager: FakeManager, source: str, tmp_path: Path
 ) -> None:
-    """This happens when condor_master is killed. A pilot started on this machine stays."""
+    """The parent of a pilot exits if condor_master is killed. A local pilot does not watch its parent."""
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
     options = ["--scratch", str(manager.base / "scratch"), *(["--source", source] if source else [])]
     starter = subprocess.Popen(["/bin/sh", "-c", '"$@"; :', "starter", *command, *options], cwd=manager.base)
@@ -142,14 +142,14 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
     assert gone([pilot])
 
 
-def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
     parent = Parent(watched=True)
     monkeypatch.setattr(os, "getppid", lambda: 77)
     assert parent.fault() == ""
 
 
-def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) -> None:
+def test_folder_removed_before_the_first_call_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "pilot"
     assert ScratchGuard(str(folder)).is_gone
     folder.mkdir()
@@ -161,7 +161,7 @@ def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) ->
     assert ground.is_gone
 
 
-def test_pilot_of_another_python_than_its_session_takes_no_work(manager: FakeManager) -> None:
+def test_pilot_of_another_python_than_its_session_accepts_no_calls(manager: FakeManager) -> None:
     manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
     manager.start_pilot()
     hello = manager.hello()

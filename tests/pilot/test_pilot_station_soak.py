@@ -21,7 +21,7 @@ def test_random_operations_are_answered_once(manager: FakeManager) -> None:
     )
 
 
-def test_the_board_tells_a_sum_that_is_too_large(tmp_path: Path) -> None:
+def test_board_reports_a_sum_that_is_too_large(tmp_path: Path) -> None:
     board = station_soak.FetchState(str(tmp_path), 100)
     board.write(1, 60, ("cpu:0", "cpu:1"), grows=True)
     assert board.found() == ({"cpu:0": 60, "cpu:1": 60}, [])

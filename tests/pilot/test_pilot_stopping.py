@@ -1,4 +1,4 @@
-"""Real libraries with engines stop a call for each reason, in each method of a model."""
+"""Real libraries with engines stop a call for each possible reason and in each method of a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def generate(model: Any, begun: str) -> Any:
 
 
 def complete(model: Any, begun: str) -> Any:
-    """Yield one piece at the end, as the gateway's function does."""
+    """Yield one piece at the end, like the function of the gateway."""
     open(begun, "w").close()
     yield [model.complete("abc", max_new_tokens=1_900) for _ in range(1_000)]
 
@@ -62,7 +62,7 @@ def stream(model: Any, begun: str) -> Any:
 
 
 def relayed(model: Any, begun: str) -> Any:
-    """Yield more texts than the window has space for: the engine's thread sends some; with others the call waits."""
+    """Yield more texts than fit in the window: the thread of the engine sends some texts, then the call waits."""
     open(begun, "w").close()
     for _ in range(100):
         yield model.stream_completion("abc", max_new_tokens=1_900).texts()
@@ -79,7 +79,7 @@ def label_scores(model: Any, begun: str) -> Any:
 
 
 def careless(model: Any, begun: str) -> Any:
-    """Retry after each exception, and turn the stop of the call into another error, as user code may."""
+    """Retry after each exception, and raise another error for the stop of the call, as user code may do."""
     open(begun, "w").close()
     try:
         for _ in range(10_000):
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[int, Callable[..., Any], int]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("how", ["cancel", "limit", "evict"])
-def test_the_call_stops_and_its_library_serves_on(pilot: FakeManager, tmp_path: Path, case: str, how: str) -> None:
+def test_call_stops_and_its_library_continues(pilot: FakeManager, tmp_path: Path, case: str, how: str) -> None:
     library, method, requests = CASES[case]
     begun = tmp_path / "begun"
     is_generator = method in (complete, stream, relayed)
@@ -176,7 +176,7 @@ def relay(model: Any, most: int) -> Any:
 
 
 @pytest.mark.parametrize("most", [10, WINDOW_PIECES + 50])
-def test_relayed_texts_come_in_order_with_other_pieces(pilot: FakeManager, most: int) -> None:
+def test_relayed_texts_arrive_in_order_with_other_pieces(pilot: FakeManager, most: int) -> None:
     def whole(model: Any) -> str:
         return str(model.complete("abc", max_new_tokens=most).text)
 
@@ -205,14 +205,14 @@ def test_relayed_texts_come_in_order_with_other_pieces(pilot: FakeManager, most:
     assert pilot.ends()[call].pieces == len(pieces)
 
 
-def test_a_function_without_stream_gives_relayed_texts_in_its_list(pilot: FakeManager) -> None:
+def test_function_without_stream_returns_relayed_texts_in_its_list(pilot: FakeManager) -> None:
     (found,) = pilot.results(pilot.run(relay, [(10,)], library=WRITER, takes_context=True))
     assert (found[0], found[-1]) == ("begins", ("length", 10))
     assert all(isinstance(text, str) for text in found[1:-1])
     assert len(found) > 3
 
 
-def test_another_call_of_the_same_library_has_its_whole_text(pilot: FakeManager, tmp_path: Path) -> None:
+def test_another_call_in_the_library_gets_its_whole_text(pilot: FakeManager, tmp_path: Path) -> None:
     def write(model: Any, begun: str) -> str:
         open(begun, "w").close()
         return str(model.complete("xyz", max_new_tokens=200).text)

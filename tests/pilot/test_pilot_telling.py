@@ -14,7 +14,7 @@ def raised_by(code: str) -> BaseException:
     raise AssertionError("it raised nothing")
 
 
-def test_the_type_the_text_and_the_users_own_lines_are_told() -> None:
+def test_exception_type_text_and_user_lines_are_reported() -> None:
     error = raised_by("def inner(row):\n    return row['claim']\n\ndef outer():\n    return inner({})\n\nouter()\n")
     told = in_short(error).splitlines()
     assert told[0] == "KeyError: 'claim'"
@@ -28,14 +28,14 @@ def test_lines_of_installed_packages_are_left_out() -> None:
     assert told[-1] == "at /home/ana/program.py:1 in <module>"
 
 
-def test_a_long_text_is_cut_and_so_are_many_frames() -> None:
+def test_long_text_and_many_frames_are_shortened() -> None:
     deep = "def f(n):\n    if not n: raise ValueError('x' * 5000)\n    f(n - 1)\nf(30)\n"
     told = in_short(raised_by(deep)).splitlines()
     assert len(told[0]) == 400
     assert len(told) == 5
 
 
-def test_an_exception_that_cannot_be_shown_is_told_by_its_type() -> None:
+def test_exception_that_cannot_be_shown_is_reported_by_its_type() -> None:
     code = (
         "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\n"
         "    @property\n    def __notes__(self): raise RuntimeError\nraise Odd()\n"
@@ -43,7 +43,7 @@ def test_an_exception_that_cannot_be_shown_is_told_by_its_type() -> None:
     assert "Odd" in in_short(raised_by(code))
 
 
-def test_a_syntax_error_says_its_line() -> None:
+def test_syntax_error_reports_its_line() -> None:
     told = in_short(raised_by("compile('x = ', 'settings.py', 'exec')\n"))
     assert "SyntaxError" in told
     assert "settings.py" in told

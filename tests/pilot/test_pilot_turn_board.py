@@ -34,7 +34,7 @@ Span = tuple[str, float, float]
 
 
 class Workers:
-    """Worker processes over one turn board; living ones are killed at the end."""
+    """Worker processes on one turn board; the fixture kills the remaining workers."""
 
     def __init__(self, folder: Path) -> None:
         self.board = folder / "turns"
@@ -45,7 +45,7 @@ class Workers:
         self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0,
         says_s: float = 10.0,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        """Start a worker. Its forecast `says_s` far exceeds a step on a busy machine, so it is never overdue."""
+        """Start a worker. Its forecast `says_s` far exceeds a step on a busy machine, so no worker is overdue."""
         arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s, says_s]
         worker = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)])
         self.running.append(worker)
@@ -94,7 +94,7 @@ def overlaps(spans: list[Span]) -> list[tuple[Span, Span]]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Return this process's open and mapped files in a folder, one entry per descriptor."""
+    """Return the open and mapped files of this process in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the closed descriptor of the listing itself
@@ -106,7 +106,7 @@ def _no_lock(_lock: BoardLock) -> Any:
     raise AssertionError("it has locked the board")
 
 
-def test_iterations_on_one_device_never_overlap_and_all_are_computed(workers: Workers) -> None:
+def test_iterations_on_one_device_never_overlap_and_all_complete(workers: Workers) -> None:
     holder, board = LibraryTurns(workers.board, LibraryId(9), GPU), TurnBoard(workers.board)
     holder.begin(step_s=60.0)  # keep the turn until all workers have joined
     for library in (1, 2, 3):
@@ -122,7 +122,7 @@ def test_iterations_on_one_device_never_overlap_and_all_are_computed(workers: Wo
     assert overlaps(spans) == []
 
 
-def test_a_library_on_two_devices_takes_both(workers: Workers) -> None:
+def test_library_on_two_devices_takes_both_turns(workers: Workers) -> None:
     workers.start(1, devices="gpu:0,gpu:1", iterations=15)
     workers.start(2, devices="gpu:0", iterations=15)
     workers.start(3, devices="gpu:1", iterations=15)
@@ -131,7 +131,7 @@ def test_a_library_on_two_devices_takes_both(workers: Workers) -> None:
     assert overlaps(workers.spans(1, 3)) == []
 
 
-def test_the_more_urgent_goes_first(workers: Workers) -> None:
+def test_more_urgent_library_goes_first(workers: Workers) -> None:
     holder = LibraryTurns(workers.board, LibraryId(9), GPU)
     holder.begin(step_s=60.0)
     workers.start(1, iterations=1, due_s=500.0)
@@ -145,7 +145,7 @@ def test_the_more_urgent_goes_first(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_lost_holder_is_passed_over_within_a_tenth_of_a_second(workers: Workers, how: signal.Signals) -> None:
+def test_dead_holder_is_skipped_within_a_tenth_of_a_second(workers: Workers, how: signal.Signals) -> None:
     waiter = LibraryTurns(workers.board, LibraryId(9), GPU)
     waiter.begin()
     waiter.end()
@@ -160,10 +160,10 @@ def test_lost_holder_is_passed_over_within_a_tenth_of_a_second(workers: Workers,
         waiter.begin()
         took.append(time.monotonic() - began)
         waiter.end()
-    assert min(took) < 0.1  # the least: a busy machine may delay single attempts
+    assert min(took) < 0.1  # use the minimum, because a busy machine may delay single attempts
 
 
-def test_a_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, other = (LibraryTurns(tmp_path / "turns", LibraryId(number), GPU) for number in (1, 2))
     for each in (other, turns):
         each.begin()
@@ -180,7 +180,7 @@ def test_a_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch
         each.close()
 
 
-def test_two_holders_of_one_device_become_one(tmp_path: Path) -> None:
+def test_two_holders_of_one_device_are_reduced_to_one(tmp_path: Path) -> None:
     turns, other = (LibraryTurns(tmp_path / "turns", LibraryId(number), GPU) for number in (1, 2))
     other.begin()
     other.end()
@@ -195,13 +195,13 @@ def test_two_holders_of_one_device_become_one(tmp_path: Path) -> None:
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
 
 
-def test_a_holder_that_takes_much_longer_than_it_said_loses_its_turn(workers: Workers) -> None:
-    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # and never ends the turn
+def test_holder_that_far_exceeds_its_forecast_loses_its_turn(workers: Workers) -> None:
+    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # library 1 never ends its turn
     workers.start(2, iterations=3)
     assert workers.running[0].wait(20) == 0
 
 
-def test_a_stopped_library_takes_turns_again_when_it_goes_on(workers: Workers) -> None:
+def test_stopped_library_takes_turns_again_when_continued(workers: Workers) -> None:
     stopped = workers.start(1, iterations=40)
     until(lambda: workers.out(1).exists() and len(workers.spans(1)) > 3)
     stopped.send_signal(signal.SIGSTOP)
@@ -213,7 +213,7 @@ def test_a_stopped_library_takes_turns_again_when_it_goes_on(workers: Workers) -
     assert len(workers.spans(2)) == 30
 
 
-def test_a_lone_library_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_library_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)
     elsewhere = LibraryTurns(tmp_path / "turns", LibraryId(2), (DeviceId("gpu:1"),))
     for each in (turns, elsewhere):
@@ -232,7 +232,7 @@ def test_a_lone_library_takes_no_lock(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not turns.shared
 
 
-def test_a_library_that_finds_no_row_computes_without_turns(tmp_path: Path) -> None:
+def test_library_without_a_free_row_computes_without_turns(tmp_path: Path) -> None:
     board = TurnBoard(tmp_path / "turns")
     for number in range(1, ROWS + 1):
         assert board.join(LibraryId(number), GPU) is not None
@@ -243,7 +243,7 @@ def test_a_library_that_finds_no_row_computes_without_turns(tmp_path: Path) -> N
     assert len(board.rows()) == ROWS
 
 
-def test_wrong_bytes_on_the_board_cost_turns_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_on_the_board_disturb_only_the_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_turns, "_LOOK_S", 0.001)
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.01)
     path, chance = tmp_path / "turns", random.Random(5)
@@ -261,7 +261,7 @@ def test_wrong_bytes_on_the_board_cost_turns_and_no_more(tmp_path: Path, monkeyp
     other.close()
 
 
-def test_a_library_that_joins_beside_a_snapshot_is_seen_afterwards(tmp_path: Path) -> None:
+def test_library_that_joins_during_a_snapshot_is_seen_afterwards(tmp_path: Path) -> None:
     board, other = TurnBoard(tmp_path / "turns"), TurnBoard(tmp_path / "turns")
     assert board.join(LibraryId(1), GPU) is not None
     read = board.snapshot()
@@ -270,7 +270,7 @@ def test_a_library_that_joins_beside_a_snapshot_is_seen_afterwards(tmp_path: Pat
     assert [row.library for row in board.rows()] == [1, 2]
 
 
-def test_the_whole_board_has_its_place_on_the_disk(tmp_path: Path) -> None:
+def test_disk_space_of_the_whole_board_is_allocated(tmp_path: Path) -> None:
     path = tmp_path / "turns"
     TurnBoard(path).close()
     size = path.stat().st_size
@@ -296,9 +296,7 @@ def test_board_without_disk_room_is_an_error_and_leaves_nothing_open(
     assert open_files(tmp_path) == []
 
 
-def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_taken_by_another_library_is_not_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     turns.end()
@@ -306,7 +304,7 @@ def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
     assert dead is not None
 
     def is_gone(_pid: int) -> bool:
-        board.clear(dead)  # another library clears the dead row first, and a third reuses it
+        board.clear(dead)  # another library clears the dead row, and a third library reuses the row
         assert board.join(LibraryId(3), GPU) is not None
         return True
 
@@ -316,7 +314,7 @@ def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
     turns.close()
 
 
-def test_library_taken_for_dead_joins_again_in_another_row(tmp_path: Path) -> None:
+def test_library_declared_dead_joins_again_in_another_row(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     [mine] = board.rows()
@@ -332,7 +330,7 @@ def test_library_taken_for_dead_joins_again_in_another_row(tmp_path: Path) -> No
     assert [row.library for row in board.rows()] == [2]
 
 
-def test_an_engine_that_ends_leaves_a_row_that_is_not_its_own(tmp_path: Path) -> None:
+def test_ended_engine_does_not_change_the_row_of_another(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     board.clear(board.rows()[0])
@@ -347,15 +345,15 @@ def test_an_engine_that_ends_leaves_a_row_that_is_not_its_own(tmp_path: Path) ->
     assert not waker.exists()
 
 
-def test_a_holder_without_a_forecast_is_lost_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_without_a_forecast_is_dropped_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
-    # this living process has the dead holder's process id, and no forecast of its step
+    # this living process has the process id of the dead holder and no step forecast
     held = board.join(LibraryId(2), GPU)
     held.state, held.held_at = TurnState.HOLDS, time.monotonic() - 5.0
     board.write(held)
     turns.begin()
-    # library 2 keeps the turn: its step may be compiling
+    # library 2 keeps the turn, because its step may be compiling
     assert [row.state for row in board.rows() if row.library == 2] == [TurnState.HOLDS]
     held.held_at -= 6.0
     board.write(held)
@@ -393,7 +391,7 @@ def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, mo
     plain = TurnBoard.write
 
     def write(own: TurnBoard, row: TurnRow) -> None:
-        """Let another library take a turn just before the first library writes its own turn."""
+        """Let another library start a turn just before the first library writes its turn."""
         if len(board.rows()) == 1:
             other = board.join(LibraryId(2), GPU)
             other.state, other.held_at, other.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
@@ -414,11 +412,11 @@ def generation(
     return found
 
 
-def test_work_tells_late_tokens_from_those_that_are_due() -> None:
+def test_late_and_due_tokens_are_distinguished() -> None:
     requests = [
-        generation(1, made=2, due_at=9.0, tpot_s=0.2),  # this request's next token was due at 9.4
+        generation(1, made=2, due_at=9.0, tpot_s=0.2),  # the next token of this request was due at 9.4
         generation(2, made=1, due_at=10.0, tpot_s=0.5),
-        generation(3, prompt=30, made=5),  # no client waits for this request's tokens
+        generation(3, prompt=30, made=5),  # no client waits for tokens of this request
         generation(4, prompt=50, due_at=12.0, tpot_s=0.3),
         generation(5, prompt=20, due_at=11.0),
     ]
@@ -431,7 +429,7 @@ def test_work_tells_late_tokens_from_those_that_are_due() -> None:
     assert work_of([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(prompts=[], accepted_requests=7)
 
 
-def test_what_is_packed_is_read_again() -> None:
+def test_packed_work_is_read_back() -> None:
     prompts, answers = [(5, 8.0, 0.25, 64), (6, math.inf, 0.0, 0)], [(7.0, 0.25, 9)]
     work = EngineWork(3, 20.5, 7.0, 0.25, math.inf, prompts, 9, 200, answers)
     data = packed(LibraryId(4), work)
@@ -439,7 +437,7 @@ def test_what_is_packed_is_read_again() -> None:
     assert unpacked(data.ljust(WORK_BYTES, b"?")) == (4, work)
 
 
-def test_many_prompts_are_kept_within_the_row() -> None:
+def test_many_prompts_are_limited_to_the_row() -> None:
     prompts = [(1, float(number), 0.0, 9) for number in range(100)]
     data = packed(LibraryId(4), EngineWork(prompts=prompts, answers=[(1.0, 0.1, 1)] * MOST_ANSWERS))
     assert len(data) == WORK_BYTES
@@ -447,7 +445,7 @@ def test_many_prompts_are_kept_within_the_row() -> None:
     assert found[1].prompts == [*prompts[: MOST_PROMPTS - 1], (100 - MOST_PROMPTS + 1, 99.0, 0.0, 0)]
 
 
-def test_half_written_and_wrong_bytes_are_no_work() -> None:
+def test_partial_and_wrong_bytes_are_read_as_no_work() -> None:
     data = bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0)).ljust(WORK_BYTES, b"\0"))
     assert unpacked(bytes(WORK_BYTES)) is None
     chance = random.Random(1)
@@ -459,7 +457,7 @@ def test_half_written_and_wrong_bytes_are_no_work() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, -1.0, math.inf])
-def test_numbers_that_no_engine_has_are_no_work(number: float) -> None:
+def test_impossible_numbers_are_read_as_no_work(number: float) -> None:
     data = bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0)).ljust(WORK_BYTES, b"\0"))
     struct.pack_into("<d", data, 4 + 20, number)  # replace a number, and make the checksum valid again
     struct.pack_into("<I", data, 0, zlib.crc32(data[4 : 4 + 68]))

@@ -30,11 +30,11 @@ def command(folder: Path, name: str, text: str) -> dict[str, str]:
 
 
 def in_seconds(seconds: float) -> str:
-    """Return a time in Slurm's format: local time."""
+    """Return a local time in the format of Slurm."""
     return datetime.fromtimestamp(time.time() + seconds).isoformat(timespec="seconds")
 
 
-def test_what_variables_and_ads_say(tmp_path: Path) -> None:
+def test_walltime_is_read_from_variables_and_ads(tmp_path: Path) -> None:
     ad = tmp_path / "job.ad"
     ad.write_text(AD)
     assert observing.walltime_in_variables({}, now=NOW) == observing.NO_END
@@ -85,7 +85,7 @@ def test_ad_with_a_start_of_another_clock_gives_no_impossible_time(
         ("bjobs", "LSB_JOBID", "echo '-'", observing.NO_END),
     ],
 )
-def test_what_commands_say(
+def test_walltime_is_read_from_command_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, job: str, text: str, expected: float
 ) -> None:
     text = text.replace("TOMORROW", in_seconds(86400))
@@ -94,7 +94,7 @@ def test_what_commands_say(
     assert said == expected or abs(said - expected) < 60
 
 
-def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_task_queries_its_own_walltime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SLURM_JOB_ID may name the whole array, for which squeue shows every task."""
     text = f"[ \"$*\" = '-h -j 88_2 -o %e' ] && echo {in_seconds(600)}"
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", text)["PATH"])
@@ -102,22 +102,22 @@ def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.
     assert 500 < said <= 600
 
 
-def test_a_command_that_hangs_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_command_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "_COMMAND_LIMIT_S", 0.2)
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
     assert observing.ask_batch_system({"SLURM_JOB_ID": "88"}) == observing.NO_END
 
 
-def test_no_limit_is_said_as_none(served: FakeManager) -> None:
+def test_unlimited_walltime_is_reported_as_zero(served: FakeManager) -> None:
     assert served.hello().ends_in_s == 0
 
 
-def test_the_site_file_is_believed_where_nobody_else_says(manager: FakeManager) -> None:
+def test_site_file_walltime_applies_without_another_source(manager: FakeManager) -> None:
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "600")
     assert 500 < manager.hello().ends_in_s <= 600
 
 
-def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: Path) -> None:
+def test_walltime_of_slurm_overrides_the_site_file(manager: FakeManager, tmp_path: Path) -> None:
     answers = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo {in_seconds(1800)}"
     environ = command(tmp_path / "bin", "squeue", answers)
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "60000", SLURM_JOB_ID="88", **environ)

@@ -1,4 +1,4 @@
-"""Calls run in the program's folder if the pilot sees it, else in a private folder, which is restored afterwards."""
+"""Calls run in the folder of the program if the pilot sees it, else in a private folder that is restored afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def at(path: Path, **more: Any) -> CallOptions:
 
 
 def unseen(path: Path) -> CallOptions:
-    """Return options for a pilot on another machine, where a different folder has this path."""
+    """Return options for a pilot on another machine, where this path is a different folder."""
     home = home_of(path)
     return CallOptions(home=msgspec.structs.replace(home, inode=home.inode + 1))
 
@@ -49,7 +49,7 @@ def write(name: str, text: str = "x") -> str:
     return os.getcwd()
 
 
-def test_calls_of_two_programs_run_in_the_folder_of_each(served: FakeManager, tmp_path: Path) -> None:
+def test_calls_of_two_programs_run_in_their_own_folders(served: FakeManager, tmp_path: Path) -> None:
     served.ready(recipe())
     one, other = at(tmp_path / "one"), at(tmp_path / "other")
     for turn in range(3):
@@ -77,7 +77,7 @@ def test_slots_serve_programs_in_two_folders_at_once(served: FakeManager, tmp_pa
     assert served.results(calls) == [first, first, second, second]
 
 
-def test_files_and_folders_have_the_programs_modes(served: FakeManager, tmp_path: Path) -> None:
+def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tmp_path: Path) -> None:
     def modes(found: list[str]) -> list[str]:
         import subprocess
 
@@ -99,7 +99,7 @@ def test_files_and_folders_have_the_programs_modes(served: FakeManager, tmp_path
     seen = []
     for place, folders, _ in os.walk(served.base / "scratch"):
         for name in fnmatch.filter(folders, "lib-*"):
-            with contextlib.suppress(FileNotFoundError):  # of a library of an earlier test, which is removed just now
+            with contextlib.suppress(FileNotFoundError):  # a library of an earlier test may end now
                 seen.append(os.stat(os.path.join(place, name)).st_mode & 0o077)
     assert seen
     assert not any(seen)
@@ -122,7 +122,7 @@ def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: 
 
 
 def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_path: Path) -> None:
-    """A multiprocessing manager keeps the name of a temporary folder, which is cleared after the first call."""
+    """A multiprocessing manager remembers a temporary folder that is cleared after the first call."""
 
     def shares() -> int:
         import multiprocessing
@@ -148,7 +148,7 @@ def test_sockets_of_multiprocessing_work_in_calls_of_slots(served: FakeManager, 
         assert served.results(served.run(listens, [()], options=at(tmp_path / "run"))) == [True]
 
 
-def test_exception_that_cannot_be_read_costs_no_library(served: FakeManager, tmp_path: Path) -> None:
+def test_unreadable_exception_ends_no_library(served: FakeManager, tmp_path: Path) -> None:
     def fails() -> None:
         class Odd(FileNotFoundError):
             @property
@@ -163,7 +163,7 @@ def test_exception_that_cannot_be_read_costs_no_library(served: FakeManager, tmp
     assert served.results(served.run(os.getpid, [()])) != [None]
 
 
-def test_slots_of_a_library_clear_what_each_was_given(served: FakeManager, tmp_path: Path) -> None:
+def test_slots_of_a_library_clear_their_own_folders(served: FakeManager, tmp_path: Path) -> None:
     def leave() -> tuple[bool, list[str]]:
         found = os.listdir(scratch())
         (scratch() / "mine").write_text("x")
@@ -174,7 +174,7 @@ def test_slots_of_a_library_clear_what_each_was_given(served: FakeManager, tmp_p
     assert served.results(served.run(leave, [()] * 6, options=at(tmp_path / "run"))) == [(True, [])] * 6
 
 
-def test_lost_files_are_named_where_the_folder_is_not_seen(served: FakeManager, tmp_path: Path) -> None:
+def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, tmp_path: Path) -> None:
     served.ready(recipe())
     options = unseen(tmp_path / "run")
     calls = served.run(write, [(name,) for name in ("result.txt", "other.txt")], options=options)
@@ -221,7 +221,7 @@ def test_failed_relative_read_says_how_the_file_travels(served: FakeManager, tmp
     assert str(tmp_path / "run") in note
 
 
-def test_loader_runs_in_the_programs_folder(served: FakeManager, tmp_path: Path) -> None:
+def test_loader_runs_in_the_folder_of_the_program(served: FakeManager, tmp_path: Path) -> None:
     def load() -> str:
         return Path("model.txt").read_text()
 
@@ -231,7 +231,7 @@ def test_loader_runs_in_the_programs_folder(served: FakeManager, tmp_path: Path)
     assert served.results(served.run(lambda context: context, [()], takes_context=True)) == ["weights"]
 
 
-def test_seen_folder_that_is_removed_is_seen_no_more(served: FakeManager, tmp_path: Path) -> None:
+def test_removed_shared_folder_is_no_longer_visible(served: FakeManager, tmp_path: Path) -> None:
     served.ready(recipe())
     options = at(tmp_path / "run")
     assert served.results(served.run(os.getcwd, [()], options=options)) == [str(tmp_path / "run")]
@@ -241,7 +241,7 @@ def test_seen_folder_that_is_removed_is_seen_no_more(served: FakeManager, tmp_pa
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_result_arrives_though_the_scratch_is_gone(alone: FakeManager, tmp_path: Path, slots: int) -> None:
+def test_result_arrives_although_the_scratch_folder_is_gone(alone: FakeManager, tmp_path: Path, slots: int) -> None:
     def outlives(folder: str, touches: bool) -> str:
         if touches:
             (scratch() / "left").write_text("x")
@@ -270,7 +270,7 @@ def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tm
     assert "could not be removed" in served.logs()
 
 
-def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) -> None:
+def test_two_programs_run_in_turn_if_threads_share_a_folder(tmp_path: Path) -> None:
     function = Function(FunctionBlob("f", "f", b"x"))  # type: ignore[arg-type]
 
     def work(call: int, options: CallOptions) -> RunnableCall:
@@ -287,14 +287,14 @@ def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) ->
     turns.end(0)
     assert turns.take(queue, 0) is None
     turns.end(1)
-    for call in (2, 3, 4):  # in this test all calls have the same private folder
+    for call in (2, 3, 4):  # all calls of this test use one private folder
         taken = turns.take(queue, 0)
         assert taken.spec.call == call
         assert turns.take(queue, 1) is None
         turns.end(0)
 
 
-def test_each_short_call_finds_the_process_as_it_was(served: FakeManager, tmp_path: Path) -> None:
+def test_each_short_call_finds_the_process_unchanged(served: FakeManager, tmp_path: Path) -> None:
     def changes(n: int) -> tuple[Any, ...]:
         mask = os.umask(0o777)
         found = os.environ.get("LEFT"), os.getcwd(), mask, os.fstat(0).st_rdev, type(os.environ).__name__

@@ -16,10 +16,10 @@ from stoker.pilot.zygote.server import ImportedThreads
 
 LIMIT_S = 30.0
 COUNT = 1_000
-"""More orders than its socket can buffer."""
+"""Number of orders that exceeds the socket buffer."""
 
 
-def test_orders_wait_until_a_zygote_that_imports_reads(tmp_path: Path) -> None:
+def test_orders_wait_until_an_importing_zygote_reads(tmp_path: Path) -> None:
     gate = tmp_path / "go on"
     (tmp_path / "slow_to_import.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
@@ -60,7 +60,7 @@ def test_orders_wait_until_a_zygote_that_imports_reads(tmp_path: Path) -> None:
         zygote.destroy()
 
 
-def test_a_zygote_that_is_gone_is_told_nothing_and_says_so(tmp_path: Path) -> None:
+def test_dead_zygote_receives_no_order_and_is_reported(tmp_path: Path) -> None:
     zygote = Zygote((), log=tmp_path / "log", scratch=tmp_path / "scratch", environ=os.environ)
     zygote.stop()
     ends_at = time.monotonic() + LIMIT_S
@@ -90,7 +90,7 @@ def thread(name: str) -> Iterator[None]:
     started.join()
 
 
-def test_a_thread_is_told_of_with_the_module_that_started_it() -> None:
+def test_started_thread_is_reported_with_its_module() -> None:
     threads = ImportedThreads()
     before = threads.harmful()  # threads of the test process itself
     threads.attribute_to("first")
@@ -101,7 +101,7 @@ def test_a_thread_is_told_of_with_the_module_that_started_it() -> None:
     assert threads.harmful() == before
 
 
-def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
+def test_thread_without_a_known_module_is_reported() -> None:
     """Examples: a profiler that a `.pth` file starts, or a thread that a module starts after its import."""
     with thread("profiler"):
         threads = ImportedThreads()
@@ -111,7 +111,7 @@ def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
         assert threads.harmful()["something later"] == "late"
 
 
-def test_a_thread_that_gives_memory_back_does_no_harm() -> None:
+def test_thread_that_returns_memory_to_the_system_is_harmless() -> None:
     """pyarrow starts such a thread. pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
     threads = ImportedThreads()
     with thread("jemalloc_bg_thd"), thread("other"):

@@ -1,5 +1,5 @@
-"""A library of the turn tests that writes each iteration's start and end: `python turn_worker.py BOARD LIBRARY
-DEVICE,DEVICE OUT ITERATIONS STEP_S DUE_S SAYS_S`. SAYS_S: its forecast of an iteration.
+"""A library process for turn tests that logs start and end of each iteration: `python turn_worker.py BOARD LIBRARY
+DEVICE,DEVICE OUT ITERATIONS STEP_S DUE_S SAYS_S`. SAYS_S: the forecast of an iteration in seconds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""`cluster` and `toy` of `tests/core`."""
-
 from core.conftest import cluster, toy
 
 __all__ = ["cluster", "toy"]

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 in plain form over whole lists, as a reference."""
+"""Reference implementation of PromptTuner's Algorithms 1 and 2 over whole lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
                 given[job.id] = count
                 kept.pop(job.id, None)
                 idle += mine - count
-                if mine > count:  # a job with a nearer deadline may want the freed replica: begin again
+                if mine > count:  # start again: a job with a nearer deadline may need the freed replica
                     again = True
                     break
     waits = [job for job in line if job.id not in given]

@@ -1,4 +1,4 @@
-"""The smallest policy for each feature of the seams."""
+"""Minimal test policies, each for one feature of the policy interfaces (seams)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def policies(
 
 
 class Elastic(HottestFirst):
-    """Dispatch in rounds, as PromptTuner does: a waiting gang gets as many free libraries as it wants."""
+    """Dispatch in rounds like PromptTuner: a waiting gang gets up to its maximum number of free libraries."""
 
     period_s = 0.05
 
@@ -62,7 +62,7 @@ class Elastic(HottestFirst):
 
 
 class MoreMemory(LoadWhereWanted):
-    """Residency like SLINFER's watermarks: when `big` has loaded, the other libraries shrink so that it can grow."""
+    """Residency like SLINFER's watermarks: after `big` has loaded, other libraries shrink so that `big` can grow."""
 
     period_s = 0.1
 
@@ -92,7 +92,7 @@ class MoreMemory(LoadWhereWanted):
 
 
 class Preempt(HottestFirst):
-    """Dispatch: a call without a free library replaces a running call of lower priority."""
+    """Dispatch that evicts a running call of lower priority for a call without a free library."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         found = super().place(view, call)
@@ -108,7 +108,7 @@ class Preempt(HottestFirst):
 
 
 class Offer(HottestFirst):
-    """Dispatch: offer calls, and offer refused calls elsewhere."""
+    """Dispatch that offers calls to libraries, and offers a refused call to another library."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         tried = sum("refused" in text for _, text in call.notes or ())
@@ -121,7 +121,7 @@ class Offer(HottestFirst):
 
 
 class Deadlines(HottestFirst):
-    """Dispatch: drop late calls by a timer."""
+    """Dispatch that drops late calls by a timer."""
 
     asks_every_call = True
     by_deadline = False
@@ -139,7 +139,7 @@ class Deadlines(HottestFirst):
 
 
 class Variants(HottestFirst):
-    """Dispatch as Arlo does: send a call to its first variant with a free library."""
+    """Dispatch like Arlo: send a call to its first variant with a free library."""
 
     asks_every_call = True
     honours = frozenset({"variants"})
@@ -153,7 +153,7 @@ class Variants(HottestFirst):
 
 
 class LoadOnAdvice(LoadWhereWanted):
-    """Residency: request advice on a context, do not wait for it, and drop the plan if the advice is bad."""
+    """Residency that requests advice on a context without waiting, and drops the plan if the advice is bad."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class LoadOnAdvice(LoadWhereWanted):
 
 
 class Lease(TakeWhatComes):
-    """Provisioning like PromptTuner's 60 s reclaim: release a block when its lease ends."""
+    """Provisioning like PromptTuner's reclaim after 60 s: release a block when its lease ends."""
 
     def __init__(self, *, lease_s: float) -> None:
         super().__init__()

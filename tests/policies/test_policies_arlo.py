@@ -27,7 +27,7 @@ LENGTHS = (64, 128, 256)
 
 
 class Family(Toy):
-    """Runtimes `r64`, `r128` and `r256` of one model, 1 GB each, which take 0.25, 0.5 and 1 s. A call may take 10 s."""
+    """A family of runtimes `r64`, `r128`, `r256` with 1 GB each and calls of 0.25, 0.5 and 1 s. Objective: 10 s."""
 
     def __init__(
         self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB", **settings: Any
@@ -75,7 +75,7 @@ def family() -> Any:
 
 
 def warmed(t: Family, *, devices: int = 4) -> Family:
-    """Send calls of all lengths for two minutes, so that every runtime runs."""
+    """Send calls of all lengths for two minutes, so that every runtime has an instance."""
     t.pilot("p1", devices=devices)
     for second in range(60):
         for tokens in LENGTHS:
@@ -88,7 +88,7 @@ def warmed(t: Family, *, devices: int = 4) -> Family:
 # ---- dispatch
 
 
-def test_a_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) -> None:
+def test_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) -> None:
     t = warmed(family())
     before = t.served()
     t.ask("short", tokens=20).ask("middle", tokens=100).ask("long", tokens=256)
@@ -107,7 +107,7 @@ def test_a_call_is_demoted_from_a_congested_to_an_emptier_runtime(family: Any) -
     t.run()
 
 
-def test_if_every_level_is_congested_the_shortest_takes_the_call(family: Any) -> None:
+def test_shortest_runtime_is_used_if_every_level_is_congested(family: Any) -> None:
     t = warmed(family(), devices=3)
     before = len(t.ended)
     t.many(34 + 16 + 7, tokens=20)
@@ -123,7 +123,7 @@ def test_if_every_level_is_congested_the_shortest_takes_the_call(family: Any) ->
     assert all(end.ok for end in t.ended.values())
 
 
-def test_a_call_whose_runtime_has_no_instance_runs_in_a_longer_one(family: Any) -> None:
+def test_call_without_an_instance_of_its_runtime_uses_a_longer_one(family: Any) -> None:
     t = family()
     t.pilot("p1")
     t.ask("long", tokens=256).run()
@@ -133,7 +133,7 @@ def test_a_call_whose_runtime_has_no_instance_runs_in_a_longer_one(family: Any) 
     assert t.served() == {"r256": 2}
 
 
-def test_a_call_whose_runtime_dies_is_placed_anew(family: Any) -> None:
+def test_call_of_a_lost_runtime_is_placed_again(family: Any) -> None:
     t = family(out_of_service=0.5)
     t.pilot("p1")
     t.ask("w1", tokens=256).run()
@@ -149,7 +149,7 @@ def test_a_call_whose_runtime_dies_is_placed_anew(family: Any) -> None:
     assert all(t.ended[f"c20-{n}"].ok for n in range(3))
 
 
-def test_calls_of_no_family_are_served_as_by_default(family: Any) -> None:
+def test_calls_without_a_family_use_the_default_policy(family: Any) -> None:
     t = family()
     t.pilot("p1", devices=2)
     t.context("other", declares="1 GB")
@@ -160,7 +160,7 @@ def test_calls_of_no_family_are_served_as_by_default(family: Any) -> None:
 # ---- residency
 
 
-def test_devices_follow_the_lengths_that_come(family: Any) -> None:
+def test_devices_follow_the_lengths_of_the_calls(family: Any) -> None:
     t = family(period_s=60.0)
     t.pilot("p1", devices=10, memory="40 GB")
     for minute in range(12):
@@ -184,8 +184,8 @@ def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:
     t.run()
 
 
-def test_a_new_family_has_its_devices_within_seconds(family: Any) -> None:
-    """The first call fits the longest runtime only, and most devices change at once: the limit is for old families."""
+def test_new_family_has_its_devices_within_seconds(family: Any) -> None:
+    """The first call fits only the longest runtime. Most devices change at once, because a new family has no limit."""
     t = family(out_of_service=0.1)
     t.pilot("p1", devices=10, memory="40 GB")
     t.ask("first", tokens=256).run(until=t.now + 1.5)
@@ -198,7 +198,7 @@ def test_a_new_family_has_its_devices_within_seconds(family: Any) -> None:
     assert all(end.ok for end in t.ended.values())
 
 
-def test_no_more_devices_are_out_of_service_than_may_be(family: Any) -> None:
+def test_number_of_devices_out_of_service_is_limited(family: Any) -> None:
     t = family(period_s=20.0, out_of_service=0.2, load_s=3.0)
     t.pilot("p1", devices=10, memory="40 GB")
     t.many(30, tokens=256).run()
@@ -213,7 +213,7 @@ def test_no_more_devices_are_out_of_service_than_may_be(family: Any) -> None:
     assert all(end.ok for end in t.ended.values())
 
 
-def test_a_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -> None:
+def test_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -> None:
     t = family(out_of_service=0.5, declares="")
     t.pilot("p1", devices=2, memory="1.5 GB")
     t.ask("first", tokens=256).run()
@@ -224,7 +224,7 @@ def test_a_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any)
     t.run()
 
 
-def test_the_last_library_of_the_longest_runtime_stays(family: Any) -> None:
+def test_last_library_of_the_longest_runtime_stays(family: Any) -> None:
     t = family(period_s=5.0)
     t.pilot("p1", devices=3)
     t.ask("first", tokens=256).run()
@@ -236,7 +236,7 @@ def test_the_last_library_of_the_longest_runtime_stays(family: Any) -> None:
     assert t.ended["long"].ok
 
 
-def test_the_devices_that_are_left_are_planned_for_at_once(family: Any) -> None:
+def test_remaining_devices_are_planned_at_once(family: Any) -> None:
     t = family(out_of_service=0.5)
     t.pilot("p1")
     t.ask("first", tokens=256).run()
@@ -265,7 +265,7 @@ def test_other_runtimes_serve_calls_of_one_that_fails_to_load(family: Any) -> No
     assert t.core.state.contexts["r64"].load_failures == 2
 
 
-def test_where_no_runtime_loads_the_calls_are_told_why(family: Any) -> None:
+def test_calls_fail_with_the_reason_if_no_runtime_loads(family: Any) -> None:
     t = family(broken=dict.fromkeys(LENGTHS, "it does not compile"))
     t.pilot("p1", devices=4)
     t.ask("a", tokens=20).ask("b", tokens=256).run(limit_s=60.0)
@@ -273,7 +273,7 @@ def test_where_no_runtime_loads_the_calls_are_told_why(family: Any) -> None:
     assert "it does not compile" in t.ended["b"].failure.message
 
 
-def test_it_rests_when_no_calls_come(family: Any) -> None:
+def test_planner_is_idle_without_calls(family: Any) -> None:
     t = warmed(family())
     events = len(t.past)
     t.run(until=t.now + 3600.0)
@@ -313,7 +313,7 @@ def demands(draw: st.DrawFn) -> list[RuntimeDemand]:
 
 
 @given(st.integers(1, 9), demands())
-def test_nothing_that_is_allowed_costs_less(devices: int, runtimes: list[RuntimeDemand]) -> None:
+def test_plan_has_the_lowest_cost_of_all_allowed_plans(devices: int, runtimes: list[RuntimeDemand]) -> None:
     allowed = every(devices, runtimes)
     if not allowed:
         with pytest.raises(NotEnoughDevicesError):
@@ -325,23 +325,23 @@ def test_nothing_that_is_allowed_costs_less(devices: int, runtimes: list[Runtime
     assert found.latency_s <= min(cost_of(each, runtimes) for each in allowed) * (1 + 1e-6)
 
 
-def test_requests_that_fit_nowhere_else_are_demoted() -> None:
+def test_requests_that_fit_no_other_runtime_are_demoted() -> None:
     short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
     assert cost_of((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
     assert allocate(2, [short, long]).instances == (1, 1)
 
 
-def test_the_longest_runtime_always_has_an_instance() -> None:
+def test_longest_runtime_always_has_an_instance() -> None:
     assert allocate(5, [demand(300, request_s=0.001), demand(0, request_s=0.004)]).instances == (4, 1)
 
 
-def test_with_too_few_devices_it_says_how_many_are_filled() -> None:
+def test_shortage_of_devices_returns_the_number_of_filled_runtimes() -> None:
     with pytest.raises(NotEnoughDevicesError, match="fill 3 devices, and there are 2") as raised:
         allocate(2, [demand(320, request_s=0.001), demand(0, request_s=0.004)])
     assert raised.value.needed == 3
 
 
-def test_a_latency_table_is_linear_between_its_points_and_beyond_them() -> None:
+def test_latency_table_is_linear_between_and_beyond_its_points() -> None:
     table = LatencyTable(((1, 1.0), (3, 2.0), (5, 5.0)))
     assert [table.mean_s(requests) for requests in (0, 1, 2, 3, 4, 5, 7)] == [1, 1, 1.5, 2, 3.5, 5, 8]
     assert (table.is_convex, LatencyTable(((1, 1.0), (2, 3.0), (3, 4.0))).is_convex) == (True, False)

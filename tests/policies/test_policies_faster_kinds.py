@@ -1,4 +1,4 @@
-"""The default policy on devices of different measured speeds: one A10 (1 s a call) and one CPU (4 s a call)."""
+"""Test the default policy on devices of different speeds: an A10 with 1 s per call and a CPU with 4 s per call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Make = Callable[..., Cluster]
 
 
 def two_kinds(cluster: Make, *, run_s: float = 10.0, speed: float = 0.25, ends_in_s: float = 0.0) -> Cluster:
-    """Return an idle cluster that knows a function's run time on the A10, and the CPU's speed."""
+    """Return an idle cluster that knows the run time of a function on the A10 and the speed of the CPU."""
     c = cluster().join("fast", of=devices(1, kind="A10"), ends_in_s=ends_in_s).join("slow", ends_in_s=ends_in_s)
     c.advise("bare", {"A10": ContextAdvice(speed=1.0), "cpu": ContextAdvice(speed=speed)})
     c.call("on fast", "on slow").ready()
     for name in ("on fast", "on slow"):
         c.end(name, run_s=run_s / (speed if c.holders(name)[0].kind == "cpu" else 1.0))
-    for _ in range(4):  # each kind's own mean counts from three runs on
+    for _ in range(4):  # the mean of a device kind counts after three runs
         names = [f"{len(c.ids)}", f"{len(c.ids) + 1}"]
         c.call(*names)
         for name in names:
@@ -64,7 +64,7 @@ def test_slow_kind_takes_its_share_before_the_end(cluster: Make) -> None:
     assert c.held("slow") == ["second"]
 
 
-def test_calls_of_a_program_that_goes_on_do_not_wait(cluster: Make) -> None:
+def test_calls_of_a_program_that_continues_do_not_wait(cluster: Make) -> None:
     c = two_kinds(cluster).call("first").wait(1.0).call("second")
     assert c.held("slow") == ["second"], "the program may submit more"
 
@@ -87,7 +87,7 @@ def test_call_waits_if_only_the_faster_kind_meets_its_deadline(cluster: Make) ->
     assert c.held("fast") == ["due"]
 
 
-def test_long_call_is_not_sent_where_the_walltime_is_too_short(cluster: Make) -> None:
+def test_long_call_is_not_sent_to_a_pilot_with_too_little_walltime(cluster: Make) -> None:
     c = two_kinds(cluster, run_s=100.0, ends_in_s=3600.0).wait(3600.0 - 1000.0 - 300.0)
     c.call("a", "b")
     assert (c.held("fast"), c.held("slow"), c.waiting()) == (["a"], [], ["b"]), "400 s do not fit into 300 s there"

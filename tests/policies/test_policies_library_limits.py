@@ -55,7 +55,7 @@ def test_no_more_libraries_than_allowed_are_loaded(cluster: Make) -> None:
     assert "max_libraries = 1 allows no more" in c.story(f"c-{c.context('a').queue.head().id}")
 
 
-def test_one_that_is_stopping_counts_until_it_is_gone(cluster: Make) -> None:
+def test_stopping_library_counts_until_it_has_ended(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(most=1, keep_alive_s=1.0)).call("x", context="a").ready().end("x").wait(1)
     assert states(c) == [LibraryState.STOPPING]
     c.call("y", context="a").wait(30)
@@ -65,7 +65,7 @@ def test_one_that_is_stopping_counts_until_it_is_gone(cluster: Make) -> None:
     assert states(c) == [LibraryState.LOADING]
 
 
-def test_a_pilot_cut_off_for_longer_than_a_blip_keeps_no_place(cluster: Make) -> None:
+def test_pilot_disconnected_for_longer_than_a_blip_is_not_counted(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready()
     c.cut("p1").call("y", context="a").wait(1)
     assert c.lives_on("a") == ["p1"], "it may be a blip"
@@ -75,7 +75,7 @@ def test_a_pilot_cut_off_for_longer_than_a_blip_keeps_no_place(cluster: Make) ->
     assert sorted(state.value for state in states(c)) == ["ready", "stopping"], "the one too many goes"
 
 
-def test_a_gang_that_wants_more_than_are_allowed_is_told(cluster: Make) -> None:
+def test_gang_larger_than_the_allowed_libraries_fails(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(most=2)).call("g", context="a", gang=(3, 3)).call("h", context="a")
     failure = c.ended["g"].failure
     assert failure.kind is FailureKind.NO_DEVICE
@@ -84,7 +84,7 @@ def test_a_gang_that_wants_more_than_are_allowed_is_told(cluster: Make) -> None:
     assert "h" not in c.ended
 
 
-def test_a_gang_that_another_program_limits_is_told_who_does(cluster: Make) -> None:
+def test_gang_limited_by_another_program_names_that_program(cluster: Make) -> None:
     c = cluster(pilots=4).define(limited(most=4)).client("bob").tell("bob", say.DefineRecipe(limited(most=1)))
     c.call("g", context="a", gang=(3, 3)).wait(2)
     message = c.ended["g"].failure.message
@@ -93,7 +93,7 @@ def test_a_gang_that_another_program_limits_is_told_who_does(cluster: Make) -> N
     assert "for a larger max_libraries there" in message
 
 
-def test_a_lowered_limit_unloads_what_is_idle(cluster: Make) -> None:
+def test_lowered_limit_unloads_idle_libraries(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(most=3)).calls(3, context="a").ready().end("1", "2")
     assert len(c.lives_on("a")) == 3
     c.define(limited(most=1))
@@ -102,13 +102,13 @@ def test_a_lowered_limit_unloads_what_is_idle(cluster: Make) -> None:
 
 
 def fault(c: Cluster, name: str) -> None:
-    """Fail a call by its pilot's disk (EIO), so that calls avoid this pilot for a while."""
+    """Fail a call with a disk error (EIO) of its pilot, so that calls avoid this pilot for a while."""
     [library] = c.holders(name)
     failure = Failure(FailureKind.INFRASTRUCTURE, "EIO", library.pilot.id, library.id)
     c.end(name, failure=failure)
 
 
-def test_one_more_is_loaded_for_a_call_that_can_run_in_none(cluster: Make) -> None:
+def test_extra_library_is_loaded_for_a_call_that_no_library_can_run(cluster: Make) -> None:
     c = cluster().join("p1", of=devices(2)).join("p2", "p3", "p4").define(limited(most=1)).calls(20, context="a")
     c.ready()
     fault(c, "1")
@@ -127,7 +127,7 @@ def test_one_more_is_loaded_for_a_call_that_can_run_in_none(cluster: Make) -> No
     assert c.the_call("1").holder is not None
 
 
-def test_one_that_cannot_run_what_waits_leaves_for_one_that_can(cluster: Make) -> None:
+def test_library_that_cannot_run_waiting_calls_is_replaced(cluster: Make) -> None:
     c = cluster().define(limited(most=1)).join("p1", ends_in_s=86_400.0)
     c.call("x", context="a").ready().wait(36_000).end("x", run_s=36_000.0).call("y", context="a").wait(60)
     assert states(c) == [LibraryState.READY], "there is no other place"
@@ -137,7 +137,7 @@ def test_one_that_cannot_run_what_waits_leaves_for_one_that_can(cluster: Make) -
     assert c.holders("y")[0].pilot.id == "p2"
 
 
-def test_it_leaves_only_for_a_place_that_is_better(cluster: Make) -> None:
+def test_library_is_replaced_only_for_a_better_place(cluster: Make) -> None:
     c = cluster().define(limited(most=1)).join("p1", "p2", ends_in_s=86_400.0)
     c.tell("ana", say.DefineFunction("g", "g", b"code of g"))  # type: ignore[arg-type]
     c.calls(9, context="a", function="g").ready()
@@ -151,7 +151,7 @@ def test_it_leaves_only_for_a_place_that_is_better(cluster: Make) -> None:
     assert c.holders("y")[0].pilot.id == "p3"
 
 
-def test_an_idle_one_does_not_leave_in_favour_of_one_that_is_cut_off(cluster: Make) -> None:
+def test_idle_library_is_not_replaced_by_a_disconnected_one(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready().cut("p1").call("y", context="a")
     c.wait(5).ready(only="p2").end("y")
     assert c.library("p2", "a").state is LibraryState.READY
@@ -163,7 +163,7 @@ def test_an_idle_one_does_not_leave_in_favour_of_one_that_is_cut_off(cluster: Ma
 
 
 class ForTwoSeconds(HottestFirst):
-    """Dispatch that unloads libraries after two idle seconds."""
+    """Dispatch that unloads a library after two idle seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,13 +195,13 @@ def test_a_library_is_unloaded_after_its_keep_alive_and_reloaded(served: Cluster
     assert served.hears("p1", to_pilot.StartLibrary).recipe.key == "a"
 
 
-def test_without_a_wish_a_library_stays_and_no_timer_is_set(cluster: Make) -> None:
+def test_library_without_a_limit_stays_and_no_timer_is_set(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
     assert states(c.wait(100_000)) == [LibraryState.READY]
     assert not keep_alive_timers(c)
 
 
-def test_calls_restart_the_keep_alive_at_the_price_of_one_timer(served: Cluster) -> None:
+def test_calls_restart_the_keep_alive_with_one_timer(served: Cluster) -> None:
     for number in range(20):
         served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
         assert len(keep_alive_timers(served)) == 1
@@ -209,7 +209,7 @@ def test_calls_restart_the_keep_alive_at_the_price_of_one_timer(served: Cluster)
     assert states(served.wait(0.2)) == [LibraryState.STOPPING]
 
 
-def test_a_library_that_runs_when_its_time_is_over_stays(served: Cluster) -> None:
+def test_busy_library_at_the_end_of_its_keep_alive_stays(served: Cluster) -> None:
     served.wait(1.0).call("long", context="a").wait(50.0)
     assert states(served) == [LibraryState.READY]
     assert not keep_alive_timers(served)
@@ -226,7 +226,7 @@ def test_the_least_number_stays_and_an_idle_session_does_nothing(cluster: Make) 
     assert states(c.wait(1000)) == [LibraryState.READY]
 
 
-def test_no_time_at_all_unloads_at_once_and_less_is_refused(cluster: Make) -> None:
+def test_zero_keep_alive_unloads_at_once_and_negative_is_refused(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a").ready().end("x")
     assert states(c) == [LibraryState.STOPPING]
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
@@ -237,7 +237,7 @@ def test_no_time_at_all_unloads_at_once_and_less_is_refused(cluster: Make) -> No
     assert IdleTimers(1.0).fired(c.core.state, "somebody-else") == ()
 
 
-def test_libraries_that_fall_idle_in_turn_cost_few_checks(cluster: Make) -> None:
+def test_libraries_that_become_idle_in_turn_cost_few_checks(cluster: Make) -> None:
     c = cluster(pilots=40).define(limited(keep_alive_s=10.0)).calls(40, context="a").ready()
     for number in range(40):
         c.wait(0.01).end(str(number + 1))
@@ -250,13 +250,13 @@ def test_libraries_that_fall_idle_in_turn_cost_few_checks(cluster: Make) -> None
     assert fired < 60
 
 
-def test_a_library_that_is_gone_when_its_timer_fires_is_no_trouble(served: Cluster) -> None:
+def test_timer_of_an_ended_library_has_no_effect(served: Cluster) -> None:
     served.lose("p1").wait(10)
     assert not keep_alive_timers(served)
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.0, 5.0])
-def test_libraries_that_gather_for_a_gang_are_not_idle(cluster: Make, keep_alive_s: float) -> None:
+def test_libraries_reserved_for_a_gang_are_not_idle(cluster: Make, keep_alive_s: float) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=keep_alive_s), recipe("b", memory="8 GB"))
     c.call("long", context="b").ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
     assert states(c) == [LibraryState.READY], "the other device is busy"
@@ -267,14 +267,14 @@ def test_libraries_that_gather_for_a_gang_are_not_idle(cluster: Make, keep_alive
     assert states(c) == [LibraryState.STOPPING] * 2
 
 
-def test_libraries_that_gathered_in_vain_go(cluster: Make) -> None:
+def test_libraries_reserved_in_vain_are_unloaded(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=5.0), recipe("b", memory="8 GB")).call("long", context="b")
     c.ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
     c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)  # type: ignore[list-item]
     assert states(c) == [LibraryState.STOPPING]
 
 
-def test_a_call_that_is_to_run_alone_finds_its_library(cluster: Make) -> None:
+def test_call_that_must_run_alone_finds_its_library(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a")
     for number in (1, 2, 3):
         c.ready().lose(f"p{number}").join(f"p{number + 1}").wait(30)
@@ -283,7 +283,7 @@ def test_a_call_that_is_to_run_alone_finds_its_library(cluster: Make) -> None:
     assert "runs alone from now on" in c.story(f"c-{c.the_call('x').id}")
 
 
-def test_a_shorter_keep_alive_holds_at_once_and_a_longer_one_too(cluster: Make) -> None:
+def test_changed_keep_alive_applies_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(keep_alive_s=3600.0)).call("x", context="a").ready().end("x").wait(100)
     c.define(limited(keep_alive_s=110.0)).wait(5)
     assert states(c) == [LibraryState.READY]
@@ -307,11 +307,11 @@ def test_a_shorter_keep_alive_holds_at_once_and_a_longer_one_too(cluster: Make) 
         ([], LibraryLimits()),
     ],
 )
-def test_of_several_the_most_careful_holds(said: list[LibraryLimits], holds: LibraryLimits) -> None:
+def test_strictest_of_several_limits_applies(said: list[LibraryLimits], holds: LibraryLimits) -> None:
     assert combine_limits(said) == holds == combine_limits(said[::-1])
 
 
-def test_limits_of_present_programs_hold_and_the_last_ones_stay(cluster: Make) -> None:
+def test_limits_of_connected_programs_apply_and_the_last_ones_stay(cluster: Make) -> None:
     c = cluster(pilots=3).client("bob").define(limited(least=1, most=2, keep_alive_s=5.0))
     c.tell("bob", say.DefineRecipe(limited(most=1, keep_alive_s=50.0)))
     assert c.context("a").limits == LibraryLimits(1, 1, 50.0)
@@ -329,7 +329,7 @@ def leave(c: Cluster, client: str) -> None:
     c.event(ClientGone(client))
 
 
-def test_what_a_program_kept_loaded_goes_when_it_has_left(cluster: Make) -> None:
+def test_libraries_kept_by_a_program_are_unloaded_after_it_left(cluster: Make) -> None:
     c = cluster(pilots=1).client("eve").define(limited(least=1, keep_alive_s=5.0)).call("x", context="a")
     c.ready().end("x").wait(60)
     assert states(c) == [LibraryState.READY]
@@ -337,7 +337,7 @@ def test_what_a_program_kept_loaded_goes_when_it_has_left(cluster: Make) -> None
     assert states(c) == [LibraryState.STOPPING], "it had been idle for longer than that already"
 
 
-def test_a_program_that_returns_has_its_limits_again(cluster: Make) -> None:
+def test_program_that_reconnects_has_its_limits_again(cluster: Make) -> None:
     c = cluster(pilots=2).event(SessionKept()).client("eve").define(limited(least=1, most=1, keep_alive_s=5.0))
     c.tell("eve", say.DefineRecipe(limited(most=3)))
     leave(c, "ana")
@@ -358,7 +358,7 @@ def come_back(c: Cluster, client: str) -> None:
     c.tell(client, say.ClientHello(wire.VERSION, SESSION, received, acknowledged=taken), numbered=False)
 
 
-def test_a_manager_that_comes_back_from_a_snapshot_unloads_in_time(cluster: Make) -> None:
+def test_manager_restored_from_a_snapshot_unloads_in_time(cluster: Make) -> None:
     c = cluster(pilots=1).define(limited(most=1, keep_alive_s=5.0)).call("x", context="a").ready().end("x").wait(3)
     c.core = restored(c.core)
     assert c.context("a").limits == LibraryLimits(0, 1, 5.0)
@@ -366,7 +366,7 @@ def test_a_manager_that_comes_back_from_a_snapshot_unloads_in_time(cluster: Make
     assert states(c.wait(0.2)) == [LibraryState.STOPPING]
 
 
-def test_calls_with_limits_are_refused_where_no_policy_honours_them(cluster: Make) -> None:
+def test_calls_with_limits_are_refused_if_no_policy_honours_them(cluster: Make) -> None:
     from stoker.manager.policies.arlo import arlo
     from stoker.manager.policies.prompt_tuner import prompt_tuner
 
@@ -392,14 +392,14 @@ def came(c: Cluster, block: str, pilot: str) -> Cluster:
     return c.block(block, phase=BlockPhase.RUNNING).join(pilot, block=block)
 
 
-def test_pilots_are_not_asked_for_beyond_what_a_context_may_use(cluster: Make) -> None:
+def test_pilots_beyond_the_library_limit_are_not_requested(cluster: Make) -> None:
     c = cluster().sources(source()).define(limited(most=2)).calls(100, context="a").wait(1)
     assert len(c.asked()) == 2
     without = cluster().sources(source()).define(recipe("a")).calls(100, context="a").wait(1)
     assert len(without.asked()) > 2
 
 
-def test_a_pilot_leaves_after_its_model_unless_a_library_must_stay(cluster: Make) -> None:
+def test_pilot_leaves_after_its_model_unless_a_library_must_stay(cluster: Make) -> None:
     for least, goes in ((0, True), (1, False)):
         c = cluster().sources(source()).define(limited(least=least, keep_alive_s=10.0)).call("x", context="a").wait(1)
         [block] = c.asked()
@@ -409,7 +409,7 @@ def test_a_pilot_leaves_after_its_model_unless_a_library_must_stay(cluster: Make
         assert bool(released) is goes or c.pilot().released is goes
 
 
-def test_blocks_that_are_let_go_together_leave_the_least_number(cluster: Make) -> None:
+def test_blocks_released_together_leave_the_minimum_number(cluster: Make) -> None:
     c = cluster().sources(source(), msgspec.structs.replace(source(), name="there"))
     c.define(limited(least=1)).calls(4, context="a").wait(1)
     blocks = c.asked()
@@ -420,7 +420,7 @@ def test_blocks_that_are_let_go_together_leave_the_least_number(cluster: Make) -
     assert sum(p.released for p in c.core.state.pilots.values()) == 3
 
 
-def test_a_block_is_requested_if_present_pilots_cannot_run_the_call(cluster: Make) -> None:
+def test_block_is_requested_if_present_pilots_cannot_run_the_call(cluster: Make) -> None:
     c = cluster().sources(source(walltime_s=86_400.0)).define(limited(most=1)).call("x", context="a").wait(1)
     [block] = c.asked()
     c.block(block, phase=BlockPhase.RUNNING).join("p1", block=block, ends_in_s=86_400.0).ready().wait(36_000)

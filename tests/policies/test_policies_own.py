@@ -100,7 +100,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_class_decides_at_the_seams_whose_methods_it_has(mine: Path) -> None:
+def test_policy_class_decides_at_the_seams_of_its_methods(mine: Path) -> None:
     never = find("mine.py:Never", folder=mine)
     made = never.make()
     assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
@@ -116,18 +116,18 @@ def test_a_class_decides_at_the_seams_whose_methods_it_has(mine: Path) -> None:
     assert blocks.residency.provisioning is blocks.provisioning  # type: ignore[attr-defined]
 
 
-def test_a_function_may_make_it(mine: Path) -> None:
+def test_policy_may_be_made_by_a_function(mine: Path) -> None:
     made = find("mine.py:patient", folder=mine).make()
     assert made.residency.patience_s == 99.0  # type: ignore[attr-defined]
     assert find("mine.py:patient", folder=mine).make().residency is not made.residency
     assert type(find("mine.py:everything", folder=mine).make().residency) is LoadWhereWanted
 
 
-def test_names_of_ones_own_beside_those_that_are_asked_for_are_fine(mine: Path) -> None:
+def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
     assert type(find("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
 
 
-def test_a_function_that_wants_more_than_it_gets_is_not_offered(mine: Path) -> None:
+def test_function_with_too_many_parameters_is_not_suggested(mine: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         find("mine.py:Nevr", folder=mine)
     assert "with_settings" not in str(caught.value)
@@ -141,20 +141,20 @@ def test_a_function_that_wants_more_than_it_gets_is_not_offered(mine: Path) -> N
         ("residency", "Blocks", r"has no wanted, measured; it answers at provisioning: .*\(\[policy\] name = …\)"),
     ],
 )
-def test_a_policy_at_a_seam_where_it_does_not_answer_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
+def test_policy_named_at_a_seam_without_its_methods_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is named for {seam}, but {why}"):
         check_policies([site(**{seam: f"{mine}/mine.py:{own}"})])
     check_policies([site(**{seam: f"{mine}/mine.py:Both"})])
     check_policies([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
 
 
-def test_a_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(find("benchmarks.baselines.scattered:AnyFree").make().dispatch) is AnyFree
     monkeypatch.syspath_prepend(str(mine))
     assert type(find("mine:First").make().dispatch).__module__ == "mine"
 
 
-def test_it_decides(mine: Path) -> None:
+def test_user_policy_decides(mine: Path) -> None:
     here = Cluster(policies=find("mine.py:Never", folder=mine).make).define(recipe("a")).join("p1")
     here.calls(3, context="a")
     assert not here.core.state.libraries
@@ -180,7 +180,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_is_none_says_why(mine: Path, name: str) -> None:
+def test_invalid_policy_is_refused_with_the_reason(mine: Path, name: str) -> None:
     (mine / "bad.py").write_text("class Never\n")
     with pytest.raises(ConfigError, match=rf"policy {name}: .*{FAULTS[name]}"):
         find(name, folder=mine)
@@ -188,7 +188,7 @@ def test_what_is_none_says_why(mine: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("seam", "kind"), [(seams.Dispatch, "dispatch"), (seams.Residency, "residency"),
                                             (seams.Provisioning, "provisioning")])  # fmt: skip
-def test_what_is_asked_at_a_seam_is_what_its_protocol_has(seam: type, kind: str) -> None:
+def test_methods_called_at_a_seam_are_those_of_its_protocol(seam: type, kind: str) -> None:
     has = {each for base in (seam, seams.Rounds) for each in vars(base) if not each.startswith("_")}
     assert has == {*session_policies.SEAMS[kind], *session_policies.COMMON}
 
@@ -196,7 +196,7 @@ def test_what_is_asked_at_a_seam_is_what_its_protocol_has(seam: type, kind: str)
 # ---- in site files
 
 
-def test_a_site_file_names_them_from_where_it_lies(mine: Path) -> None:
+def test_policy_paths_in_a_site_file_are_relative_to_that_file(mine: Path) -> None:
     (mine / "site.toml").write_text('[policy]\nname = "exclusive"\ndispatch = "mine.py:First"\n')
     policy = load_site(mine / "site.toml").policy
     assert (policy.name, policy.dispatch, policy.residency) == ("exclusive", f"{mine}/mine.py:First", "")
@@ -215,7 +215,7 @@ SITE_FAULTS = {
 
 
 @pytest.mark.parametrize("line", SITE_FAULTS)
-def test_a_name_that_is_none_is_told_with_its_line(line: str) -> None:
+def test_unknown_policy_name_is_refused_with_its_line(line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_site(f"[policy]\n\n{line}\n", file="site.toml")
     assert str(caught.value) == f"site.toml: line 3: [policy] {SITE_FAULTS[line]}"
@@ -226,7 +226,7 @@ def site(called: str = "one", /, **policy: str) -> Site:
     return parse_site(f'name = "{called}"\n[policy]\n{lines}\n', file="site.toml")
 
 
-def test_sites_of_a_session_agree_or_leave_it_out(mine: Path) -> None:
+def test_sites_of_a_session_name_the_same_policy_or_none(mine: Path) -> None:
     one, two = site("one", name="prompt-tuner"), site("two", name="exclusive")
     assert agreed([site("three"), one, site("four", name="prompt-tuner")]).name == "prompt-tuner"
     assert agreed([site("one"), site("two")]).name == "default"
@@ -281,14 +281,14 @@ def lab(tmp_path: Path) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_policy_in_a_package_imports_its_neighbours(lab: Path) -> None:
+def test_policy_in_a_package_imports_its_neighbours(lab: Path) -> None:
     before = list(sys.path)
     dispatch = find("lab/policies/fair.py:Few", folder=lab).make().dispatch
     assert (dispatch.slots, type(dispatch).__module__) == (3, "lab.policies.fair")  # type: ignore[attr-defined]
     assert sys.path == before
 
 
-def test_a_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> None:
+def test_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
     folder.make()
     keep_policies(folder, [site(dispatch=f"{lab}/lab/policies/fair.py:Few")])
@@ -299,12 +299,12 @@ def test_a_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> N
     assert (folder.path / policy_file(chosen_in(folder).dispatch)).is_file()
 
 
-def test_what_a_policy_holds_of_its_package_is_in_snapshots(lab: Path) -> None:
+def test_policy_objects_of_its_package_are_in_snapshots(lab: Path) -> None:
     made = find("lab/policies/fair.py:Few", folder=lab).make()
     assert {"lab.policies.fair", "lab.limits"} <= policies_modules(made)
 
 
-def test_packages_of_one_name_in_two_folders_stay_apart(lab: Path, tmp_path: Path) -> None:
+def test_packages_with_one_name_in_two_folders_stay_separate(lab: Path, tmp_path: Path) -> None:
     other = tmp_path / "ours"
     shutil.copytree(lab, other)
     (other / "lab" / "limits.py").write_text("SLOTS = 7\n")
@@ -313,14 +313,14 @@ def test_packages_of_one_name_in_two_folders_stay_apart(lab: Path, tmp_path: Pat
     assert [each.slots for each in found] == [3, 7, 3]  # type: ignore[attr-defined]
 
 
-def test_settings_are_keywords_of_what_is_made(mine: Path) -> None:
+def test_settings_are_keyword_arguments_of_the_policy(mine: Path) -> None:
     made = find("mine.py:Never", folder=mine).make(patience_s=7.0)
     assert made.residency.patience_s == 7.0  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"policy mine\.py:First: it cannot be made: TypeError: .*patience"):
         find("mine.py:First", folder=mine).make(patience_s=7.0)
 
 
-def test_a_policy_says_what_contexts_keep_under_it(mine: Path) -> None:
+def test_policy_sets_what_contexts_keep_under_it(mine: Path) -> None:
     (mine / "less.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'disk'\n")
     assert find("less.py:Less", folder=mine).make().awareness is Awareness.DISK
     (mine / "wrong.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'half'\n")
@@ -328,7 +328,7 @@ def test_a_policy_says_what_contexts_keep_under_it(mine: Path) -> None:
         find("wrong.py:Less", folder=mine)
 
 
-def test_a_session_that_chose_nothing_has_the_default_and_no_file(tmp_path: Path) -> None:
+def test_default_session_has_the_default_policy_and_no_file(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path)
     folder.make()
     keep_policies(folder, [Site.default()])
@@ -336,7 +336,9 @@ def test_a_session_that_chose_nothing_has_the_default_and_no_file(tmp_path: Path
     assert type(policies_of(folder).residency) is LoadWhereWanted
 
 
-def test_what_it_imports_from_is_kept_as_well(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_imported_by_the_policy_are_kept_too(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (mine / "their_policies.py").write_text(MINE)
     folder = SessionFolder(tmp_path / "session")
     folder.make()
@@ -345,7 +347,7 @@ def test_what_it_imports_from_is_kept_as_well(mine: Path, tmp_path: Path, monkey
     assert type(policies_of(folder).residency).__module__ == "their_policies"
 
 
-def test_no_awareness_says_what_it_cannot_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_awareness_reports_what_it_cannot_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = SessionFolder(tmp_path)
     folder.make()
     keep_policies(folder, [site(name=f"{ROOT}/{BASELINES['no-awareness']}")])

@@ -1,6 +1,6 @@
-"""No shipped policy writes to the manager's state.
+"""Check that no shipped policy writes to the state of the manager.
 
-While a policy answers, setting an attribute of the state raises; the state before and after is compared.
+While a policy runs, setting an attribute of the state raises. The test also compares the state before and after.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NOUNS = (
 
 
 class WriteError(Exception):
-    """A policy has changed the manager's state."""
+    """Raised when a policy changes the state of the manager."""
 
 
 class ReadOnly:
-    """Wrap policies so that a write during an answer raises."""
+    """Wrap policies so that a write to the state while a policy runs raises."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked = ""
@@ -65,7 +65,7 @@ class ReadOnly:
         return self._one_by_one(question, found, view) if isinstance(found, Iterator) else found
 
     def _one_by_one(self, question: str, answer: Iterator[Any], view: View) -> Iterator[Any]:
-        """Yield actions one by one: the core carries out each before the policy computes the next."""
+        """Yield actions one by one: the core carries out each action before the policy computes the next action."""
         while True:
             found = self.ask(question, lambda _: tuple(islice(answer, 1)), view)
             if not found:
@@ -93,7 +93,7 @@ class _Watched:
 
 
 class _Pickler(snapshot._Pickler):
-    """Pickle a queue as its waiting calls only: a read drops the other calls, which is no change of state."""
+    """Pickle only the waiting calls of a queue: reading a queue removes other calls without changing its state."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Queue):
@@ -133,11 +133,11 @@ def run(guard: ReadOnly, policies: Policies, arrivals: Sequence[Arrival]) -> Non
 
 
 @pytest.mark.parametrize("name", [*SHIPPED, *BASELINES])
-def test_no_policy_writes_into_the_view(guard: ReadOnly, name: str) -> None:
+def test_policies_do_not_write_into_the_view(guard: ReadOnly, name: str) -> None:
     plain = [Arrival(2.0 * n, "llm", items=2) for n in range(4)]
     jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(2)]
     run(guard, policy(name).make(), sorted([*plain, *jobs], key=lambda each: each.at_s))
-    assert ASKED - guard.questions <= {"dispatch.dry", "dispatch.place"}  # some policies decide only in rounds
+    assert ASKED - guard.questions <= {"dispatch.dry", "dispatch.place"}  # some policies make decisions only in rounds
 
 
 class Notes(HottestFirst):
@@ -166,7 +166,7 @@ class Marks(LoadWhereWanted):
         (HottestFirst, Marks, r"residency\.wanted has changed the state"),
     ],
 )
-def test_a_policy_that_writes_is_found(
+def test_policy_that_writes_is_detected(
     guard: ReadOnly, dispatch: Callable[[], Any], residency: Callable[..., Any], said: str
 ) -> None:
     asked = KeepBlocks()

@@ -28,7 +28,7 @@ from stoker.protocol.to_manager import DefineFunction
 Make = Callable[..., Cluster]
 
 
-def test_while_nothing_was_measured_every_idle_device_is_used(cluster: Make) -> None:
+def test_every_idle_device_is_used_before_the_first_measurement(cluster: Make) -> None:
     c = cluster(pilots=5).define(recipe("a")).calls(3, context="a")
     assert c.lives_on("a") == ["p1", "p2", "p3"]
 
@@ -36,21 +36,21 @@ def test_while_nothing_was_measured_every_idle_device_is_used(cluster: Make) -> 
 def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a")
     c.hot(context="a", run_s=1.0, load_s=9.9).join("p2").forget()
-    c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last waits 9 s, a load takes 10 s
+    c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last call waits 9 s, and a load takes 10 s
     assert c.lives_on("a") == ["p1"]
     c.calls(5, context="a").wait(5)
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Make) -> None:
+def test_advice_from_history_counts_until_the_first_measurement(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a"))
     c.advise("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
     c.calls(30, context="a")
-    assert c.lives_on("a") == ["p1", "p2"]  # 30 s on one library, 15 s on each of two
+    assert c.lives_on("a") == ["p1", "p2"]  # the calls take 30 s on one library or 15 s on two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
 
 
-def test_quick_calls_of_another_function_do_not_count(cluster: Make) -> None:
+def test_short_calls_of_another_function_do_not_count(cluster: Make) -> None:
     c = cluster(pilots=1).call("quick")
     c.hot(run_s=0.001, load_s=1.0).join("p2").forget()
     c.tell("ana", DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_quick_calls_of_another_function_do_not_count(cluster: Make) -> None:
     assert c.lives_on() == ["p1", "p2"]
 
 
-def test_a_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
+def test_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=4)).calls(6, context="a")
     assert len(c.lives_on("a")) == 2
 
@@ -67,7 +67,7 @@ def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -
     c = cluster(pilots=1, memory="8 GB").define(*(recipe(x, memory="3 GB") for x in "abc"))
     for at, name in enumerate("ab"):
         c.wait(at).call(name, context=name).ready().end(name)
-    c.wait(100).call("a2", context="a").end("a2")  # b has now been idle longer than a
+    c.wait(100).call("a2", context="a").end("a2")  # b has been idle longer than a
     assert (c.lives_on("a"), c.lives_on("b")) == (["p1"], ["p1"])
     c.forget().call("c", context="c")
     assert c.hears("p1", to_pilot.StopLibrary).library == c.library(context="b").id
@@ -77,7 +77,7 @@ def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -
     assert c.lives_on("c") == ["p1"]
 
 
-def test_no_more_is_evicted_than_is_needed_and_a_busy_library_stays(cluster: Make) -> None:
+def test_eviction_is_minimal_and_busy_libraries_stay(cluster: Make) -> None:
     c = cluster(pilots=1, memory="9 GB").define(*(recipe(x, memory="3 GB") for x in "abd"), recipe("c", memory="5 GB"))
     for name in "abd":
         c.call(name, context=name).ready()
@@ -86,7 +86,7 @@ def test_no_more_is_evicted_than_is_needed_and_a_busy_library_stays(cluster: Mak
     assert stopping == {"b", "d"}
 
 
-def test_a_recipe_that_no_device_can_hold_fails_with_the_devices(cluster: Make) -> None:
+def test_recipe_that_fits_no_device_fails_and_names_the_devices(cluster: Make) -> None:
     c = cluster(pilots=2, devices_each=3, memory="12 GB").define(recipe("big", memory="17.2 GB"))
     c.call("c1", context="big")
     failure = c.ended["c1"].failure
@@ -117,7 +117,7 @@ def test_context_without_a_place_says_what_it_lacks(
     assert said in c.call("c1", context="big").failure("c1").message
 
 
-def test_while_no_pilot_has_come_nothing_is_impossible(cluster: Make) -> None:
+def test_no_context_is_impossible_before_the_first_pilot(cluster: Make) -> None:
     c = cluster().define(recipe("big", memory="17 GB")).call("c1", context="big")
     assert c.ended == {}
     c.join("p1", of=devices(1, kind="NVIDIA A100", memory="40 GB"))
@@ -131,7 +131,7 @@ def test_on_a_gpu_only_device_memory_counts(cluster: Make) -> None:
     assert (start.memory_bytes, start.device_memory_bytes) == (60 * 10**9, 7 * 10**9)
 
 
-def test_a_context_that_starves_gets_its_turn_from_whoever_holds_most(cluster: Make) -> None:
+def test_starving_context_gets_devices_of_the_largest_holder(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.calls(50, context="a").ready().wait(1).call("b1", context="b")
     c.wait(8)
@@ -145,7 +145,7 @@ def test_a_context_that_starves_gets_its_turn_from_whoever_holds_most(cluster: M
     assert c.ended["b1"].ok
 
 
-def test_with_one_device_two_queues_take_turns(cluster: Make) -> None:
+def test_two_queues_alternate_on_one_device(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.calls(50, context="a").ready().calls(50, context="b")
     turns = []
@@ -159,17 +159,17 @@ def test_with_one_device_two_queues_take_turns(cluster: Make) -> None:
         c.ready()
         turns += [x.context.recipe.key for x in c.core.state.libraries.values()]
     changes = sum(a != b for a, b in pairwise(turns))
-    assert 3 <= changes <= 6  # the two contexts take turns of about ten seconds on the device
+    assert 3 <= changes <= 6  # the two contexts alternate on the device every ten seconds
 
 
-def test_a_wide_context_gets_room_on_one_pilot(cluster: Make) -> None:
+def test_wide_context_gets_devices_of_one_pilot(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="8 GB"), recipe("wide", memory="8 GB", devices=2))
     c.call("1", context="a").ready().end("1").call("2", context="wide")
     c.die(c.library(context="a"), failure=None).ready().end("2")
     assert c.ended["2"].ok
 
 
-def test_a_wide_context_is_on_near_devices_of_one_kind(cluster: Make) -> None:
+def test_wide_context_gets_near_devices_of_one_kind(cluster: Make) -> None:
     kinds, islands = ("A10", "H100", "A10", "H100", "H100"), (1, 1, 2, 2, 1)
     there = tuple(
         msgspec.structs.replace(one, kind=kind, island=island)
@@ -178,12 +178,12 @@ def test_a_wide_context_is_on_near_devices_of_one_kind(cluster: Make) -> None:
     c = cluster().join("p1", of=there).define(recipe("wide", memory="8 GB", devices=2)).call("1", context="wide")
     assert places(c, "wide") == ["cuda:1", "cuda:4"]
     c.define(recipe("other", memory="8 GB", devices=2)).call("2", context="other")
-    assert places(c, "other") == ["cuda:0", "cuda:2"]  # no island has two of a kind any more
+    assert places(c, "other") == ["cuda:0", "cuda:2"]  # no island has two free devices of one kind
     c.define(recipe("wider", devices=3, kinds=("A10",))).call("3", context="wider")
     assert "3 devices of one kind on one pilot" in c.ended["3"].failure.message
 
 
-def test_a_library_ends_with_one_of_its_devices(cluster: Make) -> None:
+def test_library_ends_with_one_of_its_devices(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=4).define(recipe("wide", memory="8 GB", devices=2)).call("1", context="wide")
     library = c.ready().library(context="wide")
     lost, _ = library.devices
@@ -195,14 +195,14 @@ def test_a_library_ends_with_one_of_its_devices(cluster: Make) -> None:
     assert lost not in c.library(context="wide").devices
 
 
-def test_a_context_waits_for_the_pilot_that_is_cut_off_only_so_long(cluster: Make) -> None:
+def test_wait_of_a_context_for_a_disconnected_pilot_is_bounded(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", memory="8 GB")).call("1", context="a").ready().end("1")
     home = c.lives_on("a")[0]
     c.cut(home).call("2", context="a").wait(10)
     assert len(c.lives_on("a")) == 2
 
 
-def test_a_queue_that_shrinks_and_grows_again_is_asked_about_again(cluster: Make) -> None:
+def test_queue_that_shrinks_and_grows_is_examined_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a"))
     c.call("x", context="a").hot(context="a", run_s=1.0, load_s=10.0).calls(100, context="a").join("p2", "p3")
     held = len(c.lives_on("a"))
@@ -211,16 +211,14 @@ def test_a_queue_that_shrinks_and_grows_again_is_asked_about_again(cluster: Make
         c.lose(pilot)
     while len(c.waiting("a")) > 5:
         c.end(*c.held(context="a"), run_s=1.0)
-    c.core.state.timers.clear()  # only the new pilot, and no timer, may cause the load
+    c.core.state.timers.clear()  # the new pilot must cause the load, not a timer
     c.by_hand = True
     c.join("p4").forget().calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p4"]
 
 
 @pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
-def test_no_room_is_made_on_a_pilot_that_ends_before_the_load_would(
-    cluster: Make, policies: Callable[[], Policies]
-) -> None:
+def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies: Callable[[], Policies]) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
     c.advise("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})
@@ -231,14 +229,14 @@ def test_no_room_is_made_on_a_pilot_that_ends_before_the_load_would(
     assert c.lives_on("b") == ["p2"]
 
 
-def test_while_room_is_on_its_way_nothing_more_is_evicted(cluster: Make) -> None:
+def test_no_more_libraries_are_evicted_while_room_is_being_made(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.calls(2, context="a").ready().end("1", "2").call("b1", context="b").wait(5)
     states = sorted(x.state.value for x in c.context("a").libraries.values())
     assert states == ["ready", "stopping"]
 
 
-def test_nobody_loses_a_device_before_its_load_has_paid(cluster: Make) -> None:
+def test_library_keeps_its_device_until_its_load_has_paid_off(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.calls(9, context="a").ready(load_s=30.0).call("b1", context="b").wait(25)
     assert c.library(context="a").state is LibraryState.READY
@@ -247,9 +245,9 @@ def test_nobody_loses_a_device_before_its_load_has_paid(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> None:
+def test_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> None:
     c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
-    # the context is hot on p1, so failed loads elsewhere do not fail its calls
+    # the context is loaded on p1, so failed loads on other pilots do not fail its calls
     c.call("x", context="a").ready().end("x").join("p2")
     c.call("gang", context="a", gang=(2, 2), due_in_s=10_000.0)
     for _ in range(GIVE_UP_ON_PILOT):
@@ -261,7 +259,7 @@ def test_a_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> N
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_failed_load_is_tried_elsewhere_one_at_a_time(cluster: Make, name: str) -> None:
+def test_failed_load_is_retried_elsewhere_one_at_a_time(cluster: Make, name: str) -> None:
     c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
     c.call("x", context="a").ready().end("x").join("p2").call("gang", context="a", gang=(4, 4), due_in_s=10_000.0)
     c.wait(0.5).fail_load(c.library("p2", "a")).join("p3", "p4", "p5").wait(0.5)
@@ -271,7 +269,7 @@ def test_a_failed_load_is_tried_elsewhere_one_at_a_time(cluster: Make, name: str
     assert len(c.lives_on("a")) == 4
 
 
-def test_where_there_is_no_other_pilot_it_is_tried_there_again(cluster: Make) -> None:
+def test_failed_load_is_retried_on_the_only_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x").join("p2")
     c.call("gang", context="a", gang=(2, 2))
     for _ in range(GIVE_UP_ON_PILOT):
@@ -304,7 +302,7 @@ def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, pol
     assert places(c, "host") == ["cpu:0"]
 
 
-def test_a_context_without_kinds_never_takes_spare_cores(cluster: Make) -> None:
+def test_context_without_kinds_never_uses_spare_cores(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed()).define(recipe("a", device_memory_bytes=20 * GB)).call("first", context="a")
     c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(600).call("bare").wait(600)
     assert places(c, "a") == ["cuda:0"]
@@ -312,7 +310,7 @@ def test_a_context_without_kinds_never_takes_spare_cores(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize(("kinds", "first"), [(("NVIDIA", "cpu"), "cuda:0"), (("cpu", "NVIDIA"), "cpu:0")])
-def test_kinds_have_the_best_first(cluster: Make, kinds: tuple[str, ...], first: str) -> None:
+def test_device_kinds_are_tried_best_first(cluster: Make, kinds: tuple[str, ...], first: str) -> None:
     c = cluster().join("p1", of=mixed(host="20 GB")).define(recipe("a", memory="2 GB", kinds=kinds))
     c.call("1", context="a")
     assert places(c, "a") == [first]
@@ -320,7 +318,7 @@ def test_kinds_have_the_best_first(cluster: Make, kinds: tuple[str, ...], first:
     assert places(c, "a") == ["cpu:0", "cuda:0"]
 
 
-def test_a_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None:
+def test_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed(1, 2)).define(recipe("a", devices=2, memory="2 GB", kinds=("NVIDIA", "cpu")))
     c.define(recipe("b", devices=2, kinds=("NVIDIA",))).call("1", context="a").call("2", context="b")
     assert places(c, "a") == ["cpu:0", "cpu:1"]
@@ -328,7 +326,7 @@ def test_a_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> No
     assert "ask for 2 GPUs a node ([provider] gpus)" in c.ended["2"].failure.message
 
 
-def test_room_is_not_made_on_spare_cores_for_who_may_not_go_there(cluster: Make) -> None:
+def test_spare_cores_are_not_freed_for_contexts_excluded_from_them(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed(host="8 GB")).define(recipe("host", memory="8 GB", kinds=("cpu",)))
     c.call("1", context="host").hot(context="host", run_s=1.0)
     c.define(recipe("m", device_memory_bytes=20 * GB), recipe("n", device_memory_bytes=20 * GB))
@@ -337,7 +335,7 @@ def test_room_is_not_made_on_spare_cores_for_who_may_not_go_there(cluster: Make)
 
 
 @pytest.mark.parametrize(("kinds", "where"), [((), "cpu:0"), (("NVIDIA",), "cuda:0")])
-def test_slinfer_uses_spare_cores_unasked_unless_kinds_name_others(kinds: tuple[str, ...], where: str) -> None:
+def test_slinfer_uses_spare_cores_by_default(kinds: tuple[str, ...], where: str) -> None:
     c = Cluster(policies=lambda: slinfer(provisioning=TakeWhatComes())).join("p1", of=mixed())
     c.define(recipe("a", slots=64, device_memory_bytes=5 * GB, token_bytes=10**6, cache_tokens=1000, kinds=kinds))
     c.call("1", context="a", features=Features(1, 100, 100, 0.0), objective=Objective(ttft_s=1.0, tpot_s=0.25))
@@ -345,16 +343,16 @@ def test_slinfer_uses_spare_cores_unasked_unless_kinds_name_others(kinds: tuple[
     assert places(c, "a") == [where]
 
 
-def test_blocks_are_reckoned_from_gpus_alone(cluster: Make) -> None:
+def test_blocks_are_computed_from_gpus_alone(cluster: Make) -> None:
     c = cluster().sources(Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0))
     c.define(recipe("a", device_memory_bytes=20 * GB)).call("w", context="a")
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
     c.calls(51, context="a")
-    assert len(c.asked()) == 4  # 5 blocks with b1, as if each had one GPU: fifty calls of 6 s wait, to be done in 60 s
+    assert len(c.asked()) == 4  # 5 blocks with b1, each counted as one GPU: fifty calls of 6 s in 60 s
 
 
-def test_blocks_for_contexts_on_cores_alone_are_reckoned_from_these(cluster: Make) -> None:
+def test_blocks_for_cpu_contexts_are_computed_from_spare_cores(cluster: Make) -> None:
     c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=0, most=10, keep_pending=10))
     c.define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", device_memory_bytes=20 * GB))
     c.call("w", context="host").asked()
@@ -365,7 +363,7 @@ def test_blocks_for_contexts_on_cores_alone_are_reckoned_from_these(cluster: Mak
     assert len(c.asked()) > 1, "GPUs count where others wait as well"
 
 
-def test_a_gang_on_cores_waits_until_a_pilot_shows_their_number(cluster: Make) -> None:
+def test_gang_on_cores_waits_until_a_pilot_reports_their_number(cluster: Make) -> None:
     c = cluster().sources(Source("gpus", first=1, most=1, slots=1), Source("small", first=1, most=1, slots=1))
     c.join("p1", block="b2").define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", kinds=("NVIDIA",)))
     c.call("g", context="host", gang=(4, 4)).call("no", context="a", gang=(4, 4)).wait(5)
@@ -374,7 +372,7 @@ def test_a_gang_on_cores_waits_until_a_pilot_shows_their_number(cluster: Make) -
     assert len(c.holders("g")) == 4
 
 
-def test_status_shows_both(cluster: Make) -> None:
+def test_status_shows_gpus_and_spare_cores(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed()).define(recipe("host", memory="2 GB", kinds=("cpu",)))
     c.call("1", context="host").hot(context="host")
     lines = list(render(c.status()))
@@ -388,7 +386,7 @@ SMALL = 1 << 30
 
 @pytest.fixture
 def packed(cluster: Make) -> Cluster:
-    """Run a call of `a` and a later call of `b` on one device; then a second, free pilot joins."""
+    """Run a call of `a` and a later call of `b` on one device; then a second pilot with a free device joins."""
     c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
     c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
     assert c.library(context="a").devices == c.library(context="b").devices
@@ -405,7 +403,7 @@ def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> C
     library = c.holders(name)[0]
     pace = PaceAdvice(50.0, 100.0, "step", 1.0, 50.0, share, best_ago_s)
     c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))  # type: ignore[arg-type]
-    if name == "1":  # the other call reports its own progress
+    if name == "1":  # call 2 reports progress in another place
         assert c.hears("ana", to_client.ProgressReports).reports[0].done == 50.0
     return c
 
@@ -414,7 +412,7 @@ def ordered(c: Cluster, pilot: str) -> list[str]:
     return [type(message).__name__ for message in c.mail.get(pilot, ())]
 
 
-def test_the_newcomer_goes_to_a_free_device(packed: Cluster) -> None:
+def test_evicted_call_moves_to_a_free_device(packed: Cluster) -> None:
     c = slows(packed, "1", LIMIT + 0.01)
     old = c.library("p1", "b")
     assert ordered(c, "p2") == ["StartLibrary"]
@@ -435,14 +433,14 @@ def test_the_newcomer_goes_to_a_free_device(packed: Cluster) -> None:
     [("2", 0.9, 50.0), ("1", LIMIT, 50.0), ("1", 0.9, 5.0)],
     ids=["the newcomer is slow", "a small slowdown", "it ran during the best pace"],
 )
-def test_nobody_goes_if_the_newcomer_is_not_to_blame(
+def test_no_call_is_evicted_if_the_new_call_is_not_to_blame(
     packed: Cluster, slow: str, share: float, best_ago_s: float
 ) -> None:
     slows(packed, slow, share, best_ago_s=best_ago_s).nothing_else_was_said()
 
 
 @pytest.mark.parametrize("lacks", ["progress", "a free device"])
-def test_one_without_progress_or_another_device_stays(cluster: Make, lacks: str) -> None:
+def test_call_without_progress_or_on_another_device_stays(cluster: Make, lacks: str) -> None:
     c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
     c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
     if lacks == "progress":
@@ -452,6 +450,6 @@ def test_one_without_progress_or_another_device_stays(cluster: Make, lacks: str)
     slows(c.forget(), "1", 0.9).nothing_else_was_said()
 
 
-def test_a_call_is_moved_once(packed: Cluster) -> None:
+def test_call_is_moved_once(packed: Cluster) -> None:
     slows(packed, "1", 0.5).forget()
     slows(packed, "1", 0.5).nothing_else_was_said()

@@ -1,4 +1,4 @@
-"""The core's support for policies, with stubs; the order of libraries."""
+"""Test the core's policy interfaces (seams) with stub policies, and the order of libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 10**9
 
 
 def starts(t: Toy, name: str) -> list[tuple[float, int, int]]:
-    """Return (time, rank, size) of every begun part of a call, by time and rank."""
+    """Return (time, rank, size) of every started part of a call, sorted by time and rank."""
     mine = [(at, r, n) for p in t.pilots.values() for at, call, r, n in p.began if call == t.ids[name]]
     return sorted(mine)
 
@@ -36,7 +36,7 @@ def starts(t: Toy, name: str) -> list[tuple[float, int, int]]:
 
 
 @pytest.mark.parametrize("make", [stubs.policies, lambda: stubs.policies(dispatch=stubs.Elastic())])
-def test_a_gang_starts_on_all_of_its_libraries_at_once_or_not_at_all(toy: Make, make: Callable[[], object]) -> None:
+def test_gang_starts_on_all_of_its_libraries_at_once_or_not_at_all(toy: Make, make: Callable[[], object]) -> None:
     t = toy(policies=make)
     t.pilot("p1", devices=2)
     t.context("a").call("g", context="a", gang=(3, 3)).run(until=5.0)
@@ -49,7 +49,7 @@ def test_a_gang_starts_on_all_of_its_libraries_at_once_or_not_at_all(toy: Make, 
     assert t.ended["g"].ok
 
 
-def test_a_gang_takes_what_it_can_get_between_its_bounds(toy: Make) -> None:
+def test_gang_takes_available_libraries_within_its_bounds(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Elastic()))
     t.pilot("p1", devices=3)
     t.context("a", load_s=0.5).call("w1", "w2", "w3", context="a").run()
@@ -57,7 +57,7 @@ def test_a_gang_takes_what_it_can_get_between_its_bounds(toy: Make) -> None:
     assert [size for _, _, size in starts(t, "g")] == [3, 3, 3]
 
 
-def test_a_member_that_fails_ends_the_gang_once(toy: Make) -> None:
+def test_failing_member_ends_the_gang_once(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=3)
     t.context("a").call("g", context="a", gang=(3, 3), raises=True).call("c", context="a").run()
@@ -66,7 +66,7 @@ def test_a_member_that_fails_ends_the_gang_once(toy: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [stubs.policies, lambda: stubs.policies(dispatch=stubs.Elastic())])
-def test_two_gangs_do_not_wait_for_each_other_for_ever(toy: Make, make: Callable[[], object]) -> None:
+def test_two_gangs_do_not_wait_for_each_other_forever(toy: Make, make: Callable[[], object]) -> None:
     t = toy(policies=make)
     t.pilot("p1", devices=4)
     t.context("a").call("w1", "w2", "w3", "w4", context="a", gang=(1, 1)).run()
@@ -77,7 +77,7 @@ def test_two_gangs_do_not_wait_for_each_other_for_ever(toy: Make, make: Callable
     assert abs(first[0][0] - second[0][0]) >= 2.0
 
 
-def test_a_library_that_just_became_full_joins_no_gang(toy: Make) -> None:
+def test_library_that_just_became_full_joins_no_gang(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", slots=2).call("w1", "w2", "w3", "w4", context="a").run()
@@ -93,14 +93,14 @@ def test_two_gangs_that_need_the_same_devices_both_run(toy: Make, first: str) ->
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", declares="5 GB").context("b", declares="6 GB", load_s=2.0)
-    t.call("w1", context="a").call("w2", context="b").run()  # one library each, on one device each
+    t.call("w1", context="a").call("w2", context="b").run()  # each context has one library on its own device
     t.call("g1", context=first, gang=(2, 2)).call("g2", context="b" if first == "a" else "a", gang=(2, 2), priority=1)
     t.run(limit_s=60)
     assert t.ended["g1"].ok
     assert t.ended["g2"].ok
 
 
-def test_a_gang_gets_its_second_device_from_a_queue_that_never_ends(toy: Make) -> None:
+def test_gang_gets_its_second_device_despite_an_endless_queue(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", declares="5 GB").context("b", declares="6 GB")
@@ -108,7 +108,7 @@ def test_a_gang_gets_its_second_device_from_a_queue_that_never_ends(toy: Make) -
     assert t.ended_at["g"] < 40
 
 
-def test_a_cancelled_gang_lets_every_member_go(toy: Make) -> None:
+def test_cancelled_gang_releases_every_member(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a").call("g", context="a", gang=(2, 2), run_s=1000.0).run(until=5.0)
@@ -120,16 +120,16 @@ def test_a_cancelled_gang_lets_every_member_go(toy: Make) -> None:
 # ---- memory
 
 
-def test_growing_waits_until_shrinking_has_really_happened(toy: Make) -> None:
+def test_library_grows_only_after_another_has_really_shrunk(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(residency=stubs.MoreMemory(small=1 * GB, large=7 * GB)), resize_s=2.0)
     t.pilot("p1", memory="8 GB")
     t.context("other", declares="4 GB").context("big", declares="4 GB")
-    # the contexts load until 1 s, then `other` takes 2 s to shrink
+    # the contexts finish loading at 1 s, then `other` needs 2 s to shrink
     t.call("c1", context="other").call("c2", context="big").run(until=3.9)
     promised = {x.context.recipe.key: x.promised_bytes for x in t.core.state.libraries.values()}
     assert promised == {"other": 1 * GB, "big": 7 * GB}
     held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
-    assert held == {"other": 1 * GB, "big": 4 * GB}  # the pilot has not grown `big` yet
+    assert held == {"other": 1 * GB, "big": 4 * GB}  # `big` has not grown yet on the pilot
     t.run(until=8.0)
     held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
     assert held == {"other": 1 * GB, "big": 7 * GB}
@@ -138,7 +138,7 @@ def test_growing_waits_until_shrinking_has_really_happened(toy: Make) -> None:
 # ---- preemption
 
 
-def test_an_evicted_call_keeps_its_progress_and_goes_on_elsewhere(toy: Make) -> None:
+def test_evicted_call_keeps_its_progress_and_continues_elsewhere(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Preempt()))
     t.pilot("p1")
     t.context("a").call("w", context="a").run()
@@ -146,14 +146,14 @@ def test_an_evicted_call_keeps_its_progress_and_goes_on_elsewhere(toy: Make) -> 
     t.run(until=t.now + 4.0)
     t.call("high", context="a", run_s=1.0, priority=5)
     t.run(until=t.now + 0.5)
-    t.pilot("p2")  # where `low` will continue
+    t.pilot("p2")  # `low` will continue on p2
     t.run()
     assert t.ended_at["high"] < t.ended_at["low"]
     _, (second, _, _) = starts(t, "low")
     assert t.ended_at["low"] - second == pytest.approx(10.0 - 4.0, abs=0.1)
 
 
-def test_a_refused_offer_is_tried_elsewhere_and_its_story_says_why(toy: Make) -> None:
+def test_refused_offer_is_retried_elsewhere_and_its_story_says_why(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Offer()), watch=frozenset({3}))
     first, second = t.pilot("p1"), t.pilot("p2")
     t.context("a").call("w1", "w2", context="a").run()
@@ -167,7 +167,7 @@ def test_a_refused_offer_is_tried_elsewhere_and_its_story_says_why(toy: Make) ->
 # ---- timers and rounds
 
 
-def test_a_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
+def test_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Deadlines()))
     t.pilot("p1")
     t.call("long", run_s=30.0).call("late", objective=Objective(deadline_at=12.0)).call("patient").run()
@@ -177,10 +177,10 @@ def test_a_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) ->
     assert t.ended["patient"].ok
 
 
-def test_rounds_are_told_what_changed_since_the_last_and_nothing_else(toy: Make) -> None:
+def test_rounds_receive_exactly_the_changes_since_the_last_round(toy: Make) -> None:
     residency = stubs.MoreMemory(small=1 * GB, large=1 * GB)
     t = toy(policies=lambda: stubs.policies(residency=residency))
-    t.by_hand = True  # one policy object, which the test reads below
+    t.by_hand = True  # the test reads the state of this policy object below
     t.pilot("p1")
     t.call("c1", run_s=2.0)
     t.run(until=4.95)
@@ -189,11 +189,11 @@ def test_rounds_are_told_what_changed_since_the_last_and_nothing_else(toy: Make)
     assert (rounds[0].pilots, rounds[0].calls, rounds[0].contexts) == ({"p1"}, {t.ids["c1"]}, {"bare"})
     assert rounds[0].libraries == {1}
     later = [n for n, changes in enumerate(rounds) if n and (changes.calls or changes.libraries or changes.pilots)]
-    assert later == [1, 21]  # ready after 0.1 s; ended after 2.1 s
+    assert later == [1, 21]  # the library is ready after 0.1 s; the call ends after 2.1 s
     assert (rounds[21].calls, rounds[21].libraries) == ({t.ids["c1"]}, set())
 
 
-def test_advice_comes_late_and_nothing_waits_for_it(toy: Make) -> None:
+def test_late_advice_delays_nothing(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(residency=stubs.LoadOnAdvice()))
     t.advise("a", after_s=5.0, run_s=1000.0, load_s=1.0)
     t.pilot("p1")
@@ -222,7 +222,7 @@ def test_a_call_goes_to_the_best_variant_that_is_free(toy: Make) -> None:
 # ---- pilots
 
 
-def test_a_released_pilot_finishes_what_it_runs_and_goes(toy: Make) -> None:
+def test_released_pilot_finishes_running_calls_and_exits(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(provisioning=stubs.Lease(lease_s=10.0)))
     t.give(SessionDefined((Source("cpus", most=2),)))
     t.pilot("p1", block="b1")
@@ -239,7 +239,7 @@ def test_a_released_pilot_finishes_what_it_runs_and_goes(toy: Make) -> None:
     assert t.ended["more"].ok
 
 
-def test_one_plan_evicts_a_library_and_loads_another_in_its_place(toy: Make) -> None:
+def test_one_plan_evicts_a_library_and_loads_its_replacement(toy: Make) -> None:
     t = toy()
     pilot = t.pilot("p1", memory="8 GB")
     t.context("a", declares="8 GB").context("b", declares="8 GB")
@@ -257,7 +257,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 class ColdestFirst(HottestFirst):
-    """A user's order: only the library that was idle longest is considered."""
+    """A user-defined order that considers only the library that was idle longest."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         return tuple(context.idle.values())
@@ -279,7 +279,7 @@ def hot(cluster: MakeCluster, dispatch: HottestFirst, *, slots: int = 1) -> Clus
 
 
 @pytest.mark.parametrize(("dispatch", "order"), [(HottestFirst(), "p3 p1 p2"), (ColdestFirst(), "p2 p1 p3")])
-def test_calls_together_are_offered_in_the_order_of_the_policy(
+def test_simultaneous_calls_are_offered_in_the_order_of_the_policy(
     cluster: MakeCluster, dispatch: HottestFirst, order: str
 ) -> None:
     c = hot(cluster, dispatch).call("c1", "c2", "c3", "c4", "c5", context="a")
@@ -287,23 +287,23 @@ def test_calls_together_are_offered_in_the_order_of_the_policy(
     assert c.waiting("a") == ["c4", "c5"]
 
 
-def test_libraries_of_several_slots_that_are_free_share_what_waits(cluster: MakeCluster) -> None:
+def test_free_libraries_with_several_slots_share_waiting_calls(cluster: MakeCluster) -> None:
     c = hot(cluster, HottestFirst(), slots=4).call("c1", "c2", "c3", "c4", "c5", context="a")
     assert [c.held(name, "a") for name in ("p3", "p1", "p2")] == [["c1", "c2"], ["c3"], ["c4", "c5"]]
     c.call("c6", context="a")
-    assert c.held("p1", "a") == ["c3", "c6"]  # a single call goes to the least loaded library
+    assert c.held("p1", "a") == ["c3", "c6"]  # a single call is sent to the least loaded library
     c.calls(20, context="a")
     assert [len(c.held(name, "a")) for name in ("p3", "p1", "p2")] == [4, 4, 4]
 
 
-def test_calls_that_come_back_are_offered_in_that_order_too(cluster: MakeCluster) -> None:
+def test_requeued_calls_are_offered_in_the_order_of_the_policy(cluster: MakeCluster) -> None:
     c = hot(cluster, ColdestFirst()).call("c1", context="a")
     assert c.held("p3", "a") == ["c1"]  # the policy placed the call alone
     c.lose("p3")
     assert c.held("p2", "a") == ["c1"]
 
 
-def test_a_policy_that_places_no_call_by_itself_is_not_asked_to(cluster: MakeCluster) -> None:
+def test_policy_without_single_call_placement_is_not_queried(cluster: MakeCluster) -> None:
     c = hot(cluster, NeverPlaces()).call("c1", context="a")
     assert c.held("p3", "a") == ["c1"]
 
@@ -335,12 +335,12 @@ def trespasses(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
-def test_no_policy_uses_what_is_private_to_another(file: Path) -> None:
+def test_policies_do_not_use_private_names_of_each_other(file: Path) -> None:
     assert list(trespasses(file.read_text())) == []
 
 
 @pytest.mark.parametrize(
     "body", ["return self._base()", "return other._x", "return super()._base()"], ids=["inherited", "other", "super"]
 )
-def test_a_trespass_is_found(body: str) -> None:
+def test_use_of_a_private_name_is_detected(body: str) -> None:
     assert list(trespasses(f"class Mine(Base):\n    def ask(self, other):\n        {body}\n"))

@@ -1,4 +1,4 @@
-"""Every shipped policy and baseline in small simulated worlds."""
+"""Test every shipped policy and baseline in small simulated worlds."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def simulate(name: str, small: World, arrivals: list[Arrival]) -> tuple[Simulati
     return run, run.run()
 
 
-def test_a_site_file_knows_their_names() -> None:
+def test_site_file_accepts_the_names_of_shipped_policies() -> None:
     assert tuple(SHIPPED) == POLICY_NAMES
     assert all(one.about.endswith(".") and one.name == name for name, one in SHIPPED.items())
 
 
-def test_each_time_they_are_fresh() -> None:
+def test_each_lookup_returns_a_new_policy() -> None:
     for name in EVERY:
         first, second = policy(name).make(), policy(name).make()
         assert first.residency is not second.residency
         assert first.residency.provisioning is first.provisioning  # type: ignore[attr-defined]
 
 
-def test_a_name_that_is_none_names_the_nearest() -> None:
+def test_unknown_policy_error_names_the_nearest_name() -> None:
     with pytest.raises(
         ConfigError, match=r"'exclusiv' is not a policy; did you mean 'exclusive'\? .* \"module:Class\""
     ):
@@ -57,7 +57,7 @@ def test_a_name_that_is_none_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_a_baseline_says_where_it_is_and_is_there(name: str) -> None:
+def test_baseline_module_exists_where_its_error_says(name: str) -> None:
     where = BASELINES[name]
     with pytest.raises(ConfigError, match=rf"'{name}' is a baseline of a paper, .* by its file: \"{where}\"$"):
         named(name)
@@ -67,7 +67,7 @@ def test_a_baseline_says_where_it_is_and_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
+def test_policies_end_every_call_once_while_devices_change(name: str) -> None:
     pool = source([(0.0, 3), (35.0, 1), (60.0, 4)])
     run, outcome = simulate(name, world(pool, model(item_cv=0.5)), calls(60, every_s=0.7))
     ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
@@ -75,7 +75,7 @@ def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
     assert set(ended.values()) == {1}
 
 
-def test_none_of_them_depends_on_the_process() -> None:
+def test_policy_decisions_do_not_depend_on_the_process() -> None:
     script = (
         "from policies.test_policies_shipped import *\n"
         "spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
@@ -97,39 +97,39 @@ def test_none_of_them_depends_on_the_process() -> None:
 
 
 def loaded_from(name: str, shared: float, disk: float) -> RunOutcome:
-    """Simulate four calls of 1 s on one device, with 10 GB of files and no other costs."""
+    """Simulate four calls of 1 s on one device that need 10 GB of files."""
     context = model(load_s=0.0, files=(Files("weights", Size(10 * GB)),), page_cache=False)
     links = Links(shared=Rate(shared * GB), disk=Rate(disk * GB))
     return simulate(name, world(source(1), context, links=links), calls(4))[1]
 
 
-def test_what_each_level_of_awareness_reads_again() -> None:
-    # The shared storage takes 10 s to give the files, the disk 2 s.
+def test_each_level_of_awareness_reloads_the_listed_parts() -> None:
+    # Reading the files takes 10 s from shared storage and 2 s from the disk.
     assert loaded_from("default", 1.0, 5.0).ended_at == pytest.approx(10.0 + 2.0 + 4 * 1.0)
     assert loaded_from("disk-only", 1.0, 5.0).ended_at == pytest.approx(10.0 + 4 * (2.0 + 1.0))
     assert loaded_from("no-awareness", 1.0, 5.0).ended_at == pytest.approx(4 * (10.0 + 1.0))
 
 
-def test_a_context_is_never_made_more_aware_than_it_is() -> None:
+def test_awareness_of_a_context_is_never_increased() -> None:
     forgetful = world(source(1), model(awareness=Awareness.NONE))
     assert limited(forgetful, Awareness.DISK) == forgetful
     assert limited(forgetful, None) is forgetful
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_libraries_that_would_stay_are_unloaded_after_their_call(slots: int) -> None:
+def test_libraries_of_unaware_contexts_are_unloaded_after_a_call(slots: int) -> None:
     run = Simulation(world(source(1), model(slots=slots)), calls(5), policy("no-awareness").make())
     assert run.run().ended_at == pytest.approx(5 * 11.0)
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 5
 
 
-def test_without_contexts_every_device_works_as_long_as_calls_wait() -> None:
-    # Ten loads start at once, although one library would have finished all calls before the second was hot.
+def test_every_device_works_while_calls_without_contexts_wait() -> None:
+    # Ten loads start at once, although one library would finish all calls before a second library is loaded.
     _, outcome = simulate("no-awareness", world(source(10), model(load_s=100.0)), calls(30))
     assert outcome.ended_at == pytest.approx(3 * 101.0)
 
 
-def test_libraries_that_retire_get_successors_where_there_is_room() -> None:
+def test_retiring_libraries_get_successors_if_there_is_room() -> None:
     context = model(load_s=100.0, awareness=Awareness.DISK)
     _, outcome = simulate("default", world(source(10), context), calls(30))
     assert outcome.ended_at == pytest.approx(3 * 101.0)
@@ -152,13 +152,13 @@ def two_contexts(memory_bytes: int = 8 * GB) -> World:
 def test_exclusive_gives_a_device_to_one_context_at_a_time() -> None:
     both = [Arrival(0.0, name) for name in "ab" for _ in range(5)]
     shared, exclusive = (simulate(name, two_contexts(), both)[1] for name in ("default", "exclusive"))
-    assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both load at once and share the device
+    assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both contexts load at once and share the device
     assert exclusive.ended_at >= 2 * (10.0 + 5.0)
-    # `exclusive` decides every second, and when a context becomes idle
+    # `exclusive` makes decisions every second and when a context becomes idle
     assert exclusive.ended_at < 2 * (10.0 + 5.0) + 5.0
 
 
-def test_exclusive_says_so_when_a_context_is_larger_than_any_device() -> None:
+def test_exclusive_reports_a_context_larger_than_any_device() -> None:
     _, outcome = simulate("exclusive", two_contexts(30 * GB), [Arrival(0.0, "a")])
     (why,) = outcome.failed
     assert "can be loaded nowhere: it needs 30.0 GB of memory" in why
@@ -167,7 +167,7 @@ def test_exclusive_says_so_when_a_context_is_larger_than_any_device() -> None:
 # ---- random
 
 
-def test_random_sends_calls_to_libraries_all_over() -> None:
+def test_random_sends_calls_to_random_libraries() -> None:
     few_at_a_time = calls(8) + [Arrival(20.0 + 0.6 * n, "llm") for n in range(200)]
 
     def used(name: str) -> list[int]:
@@ -177,11 +177,11 @@ def test_random_sends_calls_to_libraries_all_over() -> None:
 
     hottest, random = used("default"), used("random")
     assert len(hottest) == len(random) == 8
-    assert sum(hottest[:2]) > 0.9 * 200  # two libraries are enough, so two stay hot
+    assert sum(hottest[:2]) > 0.9 * 200  # two libraries are enough for the calls
     assert max(random) < 0.3 * 200
 
 
-def test_random_loads_on_devices_all_over() -> None:
+def test_random_loads_on_random_devices() -> None:
     chosen = set()
     for name in "abcdef":
         pool = SourceModel("pool", "gpu", capacity=10, max_blocks=10, init_blocks=10, keep_pending=10)
@@ -197,7 +197,7 @@ def test_random_loads_on_devices_all_over() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_events_lead_to_the_same_decisions_when_they_are_replayed(cluster: Make, name: str) -> None:
+def test_replayed_events_lead_to_equal_decisions(cluster: Make, name: str) -> None:
     here = cluster(policies=policy(name).make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))
     here.join("p1", "p2", "p3").calls(6, context="a").calls(3, context="b").lose("p2").join("p4").wait(1.0)
     assert here.core.state.libraries  # the `cluster` fixture replays these decisions after the test

@@ -17,7 +17,7 @@ GB = 10**9
 
 
 def on_gpu(*names: str, gpus: int = 1, memory: str = "10 GB", sleepers: str = "20 GB", **more: str) -> Cluster:
-    """Return a cluster with one pilot and contexts of 6 GB each on its GPUs; each serves one call in turn."""
+    """Return a cluster with one pilot whose GPUs have contexts of 6 GB each; each context serves one call in turn."""
     facts = tuple(msgspec.structs.replace(one, process_bytes=GB) for one in devices(gpus, kind="A10", memory=memory))
     cluster = Cluster().join("p1", of=facts, sleepers=sleepers)
     cluster.define(*(recipe(name, device_memory_bytes=5 * GB) for name in names))
@@ -35,7 +35,7 @@ def of(cluster: Cluster, name: str) -> Library:
     return cluster.library(context=name)
 
 
-def test_an_idle_library_sleeps_where_another_needs_its_gpu() -> None:
+def test_idle_library_sleeps_if_another_needs_its_gpu() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b")
     assert c.hears("p1", to_pilot.SleepLibrary) == to_pilot.SleepLibrary(of(c, "a").id, GB, 5 * GB)
@@ -44,7 +44,7 @@ def test_an_idle_library_sleeps_where_another_needs_its_gpu() -> None:
     assert c.pilot().sleeper_budget_bytes == 15 * GB
 
 
-def test_a_model_that_sleeps_wakes_instead_of_loading() -> None:
+def test_sleeping_model_wakes_instead_of_loading() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1").forget()
     c.call("a2", context="a")
@@ -56,7 +56,7 @@ def test_a_model_that_sleeps_wakes_instead_of_loading() -> None:
     assert (c.context("a").wake_s, c.context("a").loads) == (0.4, 1)
 
 
-def test_a_wake_counts_as_a_load_for_the_number_of_libraries() -> None:
+def test_wake_counts_as_a_load_for_the_number_of_libraries() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")
     c.call("a2", context="a").forget()
@@ -65,7 +65,7 @@ def test_a_wake_counts_as_a_load_for_the_number_of_libraries() -> None:
     assert c.story("a").count("lib-1 on p1: wakes") == 1
 
 
-def test_of_two_sleepers_one_wakes_for_one_call() -> None:
+def test_one_of_two_sleeping_libraries_wakes_for_one_call() -> None:
     c = on_gpu("a", gpus=2, memory="7 GB").calls(2, context="a").ready(memory="6 GB", sleeps=True)
     c.end("1", "2").forget()
     for library in list(c.context("a").libraries.values()):
@@ -76,7 +76,7 @@ def test_of_two_sleepers_one_wakes_for_one_call() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["host memory", "sleep", "time", "an order"])
-def test_a_library_ends_where_it_may_not_sleep(lacks: str) -> None:
+def test_library_ends_if_sleep_is_not_allowed(lacks: str) -> None:
     c = on_gpu("a", "b", memory="7 GB", sleepers="1 GB" if lacks == "host memory" else "20 GB")
     serve(c, "a")
     library = of(c, "a")
@@ -90,7 +90,7 @@ def test_a_library_ends_where_it_may_not_sleep(lacks: str) -> None:
     assert c.hears("p1", to_pilot.StopLibrary).library == library.id
 
 
-def test_the_longest_unused_sleeper_ends_for_host_memory() -> None:
+def test_longest_unused_sleeping_library_ends_for_host_memory() -> None:
     c = serve(on_gpu("a", "b", "c", memory="8 GB", sleepers="6 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1").forget()
     c.call("c1", context="c")
@@ -100,7 +100,7 @@ def test_the_longest_unused_sleeper_ends_for_host_memory() -> None:
     assert c.hears("p1", to_pilot.SleepLibrary).library == of(c, "b").id
 
 
-def test_a_sleeper_ends_if_its_device_has_no_room_for_it() -> None:
+def test_sleeping_library_ends_if_its_device_has_no_room_for_it() -> None:
     c = serve(on_gpu("a", "b", "c", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1").forget()
     c.call("c1", context="c")
@@ -109,16 +109,16 @@ def test_a_sleeper_ends_if_its_device_has_no_room_for_it() -> None:
     assert c.hears("p1", to_pilot.StartLibrary).recipe.key == "c"
 
 
-def test_a_load_on_a_free_gpu_beats_a_slow_wake() -> None:
+def test_load_on_a_free_gpu_beats_a_slow_wake() -> None:
     c = serve(on_gpu("a", "b", "c", gpus=2, memory="7 GB"), "a", "b")
     c.call("c1", context="c").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("c1")
-    c.context("a").wake_s, c.context("a").load_s = 6.0, 10.0  # another library would have to sleep first
+    c.context("a").wake_s, c.context("a").load_s = 6.0, 10.0  # a wake would require another library to sleep first
     free = devices(1, kind="A10", memory="7 GB")
     c.join("p2", of=free).forget().call("a2", context="a")
     assert c.hears("p2", to_pilot.StartLibrary).recipe.key == "a"
 
 
-def test_a_cpu_library_sleeps_if_its_caches_are_enough() -> None:
+def test_cpu_library_sleeps_if_freed_caches_are_sufficient() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB"))
     c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
     c.call("a1", context="a").ready(memory="2 GB", sleeps=True).end("a1").forget()
@@ -127,7 +127,7 @@ def test_a_cpu_library_sleeps_if_its_caches_are_enough() -> None:
     assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 7 * GB
 
 
-def test_a_cpu_library_whose_weights_fill_the_device_ends() -> None:
+def test_cpu_library_whose_weights_fill_the_device_ends() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB"))
     c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
     c.call("a1", context="a").ready(memory="7 GB", sleeps=True).end("a1").forget()
@@ -135,7 +135,7 @@ def test_a_cpu_library_whose_weights_fill_the_device_ends() -> None:
     c.hears("p1", to_pilot.StopLibrary)
 
 
-def test_what_a_sleeper_was_measured_to_keep_decides_next_time() -> None:
+def test_measured_memory_of_a_sleeping_library_decides_next_time() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB"))
     c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
     c.call("a1", context="a").ready(memory="2 GB", sleeps=True).end("a1")
@@ -145,7 +145,7 @@ def test_what_a_sleeper_was_measured_to_keep_decides_next_time() -> None:
     assert c.hears("p1", to_pilot.SleepLibrary).device_memory_bytes == 3 * GB
 
 
-def test_a_starved_context_wakes_beside_a_busy_library() -> None:
+def test_starved_context_wakes_next_to_a_busy_library() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).forget()
     c.call("a2", context="a").wait(30)
@@ -153,7 +153,7 @@ def test_a_starved_context_wakes_beside_a_busy_library() -> None:
     c.hears("p1", to_pilot.WakeLibrary)
 
 
-def test_a_sleeper_is_no_hot_library_and_counts_for_the_limit() -> None:
+def test_sleeping_library_is_not_hot_and_counts_for_the_limit() -> None:
     c = serve(on_gpu("a", "b", gpus=1, memory="7 GB"), "a")
     c.tell("ana", say.DefineRecipe(limited(c, "a", most=1)))
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True)
@@ -169,39 +169,39 @@ def limited(cluster: Cluster, name: str, *, most: int = 0, least: int = 0, keep_
     return msgspec.structs.replace(recipe, limits=LibraryLimits(most=most, least=least, keep_alive_s=keep_alive_s))
 
 
-def test_after_its_keep_alive_a_gpu_library_sleeps() -> None:
+def test_gpu_library_sleeps_after_its_keep_alive() -> None:
     c = on_gpu("a")
     c.tell("ana", say.DefineRecipe(limited(c, "a", keep_alive_s=5.0)))
     serve(c, "a").wait(5)
     c.hears("p1", to_pilot.SleepLibrary)
 
 
-def test_after_its_keep_alive_a_cpu_library_ends() -> None:
+def test_cpu_library_ends_after_its_keep_alive() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB")).define(recipe("a", memory="8 GB"))
     c.tell("ana", say.DefineRecipe(limited(c, "a", keep_alive_s=5.0)))
     c.call("a1", context="a").ready(memory="1 GB", sleeps=True).end("a1").forget().wait(6)
     c.hears("p1", to_pilot.StopLibrary)
 
 
-def test_the_least_number_of_libraries_stays_awake() -> None:
+def test_minimum_number_of_libraries_stays_awake() -> None:
     c = on_gpu("a")
     c.tell("ana", say.DefineRecipe(limited(c, "a", least=1, keep_alive_s=5.0)))
     serve(c, "a").wait(60)
     c.nothing_else_was_said()
 
 
-def test_a_context_that_could_not_wake_sleeps_no_more() -> None:
+def test_context_that_failed_to_wake_sleeps_no_more() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")
     c.call("a2", context="a").asleep(of(c, "b"), keeps="1 GB", host="5 GB").forget()
     c.die(of(c, "a"), failure=Failure(FailureKind.CONTEXT, "wake() of the context a raised OSError: no"))
-    c.ready(sleeps=True).end("a2").forget()  # its call is served by a load
+    c.ready(sleeps=True).end("a2").forget()  # a load serves the call of the context
     assert "it sleeps no more: wake() of the context a raised OSError: no" in c.story("a")
     c.call("b2", context="b")
     assert c.hears("p1", to_pilot.StopLibrary).library == of(c, "a").id
 
 
-def test_a_policy_whose_pools_wake_nothing_ends_its_libraries() -> None:
+def test_policy_whose_pools_wake_nothing_ends_its_libraries() -> None:
     c = Cluster(policies=prompt_tuner).join("p1", of=devices(1, kind="A10", memory="7 GB"), sleepers="20 GB")
     c.define(*(recipe(name, device_memory_bytes=6 * GB) for name in "ab"))
     c.call("a1", context="a").ready(memory="6 GB", sleeps=True).end("a1").forget()
@@ -209,7 +209,7 @@ def test_a_policy_whose_pools_wake_nothing_ends_its_libraries() -> None:
     c.hears("p1", to_pilot.StopLibrary)
 
 
-def test_a_sleeper_without_calls_ends_with_the_walltime_of_its_pilot() -> None:
+def test_unused_sleeping_library_ends_with_the_pilot_walltime() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1").forget()
     c.report("p1", say.WalltimeUpdate(1.0))
@@ -218,7 +218,7 @@ def test_a_sleeper_without_calls_ends_with_the_walltime_of_its_pilot() -> None:
     assert not [m for m in c.mail["p1"] if isinstance(m, to_pilot.WakeLibrary)]
 
 
-def test_status_and_stories_tell_of_sleep_and_wakes() -> None:
+def test_status_and_stories_report_sleep_and_wakes() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB", sleep_s=0.5).ready(sleeps=True).end("b1")
     shown = str(c.status())

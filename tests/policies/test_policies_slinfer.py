@@ -1,4 +1,4 @@
-"""`slinfer` at the seams: small cases with known answers. The test plays the pilot."""
+"""Test the policy `slinfer` in small cases with known answers. The test acts as the pilot."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ STEPS = times_of(
     [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     + [StepSample(False, rows, length, 0.05) for rows in (1, 64) for length in (8, 4096)]
 )
-"""Reading a token takes 1 ms, a step that writes takes 50 ms."""
+"""Step times: 1 ms to read a token, 50 ms for a decode step."""
 
 
 class Lab(Cluster):
-    """Models `a`, `b`, ... of 4 GB with a cache of 1 GB for 1,000 tokens, and devices by kind."""
+    """A cluster with models `a`, `b`, ... of 4 GB, each with a cache of 1 GB for 1,000 tokens."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes(), **settings))
@@ -49,7 +49,7 @@ class Lab(Cluster):
     def ask(
         self, *names: str, context: str = "a", prompt: int = 100, output: int = 100, objective: Objective = SOON
     ) -> Lab:  # fmt: skip
-        """Submit calls in series; step times are known on every kind of device."""
+        """Submit calls one after the other; step times are known for every kind of device."""
         for name in names:
             self.call(
                 name, context=context, features=Features(1, prompt, output, 0.0), objective=objective
@@ -84,20 +84,20 @@ def lab() -> Lab:
     return Lab().models("a", "b", "c").pilot_of("gpu", "gpu").pilot_of("cpu", "cpu")
 
 
-def test_the_first_instance_is_loaded_on_a_cpu_and_offered_the_call(lab: Lab) -> None:
+def test_first_instance_is_loaded_on_a_cpu_and_offered_the_call(lab: Lab) -> None:
     lab.ask("x")
-    assert lab.started("cpu") == ("a", 5.25)  # 4 GB of model, and a cache of 1 GB plus a quarter
+    assert lab.started("cpu") == ("a", 5.25)  # 4 GB for the model and 1.25 GB for the cache
     assert lab.offered("cpu") == ("x", 0.0)
     lab.nothing_else_was_said()
 
 
-def test_a_cpu_that_reads_too_slowly_is_left_out(lab: Lab) -> None:
-    lab.ask("x", prompt=950)  # reading takes 0.95 s, with a margin of a tenth 1.045 s, but only 1 s is left
+def test_cpu_that_reads_prompts_too_slowly_is_left_out(lab: Lab) -> None:
+    lab.ask("x", prompt=950)  # reading takes 0.95 s, or 1.045 s with a margin of a tenth, but only 1 s is left
     lab.nothing_else_was_said()
     assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would come more than")  # type: ignore[union-attr]
 
 
-def test_a_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> None:
+def test_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> None:
     lab.ask("x")
     assert lab.started("cpu")[0] == "a"
     assert lab.offered("cpu") == ("x", 0.0)
@@ -110,7 +110,7 @@ def test_a_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> Non
     assert lab.offered("gpu") == ("y", 0.0)
 
 
-def test_an_offer_carries_step_times_and_the_wait_of_the_call(lab: Lab) -> None:
+def test_offer_contains_step_times_and_the_wait_of_the_call(lab: Lab) -> None:
     lab.ask("x", objective=Objective(ttft_s=60.0))
     start = lab.hears("cpu", to_pilot.StartLibrary)
     assert start.steps == STEPS
@@ -129,7 +129,7 @@ def test_an_offer_carries_step_times_and_the_wait_of_the_call(lab: Lab) -> None:
     assert 0.25 < order.waited_s <= 2.5
 
 
-def test_an_instance_grows_to_the_watermark_for_what_it_is_offered(lab: Lab) -> None:
+def test_instance_grows_to_the_watermark_for_an_offered_call(lab: Lab) -> None:
     lab.ask("1", "2", "3", "4", "5", prompt=100, output=100)
     lab.started("cpu")
     assert [lab.offered("cpu") for _ in range(5)] == [(str(n), 0.0) for n in range(1, 6)]
@@ -137,17 +137,17 @@ def test_an_instance_grows_to_the_watermark_for_what_it_is_offered(lab: Lab) -> 
     assert lab.offered("cpu") == ("6", pytest.approx(4 + 1.3 * 1.25))
 
 
-def test_an_instance_grows_to_what_its_pilot_says(lab: Lab) -> None:
+def test_instance_grows_to_the_size_reported_by_its_pilot(lab: Lab) -> None:
     lab.ask("x")
     lab.started("cpu")
     lab.offered("cpu")
     lab.refuse("cpu", "x", required=6 * GB)
     assert lab.offered("cpu") == ("x", pytest.approx(4 + 2 * 1.25))
-    lab.refuse("cpu", "x", required=9 * GB)  # 9 GB do not fit the device, so one refusal is enough
+    lab.refuse("cpu", "x", required=9 * GB)  # one refusal is enough: 9 GB do not fit on the device
     assert lab.started("gpu")[0] == "a"
 
 
-def test_where_the_device_is_nearly_full_what_is_required_will_do() -> None:
+def test_required_memory_suffices_if_the_device_is_nearly_full() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu", memory="5.5 GB").ask("1", "2", "3", "4", "5")
     assert lab.started("cpu") == ("a", 5.25)
     assert [lab.offered("cpu")[0] for _ in range(5)] == ["1", "2", "3", "4", "5"]
@@ -155,7 +155,7 @@ def test_where_the_device_is_nearly_full_what_is_required_will_do() -> None:
     assert lab.offered("cpu") == ("6", 5.5)
 
 
-def test_the_largest_batch_is_offered_a_call_first(lab: Lab) -> None:
+def test_largest_batch_is_offered_a_call_first(lab: Lab) -> None:
     lab.pilot_of("cpu2", "cpu").ask("x", prompt=10, output=10)
     lab.started("cpu")
     lab.offered("cpu")
@@ -169,9 +169,9 @@ def test_the_largest_batch_is_offered_a_call_first(lab: Lab) -> None:
 def neighbours(
     *, others: int, memory: str = "10.6 GB", tokens: int = 100, objective: Objective = SOON, elsewhere: str = ""
 ) -> Lab:
-    """Return a cluster with a full device: a library of `a` has two calls, one of `b` has `others`.
+    """Return a cluster with a full device: a library of `a` has two calls, and a library of `b` has `others` calls.
 
-    The calls of `a` have no objective, so that only those of `b` and later ones must be in time. `elsewhere`: memory of
+    Calls of `a` have no objective, so only calls of `b` and later calls must be in time. `elsewhere`: memory of
     a device with a second library of `b`.
     """
     lab = Lab().models("a", "b")
@@ -193,14 +193,14 @@ def neighbours(
 
 
 def accept(lab: Lab, pilot: str, name: str) -> to_pilot.RunCalls:
-    """Accept the offer of a call, on the condition that the libraries which it preempts end."""
+    """Accept the offer of a call if the libraries that the call preempts end."""
     order = lab.hears(pilot, to_pilot.RunCalls)
     assert lab.names[order.calls[0].call] == name
     lab.report(pilot, say.OfferAccepted(order.library, order.calls[0].call, order.preempts, order.reserve_bytes))
     return order
 
 
-def test_a_smaller_neighbour_ends_once_the_pilot_has_accepted() -> None:
+def test_smaller_neighbour_ends_after_the_pilot_has_accepted() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     victim, grower = lab.library("cpu", "b"), lab.library("cpu", "a")
     order = accept(lab, "cpu", "3")
@@ -224,7 +224,7 @@ def test_only_an_offer_preempts_and_only_a_neighbour() -> None:
         lab.apply((Send(call, mine, offer=True, preempts=(mine,)),), seam="dispatch")
 
 
-def test_nobody_ends_for_a_call_that_was_cancelled_meanwhile() -> None:
+def test_cancelled_call_preempts_no_instance() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     grower, promised = lab.library("cpu", "a"), lab.library("cpu", "a").promised_bytes
     lab.tell("ana", say.Cancel([lab.ids["3"]]))  # type: ignore[list-item]
@@ -236,12 +236,12 @@ def test_nobody_ends_for_a_call_that_was_cancelled_meanwhile() -> None:
     assert grower.promised_bytes == promised
 
 
-def test_nobody_ends_for_an_offer_that_the_pilot_refuses() -> None:
+def test_offer_refused_by_the_pilot_preempts_no_instance() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     grower, promised = lab.library("cpu", "a"), lab.library("cpu", "a").promised_bytes
     assert lab.offered("cpu")[0] == "3"
     lab.refuse("cpu", "3")
-    assert [type(message) for message in lab.mail.get("cpu", ())] == []  # and the victim is asked for once only
+    assert [type(message) for message in lab.mail.get("cpu", ())] == []  # the victim is preempted only once
     assert (grower.promised_bytes, grower.resizing) == (promised, [])
     assert lab.held("cpu", "b") == ["b0"]
 
@@ -261,7 +261,7 @@ def test_calls_of_other_contexts_are_not_evicted() -> None:
     assert not lab.mail.get("cpu")
 
 
-def test_a_loading_neighbour_is_not_preempted() -> None:
+def test_loading_neighbour_is_not_preempted() -> None:
     lab = Lab().models("a", "b").pilot_of("cpu", "cpu", memory="10.6 GB")
     lab.ask("1", "2", prompt=400, output=100, objective=Objective())
     lab.started("cpu")
@@ -289,7 +289,7 @@ def test_calls_that_would_be_late_elsewhere_are_not_evicted(elsewhere: str, late
     assert bool(lab.mail.get("cpu")) != late
 
 
-def test_decode_time_that_a_neighbour_takes_is_preempted_too() -> None:
+def test_decode_time_of_a_neighbour_can_be_preempted() -> None:
     lab = neighbours(others=1, memory="20 GB").pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=10, output=10)
     assert lab.offered("cpu") == ("3", 0.0)
     lab.refuse("cpu", "3", over_s=0.04)
@@ -301,7 +301,7 @@ def test_decode_time_that_a_neighbour_takes_is_preempted_too() -> None:
     assert not lab.mail.get("cpu")
 
 
-def test_without_consolidation_small_batches_come_first() -> None:
+def test_small_batches_come_first_without_consolidation() -> None:
     lab = Lab(consolidation=False).models("a").pilot_of("cpu", "cpu").pilot_of("cpu2", "cpu")
     lab.ask("x", "y", prompt=10, output=10)
     first = next(name for name in ("cpu", "cpu2") if lab.mail.get(name))
@@ -315,7 +315,7 @@ def test_without_consolidation_small_batches_come_first() -> None:
     assert lab.offered(second)[0] == "z"
 
 
-def test_an_evicted_call_finds_a_place_however_late_it_is() -> None:
+def test_evicted_call_gets_a_place_even_if_late() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     accept(lab, "cpu", "3")
     victim = lab.hears("cpu", to_pilot.EvictCall)
@@ -341,27 +341,27 @@ def test_other_neighbours_stay(others: int, elsewhere: bool) -> None:
 # ---- new instances
 
 
-def test_no_instance_is_loaded_whose_prompt_would_make_others_late() -> None:
+def test_instance_is_not_loaded_if_its_prompt_would_delay_others() -> None:
     lab = (
         Lab().models("a", "b").pilot_of("cpu", "cpu").ask("x", prompt=400, objective=Objective(ttft_s=0.5, tpot_s=0.25))
     )
     lab.started("cpu")
     lab.offered("cpu")
-    lab.ask("y", context="b", prompt=300, objective=Objective(ttft_s=0.4, tpot_s=0.25))  # it would be read before x
+    lab.ask("y", context="b", prompt=300, objective=Objective(ttft_s=0.4, tpot_s=0.25))  # y would be read before x
     lab.nothing_else_was_said()
     lab.ask("z", context="b", prompt=10, objective=Objective(ttft_s=9.0, tpot_s=0.25))
     assert lab.started("cpu")[0] == "b"
 
 
-def test_calls_wait_for_a_loading_instance_as_long_as_it_serves_them() -> None:
+def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("cpu2", "cpu")
     lab.ask(*(f"x{n}" for n in range(6)), prompt=100)  # reading takes 0.11 s each
     assert sum(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == 1
-    lab.ask(*(f"y{n}" for n in range(4)), prompt=100)  # the tenth would be read after 1.1 s
+    lab.ask(*(f"y{n}" for n in range(4)), prompt=100)  # the tenth prompt would be read after 1.1 s
     assert sorted(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == [1, 1]
 
 
-def test_a_call_that_waits_for_a_load_is_late_nowhere_else() -> None:
+def test_call_that_waits_for_a_load_is_late_on_no_other_instance() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("gpu", "gpu").ask("x", prompt=10)
     lab.started("cpu")
     lab.offered("cpu")
@@ -388,28 +388,28 @@ def short(lab: Lab, pilot: str, *, peak: int, waiting: int = 0) -> Lab:
     return lab.wait(0.01).report(pilot, say.LibraryBatch(library.id, load)).wait(0.2)  # type: ignore[return-value]
 
 
-def test_an_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> None:
+def test_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> None:
     lab.ask("x", objective=Objective())
     lab.started("cpu")
     lab.offered("cpu")
     short(lab, "cpu", peak=2000)
     assert lab.hears("cpu", to_pilot.ResizeLibrary).device_memory_bytes == pytest.approx((4 + 2 * 1.25) * GB)
     lab.report("cpu", say.LibraryResized(lab.library("cpu", "a").id, int(6.5 * GB)))
-    lab.wait(1.0).nothing_else_was_said()  # the calls of the manager alone would require less
+    lab.wait(1.0).nothing_else_was_said()  # the calls known to the manager would require less memory
 
 
-def test_a_call_that_no_memory_is_left_for_moves_to_another_device() -> None:
+def test_call_without_remaining_memory_moves_to_another_device() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu", memory="5.3 GB").ask("x", "y", objective=Objective())
     lab.started("cpu")
     assert [lab.offered("cpu")[0] for _ in range(2)] == ["x", "y"]
-    short(lab, "cpu", peak=2000, waiting=1).nothing_else_was_said()  # there is no other device
+    short(lab, "cpu", peak=2000, waiting=1).nothing_else_was_said()  # no other device exists
     lab.pilot_of("cpu2", "cpu")
     short(lab, "cpu", peak=2000).nothing_else_was_said()  # no request waits for memory yet
     short(lab, "cpu", peak=2000, waiting=1)
     assert lab.hears("cpu", to_pilot.EvictCall).call == lab.ids["x"]
 
 
-def test_an_idle_instance_goes_after_a_second(lab: Lab) -> None:
+def test_idle_instance_is_unloaded_after_a_second(lab: Lab) -> None:
     lab.ask("x")
     lab.started("cpu")
     lab.offered("cpu")
@@ -418,7 +418,7 @@ def test_an_idle_instance_goes_after_a_second(lab: Lab) -> None:
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it has served nothing for 1 s"
 
 
-def test_an_idle_instance_stays_for_its_own_keep_alive() -> None:
+def test_idle_instance_stays_for_its_own_keep_alive() -> None:
     lab = Lab().models("a", limits=LibraryLimits(keep_alive_s=20.0)).pilot_of("cpu", "cpu").ask("x")
     lab.started("cpu")
     lab.offered("cpu")
@@ -427,7 +427,7 @@ def test_an_idle_instance_stays_for_its_own_keep_alive() -> None:
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it has served nothing for 20 s"
 
 
-def test_the_least_number_of_instances_is_loaded_and_stays() -> None:
+def test_minimum_number_of_instances_is_loaded_and_stays() -> None:
     lab = Lab().models("a", limits=LibraryLimits(least=2)).pilot_of("gpu", "gpu").pilot_of("cpu", "cpu").ask("x")
     assert lab.started("cpu")[0] == "a"
     assert lab.offered("cpu") == ("x", 0.0)
@@ -457,7 +457,7 @@ def test_instances_fill_a_pilot_and_spread_over_its_devices() -> None:
     assert sorted(found.values()) == [("small", "cpu:0"), ("small", "cpu:1"), ("wide", "cpu:0"), ("wide", "cpu:1")]
 
 
-def test_a_new_instance_avoids_the_busy_device_of_a_pilot() -> None:
+def test_new_instance_avoids_the_busy_device_of_a_pilot() -> None:
     lab = Lab().models("a", "b", limits=LibraryLimits(most=1))
     lab.join("p", of=devices(2, kind="cpu", memory="20 GB"))
     lab.ask("x").ask("y", context="b")
@@ -465,7 +465,7 @@ def test_a_new_instance_avoids_the_busy_device_of_a_pilot() -> None:
 
 
 @pytest.mark.parametrize(("load_s", "loads"), [(0.1, True), (0.5, False)])
-def test_a_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -> None:
+def test_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -> None:
     lab = Lab().models("a", "b").pilot_of("p", "cpu").pilot_of("q", "cpu")
     lab.ask("x")
     start = lab.hears("p", to_pilot.StartLibrary)
@@ -473,7 +473,7 @@ def test_a_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -
     lab.report("p", say.LibraryReady(start.library, 0.0, load_s, GB, GB, slots=64))
     lab.offered("p")
     lab.ask("y", context="b")
-    assert lab.started("p")[0] == "b"  # its first instance
+    assert lab.started("p")[0] == "b"  # the first instance of b
     lab.offered("p")
     lab.ask("z", context="b", objective=Objective(ttft_s=60.0, tpot_s=0.25)).offered("p")
     lab.refuse("p", "z")
@@ -484,7 +484,7 @@ def test_a_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -
     assert bool(lab.mail.get("q")) is loads
 
 
-def test_a_model_that_does_not_load_is_loaded_only_for_calls() -> None:
+def test_failing_model_is_loaded_only_for_calls() -> None:
     lab = Lab().models("a", limits=LibraryLimits(least=1)).pilot_of("gpu", "gpu").pilot_of("cpu", "cpu")
     lab.ask("x", objective=Objective())
     loads = 0
@@ -499,7 +499,7 @@ def test_a_model_that_does_not_load_is_loaded_only_for_calls() -> None:
     assert lab.context("a").last_failure is None
 
 
-def test_no_more_instances_than_the_largest_number_are_loaded() -> None:
+def test_number_of_loaded_instances_is_limited_to_the_maximum() -> None:
     lab = Lab().models("a", limits=LibraryLimits(most=1)).pilot_of("gpu", "gpu").pilot_of("cpu", "cpu").ask("x")
     lab.started("cpu")
     lab.offered("cpu")
@@ -507,7 +507,7 @@ def test_no_more_instances_than_the_largest_number_are_loaded() -> None:
     lab.nothing_else_was_said()
 
 
-def test_an_idle_instance_makes_room_at_once() -> None:
+def test_idle_instance_is_evicted_at_once_for_space() -> None:
     lab = Lab().models("a", "b").pilot_of("cpu", "cpu", memory="6 GB").ask("x")
     lab.started("cpu")
     lab.offered("cpu")
@@ -516,7 +516,7 @@ def test_an_idle_instance_makes_room_at_once() -> None:
     assert lab.started("cpu")[0] == "b"
 
 
-def test_a_large_cache_shrinks_when_it_is_far_too_large(lab: Lab) -> None:
+def test_cache_shrinks_when_it_is_far_too_large(lab: Lab) -> None:
     lab.ask("1", "2", prompt=2000, output=500, objective=Objective(ttft_s=9.0, tpot_s=0.25))
     assert lab.started("cpu") == ("a", pytest.approx(4 + 2.5 * 1.25))
     assert lab.offered("cpu") == ("1", 0.0)
@@ -527,7 +527,7 @@ def test_a_large_cache_shrinks_when_it_is_far_too_large(lab: Lab) -> None:
     assert lab.hears("cpu", to_pilot.ResizeLibrary).device_memory_bytes == pytest.approx((4 + 2.5 * 1.25) * GB)
 
 
-def test_a_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
+def test_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
     lab = Lab().models("a", "b").pilot_of("cpu", "cpu", memory="6 GB").ask("x").ask("y", context="b")
     lab.started("cpu")
     lab.wait(0.9)
@@ -537,7 +537,7 @@ def test_a_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
     assert lab.ended["y"].failure.message.startswith("its first token would come more than 0.")  # type: ignore[union-attr]
 
 
-def test_refused_offers_are_counted_by_case_and_said_in_the_drop() -> None:
+def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:
     lab = Lab().models("a", limits=LibraryLimits(most=1)).pilot_of("cpu", "cpu").ask("x")
     lab.started("cpu")
     lab.offered("cpu")
@@ -558,16 +558,16 @@ def test_refused_offers_are_counted_by_case_and_said_in_the_drop() -> None:
         assert end.failure.message.endswith("; no library took it: late")  # type: ignore[union-attr]
 
 
-def test_a_model_that_fits_nowhere_is_told() -> None:
+def test_model_that_fits_no_device_is_reported() -> None:
     lab = Lab().pilot_of("cpu", "cpu", memory="2 GB").models("a").ask("x")
     assert "no device" in lab.ended["x"].failure.message or "GB" in lab.ended["x"].failure.message  # type: ignore[union-attr]
 
 
-def test_a_gang_of_a_language_model_is_refused(lab: Lab) -> None:
+def test_gang_of_a_language_model_is_refused(lab: Lab) -> None:
     lab.call("x", context="a", gang=(2, 2))
     assert "leave gang out" in lab.ended["x"].failure.message  # type: ignore[union-attr]
 
 
-def test_a_context_without_a_cache_is_served_as_by_default(lab: Lab) -> None:
+def test_context_without_a_cache_uses_the_default_policy(lab: Lab) -> None:
     lab.define(recipe("plain", memory="1 GB")).call("x", context="plain")
     assert lab.mail["gpu"] or lab.mail["cpu"]

@@ -1,4 +1,4 @@
-"""`slinfer` with models whose memory by cached tokens is known only once a library has loaded them."""
+"""Test `slinfer` with models that report their memory per cached token only after a load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIXED = TokenCache(weights_bytes=4 * GB, token_bytes=1_000_000, tokens=1000, is_
 
 
 class Lab(Cluster):
-    """A device of 20 GB, and models without a declared cache, as of GGUF files."""
+    """A cluster with a device of 20 GB, and models without a declared cache, for example GGUF files."""
 
     def __init__(self) -> None:
         super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes()))
@@ -42,7 +42,7 @@ class Lab(Cluster):
         return self
 
     def loads(self, cache: TokenCache | None = CACHE, *, pilot: str = "p1", measured: float = 3.0) -> float:
-        """Load what was ordered; return the promised gigabytes."""
+        """Carry out the ordered loads; return the reserved gigabytes."""
         start = self.hears(pilot, to_pilot.StartLibrary)
         size = int(measured * GB)
         self.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, size, size, size, slots=64, cache=cache))
@@ -62,13 +62,13 @@ def lab() -> Lab:
     return Lab().models("a", "b")
 
 
-def test_the_first_load_takes_the_default_memory(lab: Lab) -> None:
-    assert lab.ask("x").loads() == pytest.approx(20 - 0.256)  # all but a part for calls without a context
-    assert lab.offered() == ("x", pytest.approx(4 + 1 * 1.25))  # a cache of 1,000 tokens, and a quarter
+def test_first_load_reserves_the_default_memory(lab: Lab) -> None:
+    assert lab.ask("x").loads() == pytest.approx(20 - 0.256)  # all memory except a part for calls without a context
+    assert lab.offered() == ("x", pytest.approx(4 + 1 * 1.25))  # a cache of 1,000 tokens plus a quarter
     assert lab.promised() == [pytest.approx(5.25)]
 
 
-def test_a_reported_cache_grows_with_its_calls(lab: Lab) -> None:
+def test_reported_cache_grows_with_its_calls(lab: Lab) -> None:
     lab.ask("1").loads()
     lab.offered()
     lab.ask("2", tokens=1000)
@@ -86,7 +86,7 @@ def test_two_models_share_a_device_once_their_caches_are_known(lab: Lab) -> None
     assert (lab.promised(), lab.promised("b")) == ([pytest.approx(5.25)], [pytest.approx(5.25)])
 
 
-def test_a_later_load_takes_the_reported_memory(lab: Lab) -> None:
+def test_later_load_reserves_the_reported_memory(lab: Lab) -> None:
     lab.ask("x").loads()
     lab.offered()
     lab.end("x").wait(2.0)
@@ -101,7 +101,7 @@ def test_measured_weights_count_if_they_are_larger(lab: Lab) -> None:
     assert lab.offered() == ("x", pytest.approx(6 + 1 * 1.25))
 
 
-def test_another_kind_of_device_is_measured_itself(lab: Lab) -> None:
+def test_another_kind_of_device_has_its_own_measurements(lab: Lab) -> None:
     lab.ask("x").loads()
     lab.offered()
     lab.join("p2", of=devices(1, memory="9 GB")).ask("y")
@@ -116,7 +116,7 @@ def test_declared_memory_includes_the_reported_cache() -> None:
     lab = Lab().models("a", device_memory_bytes=6 * GB)
     assert lab.ask("x").loads() == 6.0
     assert lab.offered() == ("x", 0.0)
-    lab.ask("2", tokens=2000)  # 2,000 tokens fit the declared 2 GB, and 2,200 do not
+    lab.ask("2", tokens=2000)  # the declared 2 GB fit 2,000 tokens but not 2,200
     assert lab.offered() == ("2", pytest.approx(4 + 2.2 * 1.25))
 
 
@@ -135,7 +135,7 @@ def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:
     assert "cannot be resized" in str(tell_story(lab.core.state, f"lib-{library.id}"))
 
 
-def test_a_neighbour_is_not_evicted_for_a_fixed_cache(lab: Lab) -> None:
+def test_neighbour_is_not_evicted_for_a_fixed_cache(lab: Lab) -> None:
     lab.ask("1", "2", tokens=450).loads(FIXED, measured=8.0)
     lab.forget()
     lab.ask("y", context="b").loads(measured=3.0)
@@ -144,7 +144,7 @@ def test_a_neighbour_is_not_evicted_for_a_fixed_cache(lab: Lab) -> None:
     assert not [each for each in lab.mail.get("p1", ()) if isinstance(each, to_pilot.EvictCall)]
 
 
-def test_a_manager_without_its_journal_learns_the_cache(lab: Lab) -> None:
+def test_manager_without_its_journal_learns_the_cache_size(lab: Lab) -> None:
     facts = say.LibraryFacts(7, "a", ("cuda:0",), True, reserved_bytes=6 * GB, cache=FIXED)  # type: ignore[arg-type]
     old = lab._facts["p1"]
     hello = say.PilotHello(
@@ -158,14 +158,14 @@ def test_a_manager_without_its_journal_learns_the_cache(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("cache", [TokenCache(-1, 1, 1), TokenCache(1, 0, 1), TokenCache(1, 1, 0, is_fixed=True)])
-def test_a_report_that_cannot_be_is_refused(lab: Lab, cache: TokenCache) -> None:
+def test_impossible_report_is_refused(lab: Lab, cache: TokenCache) -> None:
     lab.ask("x")
     start = lab.hears("p1", to_pilot.StartLibrary)
     lab.report("p1", say.LibraryReady(start.library, 0.1, 1.0, cache=cache))
     assert "p1" not in lab.core.state.pilots
 
 
-def test_a_declared_folder_is_known_before_it_is_loaded() -> None:
+def test_declared_folder_is_known_before_the_load() -> None:
     facts = devices(1, kind="gpu", memory="20 GB")[0]
     cache_of: Callable[[Needs], TokenCache | None] = lambda needs: token_cache(needs, facts, None, measured_bytes=0)  # noqa: E731
     declared = Needs(device_memory_bytes=5 * GB, token_bytes=1_000_000, cache_tokens=1000)

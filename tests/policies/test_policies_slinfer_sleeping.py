@@ -21,12 +21,12 @@ STEPS = times_of(
     [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     + [StepSample(False, rows, length, 0.05) for rows in (1, 64) for length in (8, 4096)]
 )
-"""Reading a token takes 1 ms, a step that writes takes 50 ms."""
+"""Step times: 1 ms to read a token, 50 ms for a decode step."""
 SOON = Objective(ttft_s=1.0, tpot_s=0.25)
 
 
 class Lab(Cluster):
-    """A GPU with room for one model of 4 GB and its cache, and the leftover of a sleeper: 1 GB."""
+    """A GPU with memory for one model of 4 GB, its cache, and 1 GB that a sleeping library keeps."""
 
     def __init__(self, *, memory: str = "7 GB", sleepers: str = "20 GB", kind: str = "gpu") -> None:
         super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes()))
@@ -69,14 +69,14 @@ def of(lab: Lab, name: str = "a") -> Library:
     return lab.library(context=name)
 
 
-def test_an_instance_without_work_sleeps_on_a_gpu() -> None:
+def test_instance_without_calls_sleeps_on_a_gpu() -> None:
     lab = Lab().models("a").served("x").idle()
     assert lab.hears("p1", to_pilot.SleepLibrary).library == of(lab).id
     assert of(lab).state is LibraryState.ASLEEP
 
 
 @pytest.mark.parametrize("lacks", ["host memory", "sleep", "a faster wake"])
-def test_an_instance_ends_where_it_cannot_sleep(lacks: str) -> None:
+def test_instance_that_cannot_sleep_ends(lacks: str) -> None:
     lab = Lab(sleepers="1 GB" if lacks == "host memory" else "20 GB").models("a")
     lab.served("x", sleeps=lacks != "sleep")
     if lacks == "a faster wake":
@@ -85,22 +85,22 @@ def test_an_instance_ends_where_it_cannot_sleep(lacks: str) -> None:
     assert lab.hears("p1", to_pilot.StopLibrary).library == of(lab).id
 
 
-def test_a_sleeper_wakes_for_a_call_and_gets_it() -> None:
+def test_sleeping_instance_wakes_for_a_call_and_gets_it() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     lab.ask("y")
     assert lab.hears("p1", to_pilot.WakeLibrary).library == of(lab).id
-    lab.ask("z").wait(0.3).nothing_else_was_said()  # both calls wait for it
+    lab.ask("z").wait(0.3).nothing_else_was_said()  # both calls wait for the instance that wakes
     lab.awake(of(lab), wake_s=0.3)
     assert [lab.names[lab.hears("p1", to_pilot.RunCalls).calls[0].call] for _ in range(2)] == ["y", "z"]
     assert (lab.context("a").loads, lab.context("a").wake_s) == (1, 0.3)
 
 
-def test_the_time_of_a_wake_counts_as_a_load_of_its_calls() -> None:
+def test_time_of_a_wake_counts_as_load_time_of_its_calls() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     lab.ask("y").hears("p1", to_pilot.WakeLibrary)
-    lab.wait(3.0)  # three times its time to first token
+    lab.wait(3.0)  # three times the objective for the first token
     assert "y" not in lab.ended
     lab.awake(of(lab), wake_s=3.0)
     assert lab.hears("p1", to_pilot.RunCalls).waited_s == pytest.approx(0.0, abs=0.2)
@@ -109,7 +109,7 @@ def test_the_time_of_a_wake_counts_as_a_load_of_its_calls() -> None:
     assert "z" not in lab.ended, "as long as the wake takes, its calls have time"
 
 
-def test_an_idle_instance_sleeps_to_make_room() -> None:
+def test_idle_instance_sleeps_to_free_memory() -> None:
     lab = Lab(memory="8 GB").models("a", "b").served("x").ask("y", context="b")
     assert lab.hears("p1", to_pilot.SleepLibrary).library == of(lab).id
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").loads("b").hears("p1", to_pilot.RunCalls)
@@ -118,7 +118,7 @@ def test_an_idle_instance_sleeps_to_make_room() -> None:
     assert lab.hears("p1", to_pilot.WakeLibrary).library == of(lab).id
 
 
-def test_a_sleeper_ends_if_its_leftover_is_in_the_way() -> None:
+def test_sleeping_instance_ends_if_its_remaining_memory_is_needed() -> None:
     lab = Lab(memory="5.9 GB").models("a", "b").served("x").idle()
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     lab.ask("y", context="b")
@@ -126,7 +126,7 @@ def test_a_sleeper_ends_if_its_leftover_is_in_the_way() -> None:
     lab.loads("b")
 
 
-def test_a_sleeper_on_a_busy_gpu_does_not_wake_for_a_late_call() -> None:
+def test_sleeping_instance_on_a_busy_gpu_stays_asleep_for_late_calls() -> None:
     lab = Lab(memory="20 GB").models("a", "b").served("x").idle()
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     hurried = Objective(ttft_s=0.2, tpot_s=0.08)
@@ -137,7 +137,7 @@ def test_a_sleeper_on_a_busy_gpu_does_not_wake_for_a_late_call() -> None:
     assert lab.hears("p1", to_pilot.WakeLibrary).library == of(lab).id
 
 
-def test_the_least_number_of_instances_is_woken_first() -> None:
+def test_minimum_number_of_instances_is_woken_first() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     lab.define(msgspec.structs.replace(lab.context("a").recipe, limits=LibraryLimits(least=1))).wait(0.3)
@@ -146,16 +146,16 @@ def test_the_least_number_of_instances_is_woken_first() -> None:
     lab.nothing_else_was_said()
 
 
-def test_its_own_keep_alive_lets_an_instance_sleep_too() -> None:
+def test_own_keep_alive_puts_an_instance_to_sleep() -> None:
     lab = Lab().models("a", limits=LibraryLimits(keep_alive_s=20.0)).served("x").idle(seconds=19)
     lab.nothing_else_was_said()
     lab.wait(2)
     assert lab.hears("p1", to_pilot.SleepLibrary).library == of(lab).id
 
 
-def test_a_model_that_only_sleeps_is_not_told_to_fit_nowhere() -> None:
+def test_model_that_only_sleeps_is_not_reported_as_too_large() -> None:
     lab = Lab().models("a").served("x").idle()
-    lab.forget().ask("y").wait(0.5)  # it falls asleep: its pilot has not answered yet
+    lab.forget().ask("y").wait(0.5)  # the instance falls asleep: its pilot has not answered yet
     assert "y" not in lab.ended
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").wait(0.2)
     assert lab.hears("p1", to_pilot.WakeLibrary).library == of(lab).id

@@ -1,4 +1,4 @@
-"""PromptTuner's two algorithms: known answers, plain algorithms (`plain_pools`), and random events."""
+"""Test PromptTuner's two algorithms with known answers, reference algorithms (`plain_pools`) and random events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stoker.protocol.calls import Objective
 
 
 class Devices:
-    """A cold pool for all models."""
+    """A cold pool shared by all models."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -94,7 +94,7 @@ def order(request: pytest.FixtureRequest) -> Order:
 
 
 def job(id: int, deadline_at: float, alone_s: float, *, most: int = 4, meeting_s: float = 2.0) -> PoolJob:
-    """Return a job of `alone_s` seconds on one replica; several divide this time, and meet once for `meeting_s`."""
+    """Return a job of `alone_s` s on one replica; several replicas divide the time and connect in `meeting_s`."""
     shared = (alone_s / count + meeting_s for count in range(2, most + 1))
     return PoolJob(id, deadline_at, tuple(accumulate((alone_s, *shared), min)))
 
@@ -109,38 +109,38 @@ def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
 
 
-def test_never_more_than_there_are_nor_one_where_there_is_none(allot: Allot) -> None:
+def test_allotment_never_exceeds_the_devices(allot: Allot) -> None:
     assert allot([job(1, 60.0, 100.0)], Pool(idle=1), now=0.0) == {}
     assert allot([job(1, 200.0, 100.0)], Pool(idle=0), now=0.0) == {}
 
 
-def test_a_deadline_ages_while_a_job_waits(allot: Allot) -> None:
+def test_deadline_becomes_nearer_while_a_job_waits(allot: Allot) -> None:
     late = job(1, 200.0, 100.0)
     assert allot([late], Pool(idle=4), now=50.0) == {1: 1}
     assert allot([late], Pool(idle=4), now=120.0) == {1: 2}
     assert allot([late], Pool(idle=4), now=150.0) == {1: 3}
 
 
-def test_who_is_late_whatever_happens_gets_what_nobody_else_wants(allot: Allot) -> None:
+def test_hopelessly_late_job_gets_only_unwanted_devices(allot: Allot) -> None:
     lost, hopeful = job(1, 10.0, 100.0), job(2, 300.0, 100.0)
     assert allot([lost, hopeful], Pool(idle=1), now=0.0) == {2: 1}
     assert allot([lost, hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
     assert allot([PoolJob(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
 
 
-def test_a_device_whose_job_is_late_is_not_idle(allot: Allot, order: Order) -> None:
+def test_device_of_a_late_job_is_not_idle(allot: Allot, order: Order) -> None:
     lost = [job(1, 10.0, 100.0), job(2, 11.0, 100.0)]
     assert allot(lost, Pool(idle=1, busy=(15.0,)), now=20.0) == {1: 1}
     pools = {"a": Pool(idle=0, busy=(15.0,), cold_s=20.0)}
     assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
 
 
-def test_a_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> None:
+def test_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> None:
     lost, delayed = job(1, 10.0, 100.0), job(2, 60.0, 100.0)
     assert allot([lost, delayed], Pool(idle=1, busy=(5.0,)), now=0.0) == {}
 
 
-def test_a_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order) -> None:
+def test_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order) -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     assert order({"a": [job(1, 200.0, 100.0)]}, {"a": pool}, cold=8, now=0.0) == {}
     [ordered] = order({"a": [job(1, 130.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"].values()
@@ -155,7 +155,7 @@ def test_two_jobs_cannot_wait_for_the_same_device(order: Order) -> None:
     assert found == {"a": {2: Promise(2, 1, free_at=120.0)}}
 
 
-def test_a_load_counts_and_idle_devices_are_used_first(order: Order) -> None:
+def test_load_time_counts_and_idle_devices_are_used_first(order: Order) -> None:
     pools = {"a": Pool(idle=1, cold_s=20.0)}
     [ordered] = order({"a": [job(1, 70.0, 100.0)]}, pools, cold=8, now=0.0)["a"].values()
     assert (ordered.replicas, ordered.beside) == (2, 1)
@@ -163,7 +163,7 @@ def test_a_load_counts_and_idle_devices_are_used_first(order: Order) -> None:
     assert order({"a": [job(1, 15.0, 100.0)]}, pools, cold=8, now=0.0) == {}
 
 
-def test_the_cold_pool_is_one_for_all_models(order: Order) -> None:
+def test_cold_pool_is_shared_by_all_models(order: Order) -> None:
     jobs = {"a": [job(1, 80.0, 100.0)], "b": [job(2, 60.0, 100.0)]}
     pools = {"a": Pool(idle=0, cold_s=20.0), "b": Pool(idle=0, cold_s=20.0)}
     assert replicas(order(jobs, pools, cold=3, now=0.0)) == {2: 3}
@@ -179,18 +179,18 @@ def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot,
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
 
 
-def test_what_is_kept_for_nobody_is_anybodys(allot: Allot) -> None:
+def test_unreserved_devices_are_available_to_all_jobs(allot: Allot) -> None:
     assert allot([job(2, 400.0, 100.0)], Pool(idle=1, promised=(Promise(1, 2, beside=1),)), now=0.0) == {2: 1}
 
 
-def test_a_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
+def test_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
     soon = Pool(idle=0, busy=(10.0, 10.0, 10.0, 10.0), cold_s=20.0)
     assert order({"a": [job(1, 40.0, 100.0)]}, {"a": soon}, cold=8, now=0.0) == {}
     other = job(2, 60.0, 100.0)
     assert list(order({"a": [job(1, 40.0, 100.0), other]}, {"a": soon}, cold=8, now=0.0)["a"]) == [2]
 
 
-def test_no_job_waits_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
+def test_jobs_do_not_wait_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
     first, second = (PoolJob(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
     assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
     pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
@@ -199,19 +199,19 @@ def test_no_job_waits_for_devices_of_a_measuring_job(order: Order, allot: Allot)
     assert order({"a": [second, job(3, 1000.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"][3].replicas == 1
 
 
-def test_replicas_a_promised_job_no_longer_needs_go_to_passed_jobs(allot: Allot) -> None:
+def test_surplus_replicas_of_a_promised_job_go_to_skipped_jobs(allot: Allot) -> None:
     pool = Pool(idle=3, promised=(Promise(2, 1, beside=2, here=0),))
     assert allot([job(1, 60.0, 100.0), job(2, 150.0, 100.0)], pool, now=0.0) == {2: 1, 1: 2}
 
 
-def test_best_effort_gangs_are_not_overtaken_by_those_that_need_less(allot: Allot) -> None:
+def test_best_effort_gangs_are_not_overtaken_by_smaller_gangs(allot: Allot) -> None:
     pair, single = PoolJob(1, 0.0, (math.inf, 60.0), 2), PoolJob(2, 0.0, (100.0,))
     assert allot([pair, single], Pool(idle=2), now=0.0) == {1: 2}
     assert allot([pair, single], Pool(idle=1, busy=(9.0,)), now=0.0) == {}
     assert allot([pair, single], Pool(idle=1), now=0.0) == {2: 1}, "the pool will never have two"
 
 
-def test_what_a_job_holds_is_its_own() -> None:
+def test_devices_held_by_a_job_stay_with_it() -> None:
     line = line_of([job(1, 60.0, 100.0), job(2, 400.0, 100.0)])
     assert scheduling.allot(line, Pool(idle=1, held={1: 1}), now=0.0) == {}
     assert scheduling.allot(line, Pool(idle=2, held={1: 2}), now=0.0) == {1: 2}
@@ -222,14 +222,14 @@ def test_what_a_job_holds_is_its_own() -> None:
     assert (two.promise, two.ends_at) == (None, 152.0)
 
 
-def test_a_walk_says_when_each_should_be_done() -> None:
+def test_walk_returns_the_expected_end_of_each_job() -> None:
     waiting = [job(1, 200.0, 100.0), job(2, 130.0, 100.0), job(3, 20.0, 100.0), PoolJob(4, 0.0, (50.0,))]
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     found = {fate.job.id: fate for fate in walk({"a": waiting}, {"a": pool}, cold=1, now=0.0)}
     assert [(id, fate.ends_at, fate.helped) for id, fate in found.items()] == [
         (2, 120.0, True),  # a cold replica is ordered, because waiting would make this job late
         (1, 140.0, True),  # this job waits for the busy replica
-        (3, 220.0, False),  # this job is late: it runs after the two before it, on the first free replicas
+        (3, 220.0, False),  # this job is late: it runs after the first two jobs on the first free replicas
         (4, 190.0, False),
     ]
 
@@ -255,7 +255,7 @@ pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60
 
 
 @given(jobs, some.integers(0, 12), busy)
-def test_never_more_than_idle_is_given_and_savable_jobs_are_in_time(
+def test_idle_devices_suffice_and_feasible_jobs_are_in_time(
     waiting: list[PoolJob], idle: int, coming: tuple[float, ...]
 ) -> None:
     found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
@@ -272,7 +272,7 @@ def test_never_more_than_idle_is_given_and_savable_jobs_are_in_time(
 
 
 @given(jobs, some.integers(0, 12), busy, some.integers(0, 16), some.floats(0.0, 60.0))
-def test_what_is_ordered_is_there_and_makes_its_job_come_in_time(
+def test_ordered_replicas_arrive_and_make_their_job_punctual(
     waiting: list[PoolJob], idle: int, coming: tuple[float, ...], cold: int, cold_s: float
 ) -> None:
     pool = Pool(idle=idle, busy=coming, cold_s=cold_s)
@@ -287,7 +287,9 @@ def test_what_is_ordered_is_there_and_makes_its_job_come_in_time(
 
 
 @given(jobs, pools, some.lists(some.integers(1, 3), max_size=4), some.floats(0.0, 400.0))
-def test_allotment_agrees_with_the_plain_one(waiting: list[PoolJob], pool: Pool, kept: list[int], now: float) -> None:
+def test_allotment_agrees_with_the_plain_algorithm(
+    waiting: list[PoolJob], pool: Pool, kept: list[int], now: float
+) -> None:
     promised = tuple(
         Promise(each.id, count, here=count, free_at=50.0) for each, count in zip(waiting, kept, strict=False)
     )
@@ -311,7 +313,7 @@ def test_walks_agree_with_the_plain_algorithm_for_any_round_size(
     some.lists(some.tuples(some.integers(0, 11), some.floats(0.0, 30.0), some.integers(0, 12)), max_size=12),
     pools,
 )
-def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
+def test_incrementally_updated_line_equals_a_rebuilt_line(
     waiting: list[PoolJob], steps: list[tuple[int, float, int]], pool: Pool
 ) -> None:
     line, here, now = JobQueue(), dict[int, PoolJob](), 0.0
@@ -335,7 +337,7 @@ def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
 
 
 @pytest.mark.parametrize("again", range(3))
-def test_orders_settle(again: int, order: Order) -> None:
+def test_number_of_orders_converges(again: int, order: Order) -> None:
     waiting = [job(n, 60.0 + 10 * n, 100.0) for n in range(6)]
     pool = Pool(idle=again, cold_s=20.0)
     ordered = order({"a": waiting}, {"a": pool}, cold=30, now=0.0)["a"]
@@ -400,7 +402,7 @@ def run(asked: list[Asked], *, told: bool, how: dict[str, Any]) -> Toy:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(calls, some.booleans(), settings_of)
-def test_every_call_ends_and_gangs_begin_together(asked: list[Asked], told: bool, how: dict[str, Any]) -> None:
+def test_every_call_ends_and_gang_members_start_together(asked: list[Asked], told: bool, how: dict[str, Any]) -> None:
     t = run(asked, told=told, how=how)
     assert len(t.ended) == len(asked)
     for n, one in enumerate(asked):

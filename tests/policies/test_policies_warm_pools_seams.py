@@ -22,8 +22,8 @@ LOAD_S, MEET_S = 10.0, 2.0
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Pilots whose devices hold one replica each; contexts `a` and `b` load in 10 s. An item takes 1 s on one replica,
-    half on two; meeting takes 2 s. The core knows these values if `told`.
+    """Pilots with one replica per device; contexts `a` and `b` load in 10 s. An item takes 1 s on one replica,
+    0.5 s on two replicas; connecting takes 2 s. The core knows these values if `told`.
     """
 
     def make(*, pilots: int = 1, devices: int = 4, told: bool = True, **how: Any) -> Toy:
@@ -33,7 +33,7 @@ def lab(toy: Make) -> Make:
         for key in ("a", "b"):
             t.context(key, load_s=LOAD_S, declares="8 GB")
             if told:
-                t.by_hand = True  # the test sets these values, which the core has not measured
+                t.by_hand = True  # the test sets values that the core has not measured
                 t.core.state.contexts[key].load_s = LOAD_S
                 t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
         return t
@@ -79,7 +79,7 @@ def warm(t: Toy, count: int, key: str = "a") -> Toy:
 
 
 @pytest.mark.parametrize(("due_in", "replicas"), [(130.0, 1), (70.0, 2), (50.0, 3), (42.0, 4)])
-def test_a_job_starts_at_once_on_as_many_as_its_deadline_needs(lab: Make, due_in: float, replicas: int) -> None:
+def test_job_starts_at_once_on_as_many_as_its_deadline_needs(lab: Make, due_in: float, replicas: int) -> None:
     t = job(lab(), "j", due_in=due_in).run()
     assert {n for _, n in starts(t, "j")} == {replicas}
     assert len({at for at, _ in starts(t, "j")}) == 1
@@ -87,7 +87,7 @@ def test_a_job_starts_at_once_on_as_many_as_its_deadline_needs(lab: Make, due_in
     assert libraries(t) == replicas
 
 
-def test_idle_warm_replicas_are_used_and_only_the_rest_is_warmed(lab: Make) -> None:
+def test_idle_warm_replicas_are_used_and_only_missing_ones_warmed(lab: Make) -> None:
     t = warm(lab(), 1)
     began = t.now
     job(t, "j", due_in=55.0).run()
@@ -96,7 +96,7 @@ def test_idle_warm_replicas_are_used_and_only_the_rest_is_warmed(lab: Make) -> N
     assert t.ended_at["j"] <= began + 55.0
 
 
-def test_what_was_ordered_is_not_ordered_again_by_the_next_rounds(lab: Make) -> None:
+def test_ordered_replicas_are_not_ordered_again_in_later_rounds(lab: Make) -> None:
     t = job(lab(pilots=2), "j", "k", due_in=130.0)
     for _ in range(40):
         t.run(until=t.now + 0.25)
@@ -105,7 +105,7 @@ def test_what_was_ordered_is_not_ordered_again_by_the_next_rounds(lab: Make) -> 
     assert t.ended_at["k"] <= 130.0
 
 
-def test_a_promised_replica_is_not_given_to_somebody_who_came_later(lab: Make) -> None:
+def test_promised_replica_is_not_given_to_a_later_job(lab: Make) -> None:
     t = warm(lab(), 1)
     began = t.now
     job(t, "j", due_in=70.0).run(until=t.now + 5.0)  # the job needs two replicas: the idle one, and one that loads
@@ -115,7 +115,7 @@ def test_a_promised_replica_is_not_given_to_somebody_who_came_later(lab: Make) -
     assert starts(t, "k")[0][0] > starts(t, "j")[0][0]
 
 
-def test_a_job_with_time_waits_for_free_devices_and_warms_none(lab: Make) -> None:
+def test_job_with_time_waits_for_free_devices_and_warms_none(lab: Make) -> None:
     t = warm(lab(), 2)
     job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "k", items=40, due_in=120.0).run()
@@ -123,7 +123,7 @@ def test_a_job_with_time_waits_for_free_devices_and_warms_none(lab: Make) -> Non
     assert starts(t, "k")[0][0] >= t.ended_at["j"]
 
 
-def test_without_delay_it_does_not_wait(lab: Make) -> None:
+def test_job_does_not_wait_if_delay_is_disabled(lab: Make) -> None:
     t = warm(lab(delay=False), 2)
     job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "k", items=40, due_in=120.0).run()
@@ -131,7 +131,7 @@ def test_without_delay_it_does_not_wait(lab: Make) -> None:
     assert starts(t, "k")[0][0] < t.ended_at["j"]
 
 
-def test_the_nearest_deadline_gets_its_devices_first(lab: Make) -> None:
+def test_job_with_the_nearest_deadline_gets_its_devices_first(lab: Make) -> None:
     t = warm(lab(devices=2), 2)
     job(t, "busy", items=20, due_in=30.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "late", items=20, due_in=300.0, gang=(2, 2))
@@ -147,7 +147,7 @@ def test_work_before_the_first_item_counts(lab: Make) -> None:
 # ---- late jobs
 
 
-def test_a_late_job_gets_its_forecast_at_once_and_runs_last(lab: Make) -> None:
+def test_late_job_gets_its_forecast_at_once_and_runs_last(lab: Make) -> None:
     t = warm(lab(devices=2), 2)
     began = t.now
     job(t, "busy", items=60, due_in=40.0, gang=(2, 2)).run(until=t.now + 1.0)
@@ -162,7 +162,7 @@ def test_a_late_job_gets_its_forecast_at_once_and_runs_last(lab: Make) -> None:
     assert t.ended["lost"].ok
 
 
-def test_a_late_job_with_drop_late_is_dropped_with_its_best_time(lab: Make) -> None:
+def test_late_job_with_drop_late_is_dropped_with_its_best_time(lab: Make) -> None:
     t = job(lab(), "lost", due_in=20.0, drop_late=True).run()
     failure = t.ended["lost"].failure
     assert failure.kind is FailureKind.DROPPED
@@ -171,7 +171,7 @@ def test_a_late_job_with_drop_late_is_dropped_with_its_best_time(lab: Make) -> N
     assert t.ended_at["lost"] < 1.0
 
 
-def test_a_job_with_drop_late_does_not_begin_late_on_idle_devices(lab: Make) -> None:
+def test_job_with_drop_late_does_not_start_late_on_idle_devices(lab: Make) -> None:
     t = job(lab(), "first").run()
     t = job(t, "lost", due_in=5.0, drop_late=True).run()
     assert t.ended["first"].ok
@@ -180,7 +180,7 @@ def test_a_job_with_drop_late_does_not_begin_late_on_idle_devices(lab: Make) -> 
     assert not starts(t, "lost")
 
 
-def test_a_deadline_in_the_past_is_late_and_nothing_worse(lab: Make) -> None:
+def test_job_with_a_past_deadline_is_an_ordinary_late_job(lab: Make) -> None:
     t = lab().run(until=50.0)
     job(t, "j", due_in=-10.0)
     job(t, "k", due_in=-10.0, drop_late=True).run()
@@ -188,7 +188,7 @@ def test_a_deadline_in_the_past_is_late_and_nothing_worse(lab: Make) -> None:
     assert "dropped: 10 s past its deadline" in t.ended["k"].failure.message
 
 
-def test_a_forecast_is_sent_again_only_when_it_changes(lab: Make) -> None:
+def test_forecast_is_sent_again_only_when_it_changes(lab: Make) -> None:
     t = job(lab(), "j", due_in=130.0, step_s=1.0).run()
     said = forecasts(t, "j")
     assert all(in_time for _, in_time in said)
@@ -196,7 +196,7 @@ def test_a_forecast_is_sent_again_only_when_it_changes(lab: Make) -> None:
     assert len(said) <= 3
 
 
-def test_a_slow_job_is_forecast_to_be_late_while_it_runs(lab: Make) -> None:
+def test_slow_job_is_forecast_to_be_late_while_it_runs(lab: Make) -> None:
     t = job(lab(), "j", items=60, due_in=80.0, run_s=120.0, step_s=1.0).run()
     assert forecasts(t, "j")[0][1]
     assert not forecasts(t, "j")[-1][1]
@@ -211,7 +211,7 @@ def test_jobs_without_deadlines_run_on_the_fewest_replicas(lab: Make) -> None:
 # ---- unused libraries
 
 
-def test_a_library_that_nobody_has_used_for_the_window_is_unloaded(lab: Make) -> None:
+def test_library_unused_for_the_window_is_unloaded(lab: Make) -> None:
     t = warm(lab(), 2)
     idle_since = t.now
     job(t, "j", items=100, due_in=105.0).run(until=idle_since + 59.0)
@@ -224,7 +224,7 @@ def test_a_library_that_nobody_has_used_for_the_window_is_unloaded(lab: Make) ->
     assert libraries(t) == 0
 
 
-def test_a_session_in_which_nothing_happens_has_no_rounds(lab: Make) -> None:
+def test_idle_session_has_no_rounds(lab: Make) -> None:
     t = warm(lab(window_s=5.0), 1)
     assert any(key.startswith("round/") for key in t.core.state.timers)
     t.run(until=t.now + 10.0)
@@ -233,7 +233,7 @@ def test_a_session_in_which_nothing_happens_has_no_rounds(lab: Make) -> None:
     assert t.ended["j"].ok
 
 
-def test_without_reuse_every_job_has_libraries_of_its_own(lab: Make) -> None:
+def test_every_job_has_its_own_libraries_without_reuse(lab: Make) -> None:
     t = job(lab(reuse=False), "j", items=10, due_in=30.0).run()
     job(t, "k", items=10, due_in=30.0).run()
     assert t.core.state.contexts["a"].loads == 2
@@ -255,7 +255,7 @@ def test_only_early_unloads_warm_replicas_before_their_window(lab: Make) -> None
 # ---- failures
 
 
-def test_a_gang_that_loses_a_pilot_resumes_from_its_checkpoint(lab: Make) -> None:
+def test_gang_that_loses_a_pilot_resumes_from_its_checkpoint(lab: Make) -> None:
     t = job(lab(pilots=2, devices=2), "j", due_in=50.0, step_s=1.0)
     t.run(until=25.0)
     assert size(t, "j") == 3
@@ -266,7 +266,7 @@ def test_a_gang_that_loses_a_pilot_resumes_from_its_checkpoint(lab: Make) -> Non
     assert (t.ended_at["j"] - starts(t, "j")[-1][0]) * size(t, "j") < 75.0, "a third of it had been done"
 
 
-def test_what_was_promised_and_is_lost_is_ordered_anew(lab: Make) -> None:
+def test_lost_promised_replica_is_ordered_again(lab: Make) -> None:
     t = job(lab(pilots=2, devices=2), "j", due_in=90.0, gang=(2, 2)).run(until=5.0)
     t.kill("p1")
     t.run()
@@ -274,7 +274,7 @@ def test_what_was_promised_and_is_lost_is_ordered_anew(lab: Make) -> None:
     assert t.ended_at["j"] <= 90.0
 
 
-def test_a_pilot_that_is_cut_off_for_a_moment_costs_no_load(lab: Make) -> None:
+def test_briefly_disconnected_pilot_causes_no_load(lab: Make) -> None:
     t = job(lab(pilots=2, devices=1), "j", due_in=130.0).run(until=5.0)
     holder = next(iter(t.core.state.contexts["a"].libraries.values())).pilot.id
     t.cut(holder, back_after=1.0)
@@ -290,14 +290,14 @@ def test_repeated_failed_loads_fail_the_call_with_their_reason(lab: Make) -> Non
     assert "no such model" in t.ended["j"].failure.message
 
 
-def test_a_context_that_no_device_can_hold_is_an_error_at_once(lab: Make) -> None:
+def test_context_too_large_for_every_device_is_an_error_at_once(lab: Make) -> None:
     t = lab()
     t.context("huge", declares="80 GB")
     job(t, "j", due_in=100.0, context="huge").run(limit_s=60.0)
     assert t.ended["j"].failure.kind is FailureKind.NO_DEVICE
 
 
-def test_a_cancelled_job_leaves_its_promised_devices_to_others(lab: Make) -> None:
+def test_cancelled_job_leaves_its_promised_devices_to_others(lab: Make) -> None:
     t = job(lab(devices=2), "j", due_in=70.0).run(until=5.0)
     t.tell(Cancel((t.ids["j"],)))
     job(t, "k", items=20, due_in=40.0).run()
@@ -308,7 +308,7 @@ def test_a_cancelled_job_leaves_its_promised_devices_to_others(lab: Make) -> Non
 # ---- replicas of several devices
 
 
-def test_a_replica_may_be_several_devices_of_one_pilot(lab: Make) -> None:
+def test_replica_may_be_several_devices_of_one_pilot(lab: Make) -> None:
     t = lab(pilots=3, devices=3)
     t.context("big", load_s=LOAD_S, declares="8 GB", devices=2)
     t.core.state.contexts["big"].load_s = LOAD_S
@@ -321,7 +321,7 @@ def test_a_replica_may_be_several_devices_of_one_pilot(lab: Make) -> None:
 # ---- before anything was measured
 
 
-def test_the_first_job_measures_and_the_next_one_is_predicted(lab: Make) -> None:
+def test_first_job_is_measured_and_the_next_job_is_predicted(lab: Make) -> None:
     t = lab(told=False)
     job(t, "first", items=40, due_in=500.0, gang=(2, 4), step_s=1.0).run()
     assert size(t, "first") == 2
@@ -331,7 +331,7 @@ def test_the_first_job_measures_and_the_next_one_is_predicted(lab: Make) -> None
 
 
 @pytest.mark.parametrize(("learn", "replicas"), [(True, 1), (False, 3)])
-def test_a_job_is_expected_to_need_what_the_last_ones_did(lab: Make, *, learn: bool, replicas: int) -> None:
+def test_expected_duration_of_a_job_follows_the_last_jobs(lab: Make, *, learn: bool, replicas: int) -> None:
     t = lab(learn=learn)
     for n in range(8):
         job(t, f"early{n}", items=100, run_s=50.0, step_s=0.5, due_in=300.0).run()
@@ -339,7 +339,7 @@ def test_a_job_is_expected_to_need_what_the_last_ones_did(lab: Make, *, learn: b
     job(t, "j", items=100, run_s=50.0, step_s=0.5, due_in=60.0).run()
     assert size(t, "j") == replicas
     assert t.ended_at["j"] <= began + 60.0
-    if learn:  # the job begins on the one warm replica; at half of the items its forecast says in time
+    if learn:  # the job starts on the single warm replica; after half of the items its forecast is in time
         assert [(round(at - began), in_time) for at, in_time in forecasts(t, "j")] == [(50, True)]
 
 
@@ -352,7 +352,7 @@ def test_several_first_jobs_do_not_wait_for_each_other(lab: Make) -> None:
 # ---- together with other calls
 
 
-def test_ordinary_calls_take_what_jobs_leave(lab: Make) -> None:
+def test_ordinary_calls_use_devices_that_jobs_leave(lab: Make) -> None:
     t = warm(lab(devices=2), 2)
     job(t, "j", items=20, due_in=30.0, gang=(2, 2)).run(until=t.now + 1.0)
     t.call("c1", "c2", context="a", run_s=3.0)
@@ -364,13 +364,13 @@ def test_ordinary_calls_take_what_jobs_leave(lab: Make) -> None:
     assert t.now - began < 0.5, "nobody waited for a round"
 
 
-def test_calls_by_themselves_with_a_deadline_are_sent_and_not_ganged(lab: Make) -> None:
+def test_single_calls_with_a_deadline_are_sent_without_a_gang(lab: Make) -> None:
     t = job(lab(), "c", items=20, due_in=60.0, gang=(1, 1)).run()
     assert t.ended_at["c"] <= 60.0
     assert size(t, "c") == 1
 
 
-def test_a_context_of_which_nobody_wants_deadlines_makes_room_at_once(lab: Make) -> None:
+def test_context_without_deadlines_is_evicted_at_once(lab: Make) -> None:
     t = lab(devices=2)
     t.context("plain", load_s=1.0, declares="8 GB").call("c1", "c2", context="plain").run()
     assert libraries(t, "plain") == 2
@@ -379,7 +379,7 @@ def test_a_context_of_which_nobody_wants_deadlines_makes_room_at_once(lab: Make)
     assert t.ended_at["j"] <= began + 50.0
 
 
-def test_a_gang_that_lacks_devices_gets_those_of_small_idle_libraries(lab: Make) -> None:
+def test_gang_without_devices_gets_those_of_small_idle_libraries(lab: Make) -> None:
     t = lab(devices=2)
     t.context("small", load_s=1.0, declares="2 GB").call("c1", "c2", context="small", run_s=2.0).run()
     t.context("slim", load_s=1.0, declares="4 GB")
@@ -405,7 +405,7 @@ def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
 # ---- without the warm allocator (an ablation)
 
 
-def test_without_the_warm_allocator_a_late_job_keeps_its_replicas(lab: Make) -> None:
+def test_late_job_keeps_its_replicas_without_the_warm_allocator(lab: Make) -> None:
     began: dict[bool, float] = {}
     for together in (True, False):
         t = warm(lab(together=together), 4)
@@ -419,7 +419,7 @@ def test_without_the_warm_allocator_a_late_job_keeps_its_replicas(lab: Make) -> 
     assert began[False] > 20.0, "what the late one holds is nobody else's"
 
 
-def test_without_the_warm_allocator_late_jobs_do_not_deadlock(lab: Make) -> None:
+def test_late_jobs_do_not_deadlock_without_the_warm_allocator(lab: Make) -> None:
     t = warm(lab(together=False), 4)
     job(t, "busy", items=36, due_in=25.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "one", "two", items=40, due_in=15.0, gang=(3, 4)).run()

@@ -1,7 +1,7 @@
-"""Random events in any order: the core's invariants hold, and the same events give the same commands.
+"""Invariants of the core hold under random events, and equal events give equal commands.
 
-Rules act on the toy cluster. Noise is repeated or early frames, and messages about unknown objects. `validate` follows
-every event. At the end every accepted call has ended once, and the events are replayed.
+Rules act on the toy cluster. Noise is repeated or early frames, and messages about unknown objects. `validate` runs
+after every event. At the end every accepted call has ended once, and the test replays the events.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Manager(RuleBasedStateMachine):
     @initialize()
     def world(self) -> None:
         self.toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, declares="7 GB")
-        for name in ("sleepy", "drowsy"):  # two fit on no device, but one beside the other asleep does
+        for name in ("sleepy", "drowsy"):  # a device fits both only if one sleeps
             self.toy.context(name, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
         self.toy.context("once", load_s=0.2, calls_per_library=1).context("slots", load_s=0.5, slots=3)
         self.toy.pilot("p0", devices=2)
@@ -112,7 +112,7 @@ class Manager(RuleBasedStateMachine):
 
     @rule()
     def manager_restarts(self) -> None:
-        """Restart the manager: messages in transit are lost, and all peers reconnect."""
+        """Restart the manager: lose messages in transit and reconnect all peers."""
         for name in [name for name in self.toy.core.state.pilots if self.toy.links[name]]:
             self.toy.links[name] = 0
             self.toy.after(0.1, lambda name=name: self.toy._connect(self.toy.pilots[name]))  # type: ignore[misc]

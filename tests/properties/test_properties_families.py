@@ -1,4 +1,4 @@
-"""Random events under `arlo`: calls to families, some of whose runtimes fail to load."""
+"""Random events under the policy `arlo`: calls to families in which some runtimes fail to load."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pilots join, leave, fail, report wrongly and disconnect in any order: every pilot gets its objects.
+"""Every pilot gets its objects while pilots join, leave, fail, report wrongly and disconnect in any order.
 
-`validate` follows every event and checks the plan: no pilot fetches from itself, one pilot reads each object's origin,
+`validate` checks the plan after every event: no pilot fetches from itself, one pilot reads the origin of each object,
 every waiting pilot is queued. At the end every remaining pilot has its objects if any pilot can read their origin.
 """
 
@@ -18,7 +18,7 @@ from stoker.protocol import to_manager as say
 
 REFS = tuple(ObjectRef(f"file-{n}", (1, 3, 9, 30)[n] * PART_BYTES, f"/models/{n}") for n in range(4))
 MOST_PILOTS = 24
-MOST_BLIND = 7  # after so many pilots have failed to read an origin, the manager orders no other pilot to read it
+MOST_BLIND = 7  # Failed pilots after which the manager orders no other pilot to read an origin
 
 chances = st.randoms(use_true_random=False)
 
@@ -112,13 +112,13 @@ class Transfers(RuleBasedStateMachine):
     @precondition(lambda self: self.near())
     @rule(chance=chances)
     def does_not_find_it_in_its_cache(self, chance: Any) -> None:
-        """Report that a source in the same cache failed, even if a later order no longer names this source."""
+        """Report that a source in the same cache failed, even if a later order does not name this source."""
         name, near = chance.choice(self.near())
         ref = chance.choice(sorted(self.swarm.pilots[name].getting))
         self.swarm.report(name, say.FetchFailed(ref, (near,), reason="it is not there"))
 
     def near(self) -> list[tuple[str, Any]]:
-        """Return pilots that fetch an object, each with another pilot of its cache."""
+        """Return pairs of a pilot that fetches an object and another pilot of the same cache."""
         pilots = [self.swarm.pilots[name] for name in self.here()]
         pairs = ((one, other) for one in pilots for other in pilots if one is not other and one.getting)
         return [(one.name, other.name) for one, other in pairs if one.parts is other.parts]

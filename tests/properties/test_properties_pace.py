@@ -1,4 +1,4 @@
-"""The remaining time on progress bars: steady for steady results, and almost right after a few bursts."""
+"""The time left on progress bars is steady for steady results, and almost right after a few bursts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_S = 10.0
 
 
 class Work(NamedTuple):
-    """Devices that each return a batch about every `period_s`, after a load of `load_s`."""
+    """Devices that each return a batch about every `period_s` seconds, after a load of `load_s` seconds."""
 
     devices: int
     batch: int
@@ -52,7 +52,7 @@ works = st.builds(
 
 
 def shown(work, pace, lines):
-    """Return pairs of seconds left, as shown and true, in the first thirtieth of a run."""
+    """Return pairs (shown, true) of seconds left in the first thirtieth of a run."""
     until_s = lines * LINE_S
     total = work.per_second * until_s * 30
     arrivals, done, found = work.arrivals(until_s + LINE_S), 0, []
@@ -87,7 +87,7 @@ def test_time_left_is_near_the_truth_after_a_while(work):
 
 
 def test_pace_of_the_demo_is_steady():
-    """Two devices return eight claims every 5 s and 8 s."""
+    """Two devices return eight claims every 5 s and every 8 s."""
     pace, done, left, arrivals = WorkPace(0.0), 0, [], sorted([*range(5, 200, 5), *range(8, 200, 8)])
     for now in range(10, 200, 10):
         while arrivals and arrivals[0] <= now:
@@ -100,7 +100,7 @@ def test_pace_of_the_demo_is_steady():
     assert abs(pace.per_second(200.0) - 8 * (1 / 5 + 1 / 8)) < 0.8
 
 
-def test_rate_falls_when_nothing_comes():
+def test_rate_falls_when_no_results_arrive():
     pace = WorkPace(0.0)
     for second in range(1, 61):
         pace.add(10, float(second))
@@ -110,7 +110,7 @@ def test_rate_falls_when_nothing_comes():
     assert rates[-1] < 0.1
 
 
-def test_nothing_is_said_before_the_first_burst_is_complete():
+def test_no_rate_is_shown_before_the_first_burst_is_complete():
     pace = WorkPace(0.0)
     assert pace.left_s(10, 5.0) is None
     pace.wait(60.0)
@@ -122,12 +122,12 @@ def test_nothing_is_said_before_the_first_burst_is_complete():
     assert pace.left_s(0, 111.0) == 0.0
 
 
-def test_left_is_said_in_words():
+def test_time_left_is_shown_in_words():
     words = [left_in_words(seconds) for seconds in (None, 0.0, 25.2, 760.0, 11_400.0)]
     assert words == ["", "left 0:00", "left 0:25", "left 12:40", "left 3 h 10 min"]
 
 
-def test_results_at_once_are_counted():
+def test_simultaneous_results_are_counted():
     pace = WorkPace(100.0)
     pace.add(1, 100.0)
     assert pace.left_s(10, 100.0) is None
@@ -135,8 +135,8 @@ def test_results_at_once_are_counted():
     assert pace.left_s(10, 120.0) is not None
 
 
-def test_a_slow_first_result_is_soon_forgotten():
-    """After one result at 2 s, 20 come each second. The bar's rate was once wrong for 90 s."""
+def test_slow_first_result_is_soon_forgotten():
+    """After one result at 2 s, 20 results arrive each second. The shown rate was once wrong for 90 s."""
     pace = WorkPace(0.0)
     pace.add(1, 2.0)
     for second in range(3, 40):

@@ -1,7 +1,7 @@
-"""Random events at a pilot: each call leaves its library once, and memory is never used twice.
+"""Under random events in a pilot, each call leaves its library once, and memory is never reserved twice.
 
-The machine plays the manager, the processes and the node. A call is in a library from its order until the pilot reports
-that it left.
+The state machine acts as the manager, the processes and the node. A call is in a library from its order until the
+pilot reports that the call left.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, more=st.integers(0, 24), keeps=st.integers(0, 30), wakes=st.booleans())
     def moves(self, number: int, more: int, keeps: int, wakes: bool) -> None:
-        """A process says that its context sleeps, and then perhaps that it is awake; ordered or not."""
+        """A process reports that its context sleeps, and maybe that the context is awake, with or without an order."""
         self.pilot.say(number, to_agent.Slept(GIB, more * GIB, keeps * GIB, 0.1))
         if wakes:
             self.pilot.say(number, to_agent.Woke(0.1))
@@ -147,7 +147,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(between=st.booleans())
     def greet(self, between: bool) -> None:
-        """Send a hello and update the manager's beliefs from it; the pilot ignores orders from before the answer."""
+        """Send a hello and update the beliefs of the manager; the pilot ignores orders sent before the answer."""
         self.pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
         state = self.pilot.core.state
         listed = {number: list(library.held) for number, library in state.libraries.items()}
@@ -167,7 +167,7 @@ class Pilot(RuleBasedStateMachine):
         self.settle()
 
     def some(self, number: int, every: int) -> list[int]:
-        """Return some of a process's calls, and one call that it never received."""
+        """Return some calls of a process, and one call that the process never received."""
         return [*tuple(self.believed.get(number, ()))[::every], 10**9]
 
     @rule(number=libraries, every=st.integers(1, 3), ok=st.booleans())

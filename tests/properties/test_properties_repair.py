@@ -1,4 +1,4 @@
-"""A manager with a shorter journal takes over. Pilots and the client repeat their state, and every call ends once."""
+"""If a manager restarts with a shorter journal, pilots and client repeat their state, and every call ends once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXTS = ("bare", "a", "b", "c", "d")
 
 
 class Forgetful(Toy):
-    """A toy cluster whose manager may lose the end of its journal."""
+    """A toy cluster whose manager may lose the last part of its journal."""
 
     def __init__(self) -> None:
         self.submits: list[say.Submit] = []
@@ -103,7 +103,7 @@ class Losing(RuleBasedStateMachine):
         self.toy = Forgetful()
         self.toy.context("a", load_s=0.5, memory="3 GB")
         self.toy.context("b", load_s=0.5, memory="5 GB", slots=3)
-        for name in ("c", "d"):  # two fit on no device, but one beside the other asleep does
+        for name in ("c", "d"):  # a device fits both only if one sleeps
             self.toy.context(name, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
         self.count = 0
 
@@ -152,14 +152,14 @@ class Losing(RuleBasedStateMachine):
 
 
 def _is_blamed(failure: Failure) -> bool:
-    """True if the call failed because pilots were lost while it ran or while its context loaded."""
+    """True if the call failed because pilots were lost during the call or the load of its context."""
     if failure.kind is FailureKind.CONTEXT:
         return "could not be loaded: its pilot died" in failure.message
     return failure.kind is FailureKind.POISON
 
 
 class Picks:
-    """A source of chance that always picks one pilot."""
+    """A random source that always picks one pilot."""
 
     def __init__(self, pilot: str) -> None:
         self.pilot = pilot
@@ -178,7 +178,7 @@ def test_orders_that_free_memory_are_repeated_first() -> None:
     losing.submit(context="a", count=1, run_s=0.001)
     losing.wait(seconds=5.0)
     losing.submit(context="c", count=1, run_s=0.001)
-    losing.pilot_dies(chance=Picks("p1"))  # a library of `c` is to wake in the memory of one of `a`
+    losing.pilot_dies(chance=Picks("p1"))  # a library of `c` will wake in memory of a library of `a`
     losing.the_journal_loses_its_end(keep=1.0)
     losing.teardown()
 

@@ -1,10 +1,10 @@
-"""The cores of a manager and of its pilots, with frames between them that are late, repeated or lost.
+"""Test the cores of a manager and of its pilots with late, repeated and lost frames between these cores.
 
-A frame or an order is in transit until a rule delivers it. A broken connection loses the messages in transit in both
-directions. A pilot that reconnects sends a hello and then everything unacknowledged. Invariants: the client gets each
-result once; no call runs in two libraries unless the pilot of one was given up; no device's memory is exceeded; no
-library ends twice. At rest both sides agree, the manager has refused only messages that may be late, and every call
-ends.
+Frames and orders are in transit until a rule delivers them. A broken connection loses all messages in transit. A
+pilot that reconnects sends a hello and then all unacknowledged frames. Invariants: the client gets each result once;
+no call runs in two libraries unless one of the pilots was declared lost; no device exceeds its memory; no library
+ends twice. At the end both sides agree, the manager has refused only messages that may be late, and every call
+ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTEXTS = {
 LATE = frozenset({
     # a repeated frame, or a frame before the hello that follows a broken connection
     "repeated or early frame of a pilot",
-    "frame of a pilot that is not known",  # the pilot was given up
+    "frame of a pilot that is not known",  # the pilot was declared lost
     "frame of a pilot before the hello that it was asked for",
     # the manager repeated the order after a hello, and the pilot answered twice
     "resize that the manager did not order",
@@ -106,7 +106,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names, context=st.sampled_from(("once", "small")), loses_orders=st.sampled_from((False, False, True)))
     def reconnect(self, name: str, context: str, loses_orders: bool) -> None:
-        """Replace a connection unseen by the manager, so earlier orders may arrive after the hello."""
+        """Replace a connection without notice to the manager, so that earlier orders may arrive after the hello."""
         pilot = self.pilot(name)
         if pilot.is_connected and not pilot.is_over:
             self.submit(context, 3)
@@ -144,14 +144,14 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names, place=places)
     def cannot_move(self, name: str, place: int) -> None:
-        """Let a library's context raise when it next sleeps or wakes."""
+        """Let the context of a library raise at the next sleep or wake."""
         processes = list(self.pilot(name).processes.values())
         if processes:
             processes[place % len(processes)].cannot_move = True
 
     @rule(name=names, context=contexts, upto=st.integers(1, 6))
     def sleep_and_wake(self, name: str, context: str, upto: int) -> None:
-        """Let idle libraries sleep and a call wake one of them; stop after `upto` steps."""
+        """Put idle libraries to sleep and let a call wake one library; stop after `upto` steps."""
         pilot = self.pilot(name)
         steps = (
             lambda: pilot.works(ends=9),
@@ -172,7 +172,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names, context=st.sampled_from(("read", "large")), lists_cache=st.booleans())
     def lose_cached_objects(self, name: str, context: str, lists_cache: bool) -> None:
-        """Clear a pilot's cache and end its libraries. The next library finds nothing in the cache."""
+        """Clear the cache of a pilot and end its libraries, so that the next library finds an empty cache."""
         pilot = self.pilot(name)
         pilot.cache.clear()
         for process in pilot.processes.values():
@@ -185,7 +185,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.0, 1.0, 4.0)), crosses=st.booleans())
     def wait(self, seconds: float, crosses: bool = False) -> None:
-        """Let time pass. `crosses`: libraries end while the order to end them is in transit."""
+        """Advance the time. `crosses`: libraries end while the order to end them is in transit."""
         self.cluster.wait(seconds)
         for pilot in self.cluster.wired.values():
             pilot.time_passes()
@@ -198,7 +198,7 @@ class Cores(RuleBasedStateMachine):
     # ---- invariants
     @invariant()
     def all_is_well(self) -> None:
-        """Check that the state of each side is consistent, and that only messages that may be late were refused."""
+        """Check that both sides have consistent states, and that only messages that may be late were refused."""
         validate(self.cluster.core.state)
         for pilot in self.cluster.wired.values():
             pilot.validate()

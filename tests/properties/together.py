@@ -1,7 +1,7 @@
-"""A manager's core, its pilots' cores, the messages between them, and the true state: running calls and used device
-memory.
+"""Model a manager core, pilot cores, the messages between these cores, and the true state: running calls and used
+device memory.
 
-A process obeys an order, for example to end or to shrink, some time after it arrives.
+A process carries out an order, for example to end or to shrink, some time after the arrival of the order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DEVICES = 2
 IDLE_S = 2.0
 SLEEP = ("small", "large", "read")  # Contexts that can sleep
 KEEPS, SAVES = GB // 4, GB // 10
-"""Bytes that a sleeper keeps of its device, and takes less of host memory than it claims."""
+"""Device bytes that a sleeping library keeps, and by which its host memory is less than reserved."""
 SLEEPER_BYTES = GB // 2
 
 OF_NONE = "message of a library that the pilot does not have"
@@ -63,8 +63,8 @@ _decode = wire.from_pilot()
 
 
 class GiveAndTake(LoadWhereWanted):
-    """The default residency, which also puts idle libraries to sleep or unloads them. For a while after a load it
-    shrinks one library per device so that another can grow in the same plan.
+    """The default residency that also puts idle libraries to sleep or unloads them. For a while after a load the policy
+    shrinks one library per device so that another library can grow in the same plan.
     """
 
     period_s = 1.0
@@ -99,20 +99,20 @@ def devices_of(name: str) -> tuple[say.DeviceFacts, ...]:
 
 
 class Process(ModelProcess):
-    """A library's process. It carries out orders about its memory, its sleep and its end at `settle`."""
+    """The process of a library. `settle` carries out orders about memory, sleep and end."""
 
     def __init__(self, pilot: Wired, ordered: to_pilot.StartLibrary) -> None:
         super().__init__(ordered.library, pilot.queue.handle)
         self.devices = ordered.devices
         self.memory_bytes = ordered.device_memory_bytes
-        self.exits = False  # True if the process is about to end
+        self.exits = False  # True if the process will end
         self._pilot = pilot
         self._signal = 0
         self._left = ordered.recipe.calls_per_library or 10**9
         self._resizes: list[int] = []
         self.recipe = ordered.recipe
         self.host_bytes = 0
-        self.cannot_move = False  # True if its context raises when it should sleep or wake
+        self.cannot_move = False  # True if the context raises on sleep and wake
         self._moves: list[to_library.Sleep | to_library.Wake] = []
 
     def hear(self, message: to_library.ToLibrary) -> None:
@@ -127,7 +127,7 @@ class Process(ModelProcess):
                 self._resizes.append(size)
                 self.memory_bytes = max(self.memory_bytes, size)  # the process may use this memory from now on
             case to_library.Sleep():
-                self.host_bytes = self._pilot.core.state.host.held(self.number)  # it may fill it from now on
+                self.host_bytes = self._pilot.core.state.host.held(self.number)  # the process may use all of it
                 self._moves.append(message)
             case to_library.Wake():
                 self.memory_bytes = self._pilot.core.state.ledger.held(self.number)
@@ -201,7 +201,7 @@ class Wired:
         self.fetching: dict[str, to_pilot.FetchObject] = {}
         self.told_gone: set[LibraryId] = set()
         self.calls_of_given_up_pilot: set[tuple[LibraryId, CallId]] = set()
-        """Calls in its libraries when the manager gave it up; they may run elsewhere now."""
+        """Calls of its libraries when the manager declared the pilot lost; these calls may run elsewhere."""
         self.is_connected = self.is_over = False
         self.connect()
 
@@ -217,7 +217,7 @@ class Wired:
         self.down.clear()
 
     def hear(self, *, lists_cache: bool = False) -> bool:
-        """Deliver the next order; False if none is left. `lists_cache`: list the cache at a start with objects."""
+        """Deliver the next order; False without an order. `lists_cache`: list the cache at a start with objects."""
         if not self.down:
             return False
         order = self.down.popleft()
@@ -230,7 +230,7 @@ class Wired:
         return True
 
     def _note_crossing(self, order: to_pilot.ToPilot) -> None:
-        """Count orders about ended libraries or calls: the manager refuses the pilot's answer."""
+        """Count orders about ended libraries or calls, because the manager refuses the answer of the pilot."""
         libraries, crossed = self.core.state.libraries, self.cluster.crossed
         match order:
             case to_pilot.StopLibrary(library=number) if number not in libraries:
@@ -336,7 +336,7 @@ class Wired:
         self.queue.handle(ObjectArrived(name, size))
 
     def works(self, *, ends: int = 1) -> None:
-        """Let the processes load, run `ends` calls each, and carry out their orders."""
+        """Let each process load, run `ends` calls, and carry out orders."""
         for process in list(self.processes.values()):
             process.load()
             for _ in range(ends):
@@ -354,7 +354,7 @@ class Wired:
             self.tell(Tick())
 
     def validate(self) -> None:
-        """Check that the memory of its devices is not promised or used twice."""
+        """Check that device memory is not reserved or used twice."""
         self.core.state.ledger.validate()
         used: Counter[str] = Counter()
         for process in self.processes.values():
@@ -367,16 +367,16 @@ class Wired:
 
 
 class Together(Cluster):
-    """The manager, the client, and the pilots. Messages stay in transit until a test delivers them."""
+    """The manager, the client and the pilots. Messages are in transit until a test delivers them."""
 
     def __init__(self) -> None:
         self.wired: dict[str, Wired] = {}
         self.crossed: Counter[str] = Counter()
-        """Answers that the manager may refuse because its order came too late, counted by reason."""
+        """Answers that the manager may refuse because its order arrived too late, counted by reason."""
         super().__init__(policies=policies)
 
     def give(self, event: ManagerEvent) -> list[Command]:
-        """Handle an event without `Desk`'s check of the state; the machine checks it after each rule."""
+        """Handle an event without the state check of `Desk`, which the state machine runs after each rule."""
         commands = self.core.handle(event, self.now)
         self.past.append((self.now, event))
         self.did.append(commands)
@@ -417,7 +417,7 @@ class Together(Cluster):
             for library in known.libraries.values():
                 pilot.calls_of_given_up_pilot.difference_update(
                     (library.id, call) for call in library.held
-                )  # the manager knows again that this pilot holds these calls
+                )  # the manager knows again that this pilot has these calls
 
     def pilot_cut(self, pilot: Wired) -> None:
         pilot.cut()
@@ -431,7 +431,7 @@ class Together(Cluster):
 
     # ---- the true state
     def begins(self, pilot: Wired, number: LibraryId, call: CallId) -> None:
-        """Check that a call which begins in a process runs in no other process, except on a pilot that was given up."""
+        """Check that a started call runs in no other process, except on a pilot declared lost."""
         for other in self.wired.values():
             for process in other.processes.values():
                 is_elsewhere = process.number != number or other is not pilot

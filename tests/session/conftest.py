@@ -1,4 +1,4 @@
-"""A private world for each test; leftovers of a session fail the test."""
+"""Give each test private folders and processes; leftovers of a session fail the test."""
 
 from __future__ import annotations
 

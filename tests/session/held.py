@@ -1,4 +1,4 @@
-"""Processes of a session that pause until a test releases them or that hold the session's lease."""
+"""Start session processes that pause until a test releases them, or that own the session lease."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ time.sleep(600)
 
 
 def hold_lease(path: Path, *, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """Start a process that takes and renews a lease. `within`: a command that wraps the process's command."""
+    """Start a process that takes and renews a lease. `within`: a prefix of the command."""
     process = subprocess.Popen([*within, sys.executable, "-c", _LEASE, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
@@ -58,8 +58,8 @@ def hold_lease(path: Path, *, within: Sequence[str] = ()) -> subprocess.Popen[by
 
 
 class Held:
-    """Stops processes that run `python -m MODULE` with `environ`: a manager after it has its lease, others at their
-    start.
+    """Stops processes that run `python -m MODULE` with `environ`: a manager after it has its lease, other processes at
+    their start.
     """
 
     def __init__(self, world: World, module: str) -> None:

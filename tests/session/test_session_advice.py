@@ -45,7 +45,7 @@ with stoker.load(site="one.toml") as session:
 """
 
 
-def test_an_advisor_answers_late_is_killed_and_nothing_waits_for_it(world: World) -> None:
+def test_late_advisor_is_killed_and_delays_nothing(world: World) -> None:
     (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:2"\n')
     (world.path / "program.py").write_text(PROGRAM)
     os.mkfifo(world.path / "commands")

@@ -1,4 +1,4 @@
-"""Commands that a signal ends at any moment leave no work, or work that can be found by name."""
+"""A command ended by a signal leaves no session, or a session that can be found by name."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> No
     manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr
-    said = stoker(world, "down")  # without a name: commands select it by default
+    said = stoker(world, "down")  # `down` without a name selects this session
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 
-def test_a_signal_ends_up_as_ctrl_c_does(world: World, manager: Held) -> None:
+def test_signal_ends_the_up_command_like_ctrl_c(world: World, manager: Held) -> None:
     assert kill(begin(world, manager, "up", "one.toml"), signal.SIGTERM) == 128 + signal.SIGTERM
     until(lambda: not world.of("stoker.manager.main"))
     assert sessions(world) == []
     assert "no session is known" in stoker(world, "sessions").stdout
 
 
-def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World, manager: Held) -> None:
+def test_closed_terminal_ends_the_up_command_like_ctrl_c(world: World, manager: Held) -> None:
     (world.path / "one.toml").write_text(SITE)
     ours, theirs = os.openpty()
     up = subprocess.Popen(
@@ -74,7 +74,7 @@ def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World, manager:
     assert sessions(world) == []
 
 
-def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
+def test_session_that_did_not_start_is_not_awaited(world: World) -> None:
     (world.path / "bad.toml").write_text(SITE.replace("[session]", '[session]\ninterface = "192.0.2.7"'))
     said = stoker(world, "up", "bad.toml")
     assert said.returncode == 1
@@ -90,7 +90,7 @@ def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
     return process, SessionFolder(sessions(world)[0])
 
 
-def test_a_signal_ends_a_probe_with_its_session(world: World) -> None:
+def test_signal_ends_a_probe_with_its_session(world: World) -> None:
     process, folder = probe(world)
     os.kill(process.pid, signal.SIGHUP)
     os.kill(process.pid, signal.SIGHUP)  # a closing terminal may send the signal twice
@@ -101,7 +101,7 @@ def test_a_signal_ends_a_probe_with_its_session(world: World) -> None:
 
 
 @pytest.mark.long
-def test_a_probe_that_is_killed_leaves_a_session_that_ends_by_itself(world: World) -> None:
+def test_session_of_a_killed_probe_ends_by_itself(world: World) -> None:
     process, folder = probe(world)
     process.kill()
     process.communicate(timeout=30)
@@ -132,7 +132,7 @@ def test_only_the_first_signal_is_raised_and_a_late_one_kills() -> None:
     assert subprocess.run([sys.executable, "-c", text], check=False).returncode == -signal.SIGHUP
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with as_ctrl_c():

@@ -66,7 +66,7 @@ with stoker.load(site="one.toml"):
         stoker.app(context=stoker.family({10: runtime(10)}))(lambda length, text: length)("x")
     except stoker.errors.ConfigError as error:
         said["nothing counts"] = str(error)
-    for _ in range(4):  # a machine that stands still may hold up what a plan wants
+    for _ in range(4):  # a stalled machine may delay the plan
         time.sleep(float(os.environ.get("PAUSE_S", 0)))
         said["later"] = measured()
         if said["later"] == [10, 20, 40]:
@@ -79,7 +79,7 @@ SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
 def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "family.py").write_text(PROGRAM)
-    # The plan is renewed five seconds after the first, and carried out in single steps.
+    # The second plan is made after five seconds and carried out in single steps.
     process = world.spawn([sys.executable, "family.py"], folder=world.path, PAUSE_S="8")
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err

@@ -43,7 +43,7 @@ def write(path: Path, holder: LeaseHolder) -> None:
 
 
 def insist(path: Path, holder: LeaseHolder) -> None:
-    """Write another holder into the lease, again if a renewal has overwritten it."""
+    """Write another holder into the lease file; repeat the write if a renewal overwrites it."""
     if lease.read(path) != holder:
         write(path, holder)
 
@@ -52,11 +52,11 @@ def no_room(file: int, data: bytes) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_lease_is_followed_when_its_holder_is_killed(path: Path) -> None:
+def test_lease_is_taken_over_when_its_holder_is_killed(path: Path) -> None:
     with hold_lease(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
             lease.take(path, **QUICK)
-        other.send_signal(signal.SIGSTOP)  # the holder is alive, although it stops renewing
+        other.send_signal(signal.SIGSTOP)  # the stopped holder is alive but does not renew the lease
         time.sleep(0.5)
         with pytest.raises(SessionError, match="already has a manager"):
             lease.take(path, **QUICK)
@@ -68,14 +68,14 @@ def test_lease_is_followed_when_its_holder_is_killed(path: Path) -> None:
     assert lease.read(path) == mine.holder
 
 
-def test_a_process_id_that_came_back_is_somebody_else(path: Path) -> None:
+def test_reused_process_id_is_another_process(path: Path) -> None:
     mine = lease.take(path)
     write(path, msgspec.structs.replace(mine.holder, started=mine.holder.started - 1, token="before"))
     assert lease.is_alive(mine.holder)
     assert lease.take(path, patience_s=600).holder.pid == os.getpid()
 
 
-def test_one_on_another_machine_is_followed_after_silence_alone(path: Path) -> None:
+def test_remote_holder_is_replaced_only_after_silence(path: Path) -> None:
     write(path, ELSEWHERE)
     assert lease.is_alive(ELSEWHERE) is None
     began = time.monotonic()
@@ -85,7 +85,7 @@ def test_one_on_another_machine_is_followed_after_silence_alone(path: Path) -> N
     assert lease.read(path) == mine.holder
 
 
-def test_one_on_another_machine_that_renews_is_not_followed(path: Path) -> None:
+def test_remote_holder_that_renews_is_not_replaced(path: Path) -> None:
     write(path, ELSEWHERE)
     stop = threading.Event()
 
@@ -105,13 +105,13 @@ def test_one_on_another_machine_that_renews_is_not_followed(path: Path) -> None:
         thread.join()
 
 
-def test_of_two_followers_the_one_in_the_file_has_the_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_named_in_the_file_has_the_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, ELSEWHERE)
     third = msgspec.structs.replace(ELSEWHERE, host="login3", token="third")
     settle_s = 7.0
 
     class Time:
-        """The module `time`: while the first manager sleeps, the second writes its name."""
+        """A replacement for `time`: while the first manager sleeps, the second manager writes its name."""
 
         monotonic = staticmethod(time.monotonic)
         clock_gettime, CLOCK_BOOTTIME = staticmethod(time.clock_gettime), time.CLOCK_BOOTTIME
@@ -130,7 +130,7 @@ def test_of_two_followers_the_one_in_the_file_has_the_lease(path: Path, monkeypa
     assert lease.read(path) == third
 
 
-def test_a_holder_that_was_taken_over_finds_out_and_touches_nothing(path: Path) -> None:
+def test_replaced_holder_notices_and_changes_nothing(path: Path) -> None:
     mine, heard = lease.take(path, **QUICK), []
     mine.keep(heard.append)
     until(lambda: lease.read(path).counter >= 2)
@@ -140,7 +140,7 @@ def test_a_holder_that_was_taken_over_finds_out_and_touches_nothing(path: Path) 
     assert lease.read(path) == ELSEWHERE
 
 
-def test_a_holder_whose_folder_is_gone_finds_out(tmp_path: Path) -> None:
+def test_holder_notices_that_its_folder_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "session"
     folder.mkdir()
     mine, heard = lease.take(folder / "manager.lease", **QUICK), []
@@ -162,7 +162,7 @@ def test_released_lease_is_free_unless_the_session_is_over(path: Path) -> None:
         lease.take(path, **QUICK)
 
 
-def test_a_full_disk_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_waits_for_space_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([errno.ENOSPC, errno.EDQUOT])
     real = os.write
 
@@ -179,7 +179,7 @@ def test_a_full_disk_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) 
     mine.release()
 
 
-def test_manager_reuses_a_dead_ones_lease_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_reuses_the_lease_of_a_dead_holder_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, DEAD)
     heard: list[LeaseHolder | None] = []
     with monkeypatch.context() as full:
@@ -194,7 +194,7 @@ def test_manager_reuses_a_dead_ones_lease_on_a_full_disk(path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("holder", [None, msgspec.structs.replace(DEAD, machine="another")])
-def test_full_disk_is_waited_for_unless_the_holder_is_dead(
+def test_lease_waits_on_a_full_disk_unless_the_holder_is_dead(
     path: Path, monkeypatch: pytest.MonkeyPatch, holder: LeaseHolder | None
 ) -> None:
     if holder is not None:
@@ -206,7 +206,7 @@ def test_full_disk_is_waited_for_unless_the_holder_is_dead(
     assert lease.read(path) == holder
 
 
-def test_dead_holders_file_replaced_elsewhere_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_file_of_a_dead_holder_replaced_elsewhere_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, DEAD)
     real = os.pwrite
 
@@ -241,19 +241,19 @@ def test_keeper_retries_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_lease_that_is_no_lease_is_said(path: Path) -> None:
+def test_invalid_lease_is_reported(path: Path) -> None:
     path.write_text("nonsense")
     with pytest.raises(SessionError, match="is damaged"):
         lease.take(path)
 
 
-def test_what_an_old_holder_still_writes_is_not_in_the_copy(tmp_path: Path) -> None:
+def test_later_writes_of_an_old_holder_are_not_in_the_copy(tmp_path: Path) -> None:
     old = Journal(tmp_path / "journal")
     before = (tmp_path / "journal").read_bytes()
     lease.copy_journal(tmp_path / "journal")
     os.write(old._fd, b"late")
     assert (tmp_path / "journal").read_bytes() == before
-    new = Journal(tmp_path / "journal")  # the old journal's lock does not block this journal
+    new = Journal(tmp_path / "journal")  # the lock of the old journal does not block the new journal
     new.close()
     old.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
@@ -263,8 +263,8 @@ def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytes
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
-    held.wait_until_sure()  # a fresh lease: the wait returns at once
-    now[0] += lease.SURE_S + 1  # time passes without renewals: the machine was suspended
+    held.wait_until_sure()  # the wait returns at once, because the lease is fresh
+    now[0] += lease.SURE_S + 1  # time passes without renewals, like on a suspended machine
     waits = threading.Thread(target=held.wait_until_sure, daemon=True)
     waits.start()
     waits.join(0.2)
@@ -275,7 +275,7 @@ def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytes
     held.release()
 
 
-def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_holder_never_becomes_the_holder_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
@@ -302,7 +302,7 @@ def test_session_end_is_written_on_a_full_disk(path: Path, monkeypatch: pytest.M
     assert lease.unwritten(path) == "No space left on device"
 
 
-def test_a_lease_that_only_half_fits_stays_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_that_does_not_fit_on_the_disk_is_unchanged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, real = lease.take(path, **QUICK), os.pwrite
     sizes = iter([10])
     with monkeypatch.context() as full:
@@ -319,7 +319,7 @@ from stoker.manager.live import lease
 path = Path(sys.argv[1], "manager.lease")
 held = lease.take(path, renew_s=0.05)
 fill = os.open(path.with_name("fill"), os.O_WRONLY | os.O_CREAT)
-for size in (1 << 16, 1):  # the last page, too
+for size in (1 << 16, 1):  # fill the last page of the disk too
     try:
         while True:
             os.write(fill, bytes(size))
@@ -339,7 +339,7 @@ def _can_mount() -> bool:
 
 
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
-def test_a_lease_is_renewed_on_a_full_disk(tmp_path: Path) -> None:
+def test_lease_is_renewed_on_a_full_disk(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=1m none "$0"; exec "$@"'
     holder = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path), sys.executable, "-c", FULL, str(tmp_path)]
     with subprocess.Popen(holder, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Two login nodes that share only the session folder: managers in namespaces with their own host names, process ids,
+"""Two login nodes share only the session folder: managers run in namespaces with separate host names, process ids,
 clocks and locks.
 """
 
@@ -52,7 +52,7 @@ class LoginNodes:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, host: str, *namespaces: str, patience_s: float = PATIENCE_S) -> subprocess.Popen[str]:
-        """Start a manager on a host with its own lock file. `patience_s`: seconds that it waits for its predecessor."""
+        """Start a manager on a host with its own lock file. `patience_s`: seconds to wait for the previous manager."""
         mine = self._place / f"lock-{host}"
         mine.touch()
         settle = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -120,7 +120,7 @@ def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
 
 
 @pytest.mark.long
-def test_without_locks_one_of_two_followers_has_the_session(nodes: LoginNodes) -> None:
+def test_one_of_two_followers_has_the_session_without_locks(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
     loser = until(
@@ -134,7 +134,7 @@ def test_without_locks_one_of_two_followers_has_the_session(nodes: LoginNodes) -
     assert both[winner].poll() is None
 
 
-def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes) -> None:
+def test_frozen_and_replaced_manager_stops_when_it_wakes(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     [manager] = psutil.Process(first.pid).children()
     manager.send_signal(signal.SIGSTOP)
@@ -149,13 +149,13 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
 
 @pytest.mark.long
 @pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a separate clock needs unshare --time")
-def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) -> None:
+def test_different_or_jumping_clocks_start_no_second_manager(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     second = nodes.start("login2", *A_DAY_APART)
     jumps = iter([0, 4_000_000_000, 86_400] * 1000)
 
     def tried() -> bool:
-        os.utime(nodes.lease, (at := next(jumps), at))  # set the lease's time as a host with a changed clock would
+        os.utime(nodes.lease, (at := next(jumps), at))  # set the file time of the lease like a host with a wrong clock
         return second.poll() is not None
 
     until(tried, limit_s=60, why="the second gives up")

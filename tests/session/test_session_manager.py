@@ -68,7 +68,7 @@ def is_whole(folder: SessionFolder) -> bool:
         return False
 
 
-def test_lost_address_is_written_again(managers: Managers) -> None:
+def test_lost_address_file_is_written_again(managers: Managers) -> None:
     process, folder = managers.start(), managers.folder
     before = folder.read()
     for damage, said in ((Path.unlink, "was removed"), (lambda path: path.write_bytes(b""), "is damaged: .*")):
@@ -93,7 +93,7 @@ time.sleep(600)
 """
 
 
-def test_a_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionFolder) -> None:
+def test_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionFolder) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STARTS, str(folder.path)], stdout=subprocess.PIPE, text=True
     ) as program:
@@ -111,7 +111,7 @@ def test_a_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionF
             program.kill()
 
 
-def test_a_second_manager_does_not_start(managers: Managers) -> None:
+def test_second_manager_does_not_start(managers: Managers) -> None:
     first = managers.start()
     second = subprocess.run(
         [sys.executable, "-m", "stoker.manager.main", "--session", str(managers.folder.path)],
@@ -124,7 +124,7 @@ def test_a_second_manager_does_not_start(managers: Managers) -> None:
     assert first.poll() is None
 
 
-def test_a_manager_that_was_taken_over_stops_at_once(managers: Managers) -> None:
+def test_replaced_manager_stops_at_once(managers: Managers) -> None:
     first = managers.start()
     path = managers.folder.lease
     other = msgspec.structs.replace(lease.read(path), token="another", host="login2", machine="another")
@@ -134,7 +134,7 @@ def test_a_manager_that_was_taken_over_stops_at_once(managers: Managers) -> None
     assert lease.read(path) == other
 
 
-def test_manager_whose_port_is_taken_listens_elsewhere(managers: Managers) -> None:
+def test_manager_whose_port_is_taken_listens_on_another_port(managers: Managers) -> None:
     managers.start()
     before = managers.folder.read()
     link = Link(managers.folder)
@@ -163,7 +163,7 @@ def test_ports_and_interface_are_kept_to(managers: Managers) -> None:
         assert [one.laddr for one in listening] == [("127.0.0.1", free)]
 
 
-def test_ports_that_are_all_taken_are_named(managers: Managers) -> None:
+def test_occupied_ports_are_named(managers: Managers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         manager = managers.start("--ports", f"{port}-{port}", "--interface", "lo")
@@ -172,7 +172,7 @@ def test_ports_that_are_all_taken_are_named(managers: Managers) -> None:
     assert f"ports {port}-{port} are all taken" in managers.folder.manager_log.read_text()
 
 
-def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Managers) -> None:
+def test_kept_session_outlives_its_clients_but_their_calls_do_not(managers: Managers) -> None:
     process = managers.start("--detached", "--heartbeat", "10")
     pilot = Peer(managers.folder, "pilot", "n014-ab12")
     pilot.send(pilot_hello(pilot.session), numbered=False)
@@ -192,14 +192,14 @@ def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Ma
     cancelled = pilot.hear(to_pilot.CancelCalls, seconds=20)
     assert cancelled.calls == (number << 40 | 1,)
     assert process.poll() is None
-    kill([process.pid])  # the journal also records that it is kept
+    kill([process.pid])  # the journal also records that the session is kept
     process.wait(PATIENCE_S)
     status = status_of_ended_session(managers.folder)
     assert (status.cancelled, len(status.pilots)) == (1, 1)
     pilot.close()
 
 
-def test_a_client_keeps_a_session_from_being_idle(managers: Managers) -> None:
+def test_connected_client_keeps_a_session_from_being_idle(managers: Managers) -> None:
     process = managers.start("--detached", "--idle", "4")
     client = Peer(managers.folder, "client", "client-1")
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
@@ -226,7 +226,7 @@ def test_kept_manager_restarts_after_a_kill_not_after_its_end(managers: Managers
     client.close()
 
 
-def test_terminated_keeper_takes_its_manager_along(managers: Managers) -> None:
+def test_terminated_keeper_ends_its_manager(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     keeper.send_signal(signal.SIGTERM)
     keeper.wait(PATIENCE_S)
@@ -236,7 +236,7 @@ def test_terminated_keeper_takes_its_manager_along(managers: Managers) -> None:
     assert not holder.over
 
 
-def test_which_address_auto_means() -> None:
+def test_auto_network_selects_the_expected_address() -> None:
     there = {"lo": "127.0.0.1", "eth0": "192.168.1.5", "ib0": "10.4.0.2"}
     assert interfaces.choose(there, named=["10.4.0.2"], towards_world="192.168.1.5") == "10.4.0.2"
     assert interfaces.choose(there, named=["127.0.1.1"], towards_world="192.168.1.5") == "192.168.1.5"
@@ -244,7 +244,7 @@ def test_which_address_auto_means() -> None:
     assert interfaces.choose({"lo": "127.0.0.1"}, named=[], towards_world="") == "127.0.0.1"
 
 
-def test_a_network_that_is_not_here_names_those_that_are() -> None:
+def test_unknown_network_error_names_the_existing_networks() -> None:
     assert interfaces.resolve("lo") == "127.0.0.1"
     assert interfaces.resolve("127.0.0.1") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"'l0' is not a network of this host \(.*lo 127\.0\.0\.1.*did you mean lo\?"):

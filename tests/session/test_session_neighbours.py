@@ -1,4 +1,4 @@
-"""Two sessions of one user on one host share only the pilots' disk; neither's end affects the other."""
+"""Two sessions of one user on one host share only the disk of the pilots; the end of one does not affect the other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIZE = 5_000_000
 
 
 class Neighbour:
-    """A session in a shared world, with its own log."""
+    """A session on a shared disk, with its own log."""
 
     def __init__(self, world: World, tmp_path: Path) -> None:
         self.world, self.name = world, start(world)
@@ -102,7 +102,7 @@ def test_sessions_of_one_host_share_fetched_files(world: World, both: tuple[Neig
     program = second.start(wait_s=6.0)
     until(lambda: second.lines("called") == 2, limit_s=60, why="the second's long call")
 
-    kill([first.pilot()])  # the first session's next pilot removes only the dead pilot's files
+    kill([first.pilot()])  # the next pilot of the first session removes only the files of the dead pilot
     until(lambda: first.status().lost_pilots == 1 and first.status().pilots, limit_s=60, why="another pilot")
     assert first.run() == SIZE
     ended = stoker(world, "down", first.name)
@@ -124,7 +124,7 @@ def test_killed_session_leaves_its_neighbour_alone(world: World, both: tuple[Nei
     until(lambda: not first.processes())
     assert second.run() == SIZE
     assert second.lines("loaded") == 1
-    kill([second.pilot()])  # the next pilot finds two dead pilots' folders
+    kill([second.pilot()])  # the next pilot finds the folders of two dead pilots
     assert second.run() == SIZE
     until(lambda: len(world.pilot_folders()) == 1, why="leftovers of both sessions' dead pilots are removed")
     assert stoker(world, "down", second.name).returncode == 0

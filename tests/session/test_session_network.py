@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 
 @without_network
-def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
+def test_program_reports_that_the_loopback_is_down(tmp_path: Path) -> None:
     with World(tmp_path / "world").entered() as world:
         began = time.monotonic()
         program = f"import stoker; stoker.load(run_dir={str(world.runs)!r})"
@@ -70,11 +70,11 @@ def test_command_reports_that_the_loopback_is_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://nowhere.invalid:80", "tcp://127.0.0.1:99999", "junk"])
-def test_a_network_that_works_is_not_at_fault(address: str) -> None:
+def test_working_network_is_not_blamed(address: str) -> None:
     assert no_way_to(address) == ""
 
 
-def test_a_program_that_is_not_answered_says_where_to_look(
+def test_unanswered_program_names_the_log_to_read(
     folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(membership, "SLOW_S", 0.1)
@@ -92,7 +92,7 @@ def test_a_program_that_is_not_answered_says_where_to_look(
     assert str(folder.manager_log) in said
 
 
-def test_a_program_whose_manager_does_not_listen_says_so(
+def test_program_reports_that_its_manager_does_not_listen(
     folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "SLOW_S", 0.1)

@@ -1,4 +1,4 @@
-"""A manager is up only if it belongs to the session: another program may use its port."""
+"""A manager counts as running only if it belongs to the session, because another program may use its port."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(world: World, name: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_lost_session_comes_back_on_another_port(world: World) -> None:
+def test_lost_session_restarts_on_another_port(world: World) -> None:
     first = free_ports(2)
     lost = up(world, first, first + 1)
     name, port = lost.read().session, port_of(lost)
@@ -111,7 +111,7 @@ def test_lost_session_comes_back_on_another_port(world: World) -> None:
 
 
 @pytest.mark.long
-def test_session_whose_only_port_is_taken_names_the_other(world: World) -> None:
+def test_session_whose_only_port_is_taken_names_the_other_process(world: World) -> None:
     lost = up(world, free_ports())
     name, port = lost.read().session, port_of(lost)
     lose_manager(world, lost)
@@ -146,7 +146,7 @@ def manager(folder: SessionFolder) -> Iterator[Manager]:
     manager.close()
 
 
-def test_a_manager_that_is_frozen_is_there(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_manager_counts_as_running(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer_is_waited_for(*_: object) -> bool:
         raise AssertionError
 
@@ -167,7 +167,7 @@ def test_returning_manager_is_neither_up_nor_gone(manager: Manager, folder: Sess
         Observer(other)
 
 
-def test_ended_session_is_not_up_whatever_has_its_port(manager: Manager) -> None:
+def test_ended_session_is_not_up_if_its_port_is_reused(manager: Manager) -> None:
     with Observer(manager.folder) as observer:
         observer.end("enough")
     assert manager.ended() == 0
@@ -176,9 +176,9 @@ def test_ended_session_is_not_up_whatever_has_its_port(manager: Manager) -> None
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\0" * 40)], ids=["none", "damaged"])
-def test_without_a_lease_its_manager_is_told_by_its_handshake(manager: Manager, damage) -> None:
+def test_manager_without_a_lease_is_recognized_by_its_handshake(manager: Manager, damage) -> None:
     assert manager.process is not None
-    # pause the manager, which must not write its lease again before it is damaged
+    # pause the manager, so that it does not rewrite the lease before the test damages the lease
     manager.process.send_signal(signal.SIGSTOP)
     damage(manager.folder.lease)
     manager.process.send_signal(signal.SIGCONT)
@@ -197,7 +197,7 @@ def test_handshake_tells_another_sessions_manager_without_lease(
     assert time.monotonic() - began < 50, "the command does not wait for a lease"
 
 
-def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
+def test_session_with_damaged_keys_is_not_up_and_reports_the_reason(
     folder: SessionFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -209,8 +209,8 @@ def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
 
 @pytest.fixture
 def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
-    """A process in its own namespace that renews the session's lease, like a manager on another machine. A listener
-    that never answers has the manager's port.
+    """A process in its own namespace that renews the lease of the session, like a manager on another machine. A
+    listener that never answers uses the port of the manager.
     """
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
@@ -237,13 +237,15 @@ def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psut
         link.close()
 
 
-def test_remote_manager_whose_lease_stands_still_is_gone(folder: SessionFolder, elsewhere: psutil.Process) -> None:
+def test_remote_manager_with_an_unrenewed_lease_is_gone(folder: SessionFolder, elsewhere: psutil.Process) -> None:
     elsewhere.suspend()
     assert not presence.is_up(folder)
 
 
 @pytest.mark.long
-def test_no_manager_starts_beside_an_unreachable_remote_one(folder: SessionFolder, elsewhere: psutil.Process) -> None:
+def test_no_manager_starts_next_to_an_unreachable_remote_manager(
+    folder: SessionFolder, elsewhere: psutil.Process
+) -> None:
     folder.launch.write_text(json.dumps({"session": "test", "options": []}))
     before = lease.read(folder.lease)
     assert before is not None

@@ -1,4 +1,4 @@
-"""A session has one Python version: another version's bytecode crashes or computes wrongly."""
+"""A session has one Python version, because bytecode of another version crashes or computes wrongly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def written(folder: SessionFolder, python: str) -> SessionFile:
     return file
 
 
-def test_a_program_of_another_python_is_refused_with_both_versions(folder: SessionFolder) -> None:
+def test_program_of_another_python_is_refused_with_both_versions(folder: SessionFolder) -> None:
     written(folder, "3.0")
     with pytest.raises(SessionError) as refused:
         Link(folder)
@@ -40,12 +40,12 @@ def test_program_of_the_same_python_joins(folder: SessionFolder, python: str) ->
     Link(folder).close()
 
 
-def test_who_only_asks_may_be_of_any_python(folder: SessionFolder) -> None:
+def test_read_only_clients_may_use_any_python(folder: SessionFolder) -> None:
     written(folder, "3.0")
     Link(folder, observer=True).close()
 
 
-def test_manager_keeps_the_sessions_first_python(folder: SessionFolder) -> None:
+def test_manager_keeps_the_first_python_of_the_session(folder: SessionFolder) -> None:
     manager = Manager(folder)
     try:
         assert folder.read().python == PYTHON

@@ -27,7 +27,7 @@ from stoker.protocol.session import SessionFile, SessionFolder, find_session, ho
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)  # programs look for sessions in the folder where they start
+    monkeypatch.chdir(tmp_path)  # programs search sessions in the folder where they start
 
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
@@ -47,7 +47,7 @@ def known() -> set[str]:
     return {link.name for link in (state_folder() / "sessions").iterdir()}
 
 
-def test_a_session_that_lives_is_known_after_any_number_of_others(tmp_path: Path) -> None:
+def test_live_session_is_known_after_any_number_of_others(tmp_path: Path) -> None:
     session(tmp_path, "runs", pid=os.getpid())
     session(tmp_path, "up", up=True)
     session(tmp_path, "down", up=True, over="it was ended")
@@ -86,7 +86,7 @@ def test_closed_folder_of_another_user_is_named(tmp_path: Path) -> None:
             look(str(folder))
 
 
-def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
+def test_session_with_a_removed_folder_is_forgotten(tmp_path: Path) -> None:
     session(tmp_path, "gone", up=True)
     shutil.rmtree(tmp_path / "gone")
     session(tmp_path, "next", over="done")
@@ -103,9 +103,9 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
     return folder
 
 
-def test_starting_session_is_waited_for_and_found_by_name(tmp_path: Path) -> None:
+def test_starting_session_is_awaited_and_found_by_name(tmp_path: Path) -> None:
     folder = begun(tmp_path / "soon")
-    session(tmp_path, "other", over="done")  # another command orders the links
+    session(tmp_path, "other", over="done")  # another command sorts the links
     assert "soon" in known()
 
     def listen() -> None:
@@ -117,10 +117,10 @@ def test_starting_session_is_waited_for_and_found_by_name(tmp_path: Path) -> Non
         assert session_choice.session_to_show("soon").path == folder.path
 
 
-def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Path) -> None:
+def test_session_that_never_started_is_not_awaited_and_is_pruned(tmp_path: Path) -> None:
     home = state_folder()
     begun(home / "sessions.d" / "dead", ago_s=3600)
-    # the session's command was killed before it registered the session
+    # the command was killed before it registered the session
     SessionFolder(home / "sessions.d" / "half").make()
     for place in ((half := home / "sessions.d" / "half"), *half.iterdir()):
         os.utime(place, (time.time() - 3600,) * 2)
@@ -137,7 +137,7 @@ def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Pa
     assert list((home / "sessions.d").iterdir()) == []
 
 
-def test_many_that_never_came_up_are_forgotten(tmp_path: Path) -> None:
+def test_many_sessions_that_never_started_are_forgotten(tmp_path: Path) -> None:
     for number in range(KEPT_SESSIONS + 5):
         begun(tmp_path / f"s{number}", ago_s=3600)
     assert len(known()) <= KEPT_SESSIONS + 1

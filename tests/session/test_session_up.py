@@ -33,7 +33,7 @@ devices = "cpu:1"
 [session]
 heartbeat = "20 s"
 """
-"""A pilot is lost after three silent heartbeats. With heartbeats of a second, a busy machine reran calls."""
+"""Heartbeat interval. A pilot is lost after three missing heartbeats; 1 s made a busy machine rerun calls."""
 PROGRAM = """
 import sys, time
 import stoker
@@ -70,7 +70,7 @@ def program(body: str) -> str:
 
 
 class Up:
-    """A running session and its world. Each test has its own log and context."""
+    """A running session shared by tests. Each test has its own log and context."""
 
     def __init__(self, world: World, name: str, *, log: Path) -> None:
         self.world = world
@@ -95,7 +95,7 @@ class Up:
         return out
 
     def kill_managers(self) -> None:
-        while managers := self.world.of(MANAGER):  # a keeper may just have started another manager
+        while managers := self.world.of(MANAGER):  # a keeper may have started another manager meanwhile
             kill(managers)
         until(lambda: not detached.is_up(self.folder))
 
@@ -135,7 +135,7 @@ def up(shared: tuple[World, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return Up(world, name, log=tmp_path / "calls.log")
 
 
-def test_the_second_program_finds_hot_what_the_first_has_loaded(up: Up) -> None:
+def test_second_program_uses_contexts_loaded_by_the_first(up: Up) -> None:
     body = "print(sum(measure(sys.argv[1], word).result() for word in ('pilot', 'call', 'pilot')))"
     assert up.run(body) == "14\n"
     before = up.status()
@@ -181,7 +181,7 @@ with stoker.load(session=sys.argv[1]):
 """
 
 
-def test_module_edited_between_programs_is_the_new_one(up: Up, tmp_path: Path) -> None:
+def test_module_edited_between_programs_is_reloaded(up: Up, tmp_path: Path) -> None:
     def write(number: int, folder: Path) -> None:
         (folder / "parts").mkdir(parents=True, exist_ok=True)
         (folder / "parts" / "__init__.py").touch()
@@ -217,7 +217,7 @@ with stoker.load(session=sys.argv[1]):
 
 
 @pytest.mark.long
-def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
+def test_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
     for number in (1, 2):
         (up.world.path / "registry.py").write_text(
             f"import sys\nassert not hasattr(sys, 'registered')\nsys.registered = True\nNUMBER = {number}\n"
@@ -263,7 +263,7 @@ with stoker.load(session=sys.argv[1]):
 
 
 @pytest.mark.long
-def test_programs_never_run_anothers_module_of_the_same_name(up: Up, tmp_path: Path) -> None:
+def test_programs_never_run_a_module_of_another_program(up: Up, tmp_path: Path) -> None:
     def start(whose: str) -> subprocess.Popen[str]:
         (tmp_path / whose).mkdir(exist_ok=True)
         (tmp_path / whose / "model.py").write_text(f"class Model:\n    whose = {whose!r}\n")
@@ -281,14 +281,14 @@ def test_killed_program_costs_only_its_own_calls(up: Up) -> None:
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
     kill([victim.pid])
     victim.communicate()
-    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # after the unused context
+    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # the unused context is unloaded first
     after = until(lambda: (now := up.status()).cancelled > before.cancelled and now)
     assert (after.cancelled - before.cancelled, after.running) == (1, 0)
     assert [pilot.pilot for pilot in after.pilots] == [pilot.pilot for pilot in before.pilots] or not before.pilots
     assert after.lost_pilots == before.lost_pilots
 
 
-def test_leaving_ends_this_programs_calls_at_once_and_nothing_else(up: Up) -> None:
+def test_leaving_program_ends_only_its_own_calls(up: Up) -> None:
     before = up.status()
     out = up.run(
         """
@@ -309,7 +309,7 @@ except stoker.StokerError as error:
     assert len(status.pilots) == 1
 
 
-def test_a_manager_that_is_killed_comes_back_under_a_running_program(up: Up) -> None:
+def test_killed_manager_restarts_during_a_running_program(up: Up) -> None:
     running = up.start("print([measure(sys.argv[1], 'pilot', 2).result(), measure(sys.argv[1], 'call').result()])")
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
     before = up.holder()
@@ -321,7 +321,7 @@ def test_a_manager_that_is_killed_comes_back_under_a_running_program(up: Up) -> 
 
 
 @pytest.mark.long
-def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
+def test_attach_restarts_a_manager_whose_keeper_is_dead(up: Up) -> None:
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
     up.kill_managers()
     gone = stoker(up.world, "status", up.name)
@@ -364,7 +364,7 @@ def test_start_is_repeated_if_the_first_manager_is_killed(up: Up) -> None:
         assert coming.result(90).token == up.holder().token
 
 
-def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path: Path) -> None:
+def test_down_ends_everything_and_the_session_stays_ended(world: World, tmp_path: Path) -> None:
     up = Up(world, start(world), log=tmp_path / "calls.log")
     program = up.start("print(measure(sys.argv[1], 'pilot', 600).result())")
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
@@ -393,7 +393,7 @@ def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path
 
 
 @pytest.mark.parametrize("damaged", ["lease", "site"])
-def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, damaged: str) -> None:
+def test_down_ends_a_session_with_damaged_files(world: World, tmp_path: Path, damaged: str) -> None:
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
     (file,) = [up.folder.lease] if damaged == "lease" else up.folder.sites.glob("*.toml")
@@ -410,7 +410,7 @@ def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, dam
 
 
 @pytest.mark.long
-def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> None:
+def test_down_ends_a_session_without_a_manager(world: World, tmp_path: Path) -> None:
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
     up.kill_managers()
@@ -423,7 +423,7 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_dead", [False, True])
-def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path: Path, is_dead: bool) -> None:
+def test_concurrent_down_commands_all_report_the_end(world: World, tmp_path: Path, is_dead: bool) -> None:
     name = start(world)
     if is_dead:
         Up(world, name, log=tmp_path / "calls.log").kill_managers()
@@ -438,7 +438,7 @@ def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path
 
 
 def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
-    """Run a command as a process until the held process pauses."""
+    """Run a command in a process until the held process pauses."""
     (world.path / "one.toml").write_text(SITE)
     command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
     begun = world.spawn(command, folder=world.path, **held.environ)
@@ -460,7 +460,7 @@ def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
     assert not list(world.home.glob("sessions/*"))
 
 
-def test_ctrl_c_after_up_says_that_the_session_is_up(world: World) -> None:
+def test_ctrl_c_after_up_reports_that_the_session_is_up(world: World) -> None:
     coming = begin(world, factory := Held(world, "stoker.manager.factory.main"), "up", "one.toml")
     [link] = until(lambda: list(world.home.glob("sessions/*")), limit_s=60)
     up = psutil.Process(coming.pid)
@@ -479,7 +479,7 @@ def test_ctrl_c_after_up_says_that_the_session_is_up(world: World) -> None:
 
 
 @pytest.mark.long
-def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
+def test_idle_session_ends_and_leaves_nothing(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     stoker(world, "up", "one.toml", "--idle", "4 s")
     world.empty(limit_s=60)

@@ -59,7 +59,7 @@ def run(world: World, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("joins", [False, True], ids=["its own", "joined"])
-def test_each_wish_is_refused_where_it_is_made(world: World, joins: bool) -> None:
+def test_each_unsupported_option_is_refused_at_its_definition(world: World, joins: bool) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "wishes.py").write_text(PROGRAM)
     if not joins:
@@ -98,7 +98,7 @@ with stoker.load(site="one.toml"):
 """
 
 
-def test_a_context_that_writes_tokens_is_told_when_they_are_due(world: World) -> None:
+def test_context_that_writes_tokens_receives_their_deadlines(world: World) -> None:
     (world.path / "one.toml").write_text(SITE + '[policy]\nname = "slinfer"\n')
     (world.path / "dues.py").write_text(DUES)
     assert run(world, "dues.py").splitlines() == ["50.0 100.0 200.0 0.25", "inf inf inf 0.0"]

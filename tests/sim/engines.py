@@ -1,4 +1,4 @@
-"""Simulated contexts with an engine, and their requests."""
+"""Make simulated contexts with an engine, and requests to these contexts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stoker.site import Duration, Size
 LOADED_S = 10.0
 """Seconds until the context of the first call is loaded."""
 SLINFER = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
-"""min(max(0.5, length / 512), 8) s to the first token, 0.25 s for each further token (§IV-A)."""
+"""SLINFER's objective: min(max(0.5, length / 512), 8) s to the first token, 0.25 s per further token (§IV-A)."""
 
 
 def step_times() -> StepTimes:
-    """Reading a token takes 1 ms; a step that writes takes 10 ms, 1 ms per request, and 1 us per token of each."""
+    """Step times: 1 ms to read a token; a decode step takes 10 ms plus 1 ms per request plus 1 us per cached token."""
     prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     decode = [
         StepSample(False, rows, length, 0.01 + 0.001 * rows + 1e-6 * length * rows)
@@ -35,7 +35,7 @@ def engine(**more: Any) -> EngineModel:
 
 
 def served(model: EngineModel | None = None, *, memory_gb: int = 8, **more: Any) -> ContextModel:
-    """Return a context that loads in 10 s, with slots by its engine."""
+    """Return a context that loads in 10 s and whose engine sets the number of slots."""
     size = Size(memory_gb * 1_000_000_000)
     return ContextModel(
         device_memory_bytes=size, load_s={"": Duration(LOADED_S)}, engine={"": model or engine()},

@@ -1,4 +1,4 @@
-"""The clairvoyant lower bound: worlds with a known optimum, which no policy beats."""
+"""Test the clairvoyant lower bound in worlds with a known optimum: no policy ends before the bound."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ REACHED = {
 
 
 @pytest.mark.parametrize("name", REACHED)
-def test_it_is_the_optimum_where_that_is_known_and_reached(name: str) -> None:
+def test_bound_equals_a_known_reachable_optimum(name: str) -> None:
     small, arrivals, optimum = REACHED[name]
     assert lower_bound(small, arrivals).ends_at == pytest.approx(optimum, abs=1e-3)
     if arrivals:
         assert simulate(small, arrivals)[1].ended_at == pytest.approx(optimum, abs=1e-3)
 
 
-def test_it_knows_how_long_each_call_takes() -> None:
+def test_bound_uses_the_duration_of_each_call() -> None:
     small, arrivals = world(source(1), model(item_cv=0.8)), calls(60)
     for seed in (1, 2):
         stream = Stream(seed, "calls")
@@ -104,12 +104,12 @@ def test_it_knows_how_long_each_call_takes() -> None:
 # ---- worlds with a known optimum
 
 
-def test_devices_that_are_taken_away_count_until_then() -> None:
+def test_removed_devices_count_until_their_removal() -> None:
     pool = source([(0.0, 2), (30.5, 1)])
     assert lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
 
 
-def test_devices_that_come_back_must_load_again() -> None:
+def test_returning_devices_must_load_again() -> None:
     pool = source([(0.0, 1), (40.0, 0), (45.0, 1)])
     assert lower_bound(world(pool, model()), calls(50)).ends_at == pytest.approx(45.0 + 10.0 + 20.0, abs=1e-3)
 
@@ -117,26 +117,26 @@ def test_devices_that_come_back_must_load_again() -> None:
 def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     bound = lower_bound(world(pool, model()), calls(150)).ends_at
-    # the bound assumes calls in 90 of every 100 s; the true optimum is 170 s
+    # the bound assumes that calls run for 90 of every 100 s; the true optimum is 170 s
     assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)
     assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
 
 
 @pytest.mark.parametrize(("memory_gb", "optimum"), [(16, 60 * 11.0), (8, 20 * 11.0), (7, 20 * 11.0), (4, 10 * 11.0)])
-def test_as_many_libraries_load_at_once_as_the_device_holds(memory_gb: int, optimum: float) -> None:
+def test_device_loads_as_many_libraries_at_once_as_it_has_room_for(memory_gb: int, optimum: float) -> None:
     context = model(memory_gb=memory_gb, awareness=Awareness.DISK)
     both = [Arrival(0.0, name) for name in "ab" for _ in range(30)]
     assert lower_bound(several([1.0], {"a": context, "b": context}), both).ends_at == pytest.approx(optimum, abs=1e-3)
 
 
-def test_calls_of_all_libraries_of_a_device_share_what_it_computes() -> None:
+def test_calls_of_all_libraries_of_a_device_share_its_speed() -> None:
     both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
     for memory_gb in (4, 8, 16):
         small = several([1.0], dict.fromkeys("ab", model(memory_gb=memory_gb)))
         assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 100.0, abs=1e-3)
 
 
-def test_calls_go_to_the_devices_that_are_good_at_them() -> None:
+def test_calls_run_on_the_devices_that_are_fast_for_them() -> None:
     def good_on(kind: str) -> ContextModel:
         times = {"": Duration(10.0), kind: Duration(1.0)}
         return ContextModel(device_memory_bytes=Size(16 * GB), load_s={"": Duration(10.0)}, item_s=times)
@@ -146,20 +146,20 @@ def test_calls_go_to_the_devices_that_are_good_at_them() -> None:
     assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 50.0, abs=1e-3)
 
 
-def test_files_read_for_each_call_pass_the_shared_storage() -> None:
+def test_files_read_for_each_call_use_the_shared_storage() -> None:
     context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
     bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
 
 
-def test_files_that_another_context_wanted_before_are_there() -> None:
+def test_files_already_read_for_another_context_are_cached() -> None:
     early, late = model(files=FILES, load_s=0.0), model(files=(*FILES, Files("code", Size(GB))), load_s=0.0)
     small = several([1.0], {"early": early, "late": late}, links=Links(network=Rate(1.0 * GB)))
     bound = lower_bound(small, [Arrival(0.0, "early"), Arrival(50.0, "late")])
     assert bound.ends_at == pytest.approx(50.0 + 1.0 + 1.0, abs=1e-3)
 
 
-def test_of_gangs_and_of_calls_that_leave_checkpoints_it_says_nothing() -> None:
+def test_gangs_and_checkpointing_calls_have_no_bound() -> None:
     unknown = [
         (world(source(2), model()), [Arrival(0.0, "llm", gang=(1, 2))]),
         (world(source(2), model(), delays=replace(NOW, progress_s=Duration(1.0))), calls(1)),
@@ -168,7 +168,7 @@ def test_of_gangs_and_of_calls_that_leave_checkpoints_it_says_nothing() -> None:
         assert lower_bound(small, arrivals) == Bound(0.0, Limit.UNKNOWN)
 
 
-def test_what_can_never_be_done_has_no_end() -> None:
+def test_impossible_work_has_no_end() -> None:
     never = [
         (world(source([(0.0, 1), (50.0, 0)]), model()), calls(41)),
         (world(source(0, max_blocks=1, keep_pending=1), model()), calls(1)),
@@ -182,7 +182,7 @@ def test_what_can_never_be_done_has_no_end() -> None:
     assert lower_bound(never[0][0], calls(40)).ends_at == pytest.approx(50.0, abs=1e-3)
 
 
-def test_it_says_what_holds_a_run_up() -> None:
+def test_bound_names_what_limits_a_run() -> None:
     assert lower_bound(world(source(1), model()), calls(100)).limit is Limit.DEVICES
     assert lower_bound(world(source(4), model()), [*calls(9), Arrival(99.0, "llm")]).limit is Limit.CALL
 
@@ -257,7 +257,7 @@ arrivals_of = st.lists(
 
 
 class Crowd(LoadWhereWanted):
-    """Load as many libraries of a context as a device holds, up to three if they need no memory."""
+    """Load as many libraries of a context as fit on a device, up to three if the context needs no memory."""
 
     def wanted(self, view: View, context: Context) -> list[Action]:
         plan = list(super().wanted(view, context))
@@ -291,7 +291,7 @@ def made(name: str) -> Policies:
     names=st.lists(st.sampled_from(TRIED), min_size=3, max_size=3, unique=True),
 )  # fmt: skip
 @settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_policy_ends_sooner(
+def test_no_policy_ends_before_the_bound(
     small: World, some: list[tuple[float, int, int, float]], seed: int, names: list[str]
 ) -> None:
     contexts = list(small.contexts)

@@ -16,15 +16,15 @@ from stoker.site import Duration, Size
 GB = 1_000_000_000
 
 
-def test_a_world_in_which_calls_can_run_passes() -> None:
+def test_world_in_which_calls_can_run_passes() -> None:
     refuse_impossible(world(source([(0.0, 2), (60.0, 1)]), model()), wanted=["llm"])
 
 
-def test_an_empty_world_is_refused() -> None:
+def test_empty_world_is_refused() -> None:
     assert [each.at for each in impossible(World({}, (), {}))] == [("sources",), ("contexts",)]
 
 
-def test_a_context_that_nobody_knows_is_refused() -> None:
+def test_unknown_context_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^an impossible world: contexts: calls want llms, did you mean llm\?$"):
         refuse_impossible(world(source(1), model()), wanted=["llms"])
 
@@ -33,7 +33,7 @@ def test_loads_are_counted_with_everything_that_they_wait_for() -> None:
     files = (Files("weights", Size(10 * GB)),)
     pool = source(1, walltime_s=Duration(25.0), boot_s=Duration(3.0))
     links = Links(shared=Rate(1.0 * GB), network=Rate(2.0 * GB), bus=Rate(8.0 * GB))
-    # boot 3 s, load 10 s, call 1 s, files 5 s, or 10 s from shared storage
+    # boot 3 s, load 10 s, call 1 s; files take 5 s from the disk or 10 s from shared storage
     for awareness, seconds in ((Awareness.FULL, "19 s"), (Awareness.NONE, "24 s")):
         context = model(files=files, awareness=awareness)
         refuse_impossible(world(pool, context, links=links), wanted=["llm"])
@@ -43,13 +43,13 @@ def test_loads_are_counted_with_everything_that_they_wait_for() -> None:
 
 
 @pytest.mark.parametrize("at_s", [[0.0, 5.0, 4.0], [0.0, 3.0, math.nan], [0.0, 0.0, math.inf], [0.0, 9.0, -1.0]])
-def test_calls_that_go_back_in_time_are_refused(at_s: list[float]) -> None:
+def test_calls_with_decreasing_times_are_refused(at_s: list[float]) -> None:
     arrivals = in_order(world(source(1), model()), [Arrival(at, "llm") for at in at_s])
     with pytest.raises(ConfigError, match=r"^call 2 arrives at .* s, before the previous call's"):
         list(arrivals)
 
 
-def test_calls_that_cannot_be_are_refused() -> None:
+def test_impossible_calls_are_refused() -> None:
     here = world(source(1), model())
     with pytest.raises(ConfigError, match=r"^call 0 wants lm, did you mean llm\?"):
         list(in_order(here, [Arrival(0.0, "lm")]))
@@ -67,7 +67,7 @@ def test_calls_that_cannot_be_are_refused() -> None:
             list(in_order(here, [Arrival(0.0, "llm", **wrong)]))  # type: ignore[arg-type]
 
 
-def test_a_gang_for_which_there_are_never_enough_libraries_is_refused() -> None:
+def test_gang_larger_than_the_number_of_libraries_is_refused() -> None:
     here = world(source([(0.0, 1), (60.0, 3)], devices=5), model(devices=2))
     assert len(list(in_order(here, [Arrival(0.0, "llm", gang=(6, 8))]))) == 1
     said = (
@@ -77,7 +77,7 @@ def test_a_gang_for_which_there_are_never_enough_libraries_is_refused() -> None:
         list(in_order(here, [Arrival(0.0, "llm", gang=(7, 8))]))
 
 
-def test_a_context_that_takes_more_devices_than_a_node_has_is_refused() -> None:
+def test_context_with_more_devices_than_a_node_is_refused() -> None:
     refuse_impossible(world(source(1, devices=4), model(devices=4)), wanted=["llm"])
     with pytest.raises(
         ConfigError, match=r"devices = 4: llm needs 4 of one node, but no suitable node has more than 3"
@@ -85,7 +85,7 @@ def test_a_context_that_takes_more_devices_than_a_node_has_is_refused() -> None:
         refuse_impossible(world(source(9, devices=3), model(devices=4)), wanted=["llm"])
 
 
-def test_a_call_that_no_block_lives_long_enough_for_is_refused() -> None:
+def test_call_longer_than_the_life_of_every_block_is_refused() -> None:
     here = world(source(1, walltime_s=Duration(60.0)), model())
     assert len(list(in_order(here, calls(2, items=49)))) == 2
     with pytest.raises(ConfigError, match=r"call 0 of llm can never end: 60 items take 1 min after a load of 10 s"):
@@ -93,7 +93,7 @@ def test_a_call_that_no_block_lives_long_enough_for_is_refused() -> None:
     assert list(in_order(world(source(1), model()), calls(1, items=60)))
 
 
-def test_what_shortens_a_call_counts() -> None:
+def test_gangs_early_ends_and_checkpoints_shorten_a_call() -> None:
     four = world(source(4, walltime_s=Duration(60.0)), model(gang_s=Duration(2.0)))
     for shorter in ({"gang": (1, 4)}, {"items_done": 20}):
         assert list(in_order(four, [Arrival(0.0, "llm", 60, **shorter)]))  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ GB = 1_000_000_000
 
 
 class Clock:
-    """A device, and the end times of its work."""
+    """A simulated device that records the end time of each call."""
 
     def __init__(self) -> None:
         self.agenda = Agenda()
@@ -65,7 +65,7 @@ class Clock:
     ],
     ids=["one after the other", "together", "one comes later", "parts that fit", "parts that do not fit"],
 )
-def test_calls_slow_down_only_if_they_want_more_than_the_device(
+def test_calls_slow_down_only_if_they_exceed_the_device(
     works: list[tuple[float, float, float]], ended: list[float], ran: list[float]
 ) -> None:
     clock = Clock()
@@ -76,7 +76,7 @@ def test_calls_slow_down_only_if_they_want_more_than_the_device(
         assert [found[str(number)] for number in range(len(works))] == pytest.approx(expected)
 
 
-def test_a_device_is_busy_while_at_least_one_runs() -> None:
+def test_device_is_busy_while_at_least_one_call_runs() -> None:
     clock = Clock()
     clock.begin("a", 10.0)
     clock.begin("b", 10.0, at=5.0)
@@ -88,10 +88,10 @@ def test_a_device_is_busy_while_at_least_one_runs() -> None:
 
 
 @pytest.mark.parametrize("pool", [1, [(0.0, 1), (20.0, 0), (40.0, 1)]], ids=["stays", "lost"])
-def test_no_device_is_busy_for_longer_than_it_is_held(pool: int | list[tuple[float, int]]) -> None:
+def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tuple[float, int]]) -> None:
     simulation, outcome = simulate(world(source(pool), model(slots=4)), calls(100))
     measured = measure(simulation.log, until_s=outcome.ended_at)
-    assert measured.useful_s == pytest.approx(100.0)  # four at a time
+    assert measured.useful_s == pytest.approx(100.0)  # four calls run at a time
     assert outcome.busy_s == pytest.approx(25.0, abs=1.0)
     assert figures_of(simulation.log, outcome, measured).busy == pytest.approx(outcome.busy_s / measured.held_s)
     assert outcome.busy_s < measured.held_s
@@ -111,7 +111,7 @@ def test_stopped_work_returns_its_share_and_frees_the_device() -> None:
         st.tuples(st.floats(0.0, 20.0), st.floats(0.1, 9.0), st.sampled_from([1.0, 0.5, 1 / 3])), min_size=1, max_size=9
     )
 )
-def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(some: list[tuple[float, float, float]]) -> None:
+def test_device_is_never_overused_and_no_call_is_faster_than_alone(some: list[tuple[float, float, float]]) -> None:
     clock = Clock()
     for number, (at, seconds, part) in enumerate(some):
         clock.begin(str(number), seconds, part=part, at=at)
@@ -126,7 +126,7 @@ def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(some: list
 
 
 class Twice(LoadWhereWanted):
-    """Load two libraries of a context on a device; each is promised `promise` bytes."""
+    """Load two libraries of a context on a device; the core reserves `promise` bytes for each library."""
 
     def __init__(self, *, promise: int, provisioning: KeepBlocks) -> None:
         super().__init__(provisioning=provisioning)
@@ -153,7 +153,7 @@ def test_two_libraries_of_a_device_are_no_faster_than_one(slots: int) -> None:
     assert list(run.log.what).count(Happened.LIBRARY_READY) == 2
 
 
-def test_a_library_promised_less_than_it_takes_runs_out_of_memory() -> None:
+def test_library_promised_less_than_it_uses_runs_out_of_memory() -> None:
     outcome = Simulation(world(source(1), model()), calls(3), twice(promise=GB)).run()
     [(why, count)] = outcome.failed.items()
     assert count == 3
@@ -203,7 +203,7 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
         [place] = next_turns(asked, ())
         engines[place].begin(now)
         now = engines[place].ends_at
-        come(now)  # requests that arrived during this step join after it
+        come(now)  # requests that arrived during this step join the next step
         engines[place].end(now)
         since[place] = now
     return times
@@ -211,7 +211,7 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("contexts", [2, 3])
-def test_engines_take_turns_as_the_core_says(contexts: int, seed: int) -> None:
+def test_engines_take_turns_like_in_the_core(contexts: int, seed: int) -> None:
     names = NAMES[:contexts]
     first = [Arrival(0.0, name, input_length=8, output=1) for name in names]
     streams = [
@@ -229,15 +229,15 @@ def test_engines_take_turns_as_the_core_says(contexts: int, seed: int) -> None:
     assert [late[call] for call in calls] == pytest.approx([one.late_s for one in expected], abs=1e-4)
 
 
-def test_a_device_computes_for_one_engine_at_a_time() -> None:
+def test_device_computes_for_one_engine_at_a_time() -> None:
     alone = requests(20, from_s=40.0, every_s=0.5)
     both = together(alone, requests(20, seed=2, from_s=40.0, every_s=0.5, context="other"))
     busy = [simulate(shared(2), arrivals)[1].busy_s for arrivals in (alone, both)]
-    # two engines have smaller batches, but never compute two steps at once
+    # two engines have smaller batches and never compute two steps at once
     assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]
 
 
-def test_who_is_waited_for_comes_first() -> None:
+def test_engine_with_objectives_precedes_one_without() -> None:
     idle = [
         Arrival(60.0, "other", input_length=16, output=2000, objective=NO_OBJECTIVE) for _ in range(8)
     ]  # fmt: skip
@@ -251,7 +251,7 @@ def test_who_is_waited_for_comes_first() -> None:
     assert late[1] < 0
 
 
-def test_a_library_that_is_hopelessly_late_starves_nobody() -> None:
+def test_hopelessly_late_library_starves_no_other() -> None:
     hopeless = Objective(ttft_s=0.001, tpot_s=0.001)
     greedy = [Arrival(60.0, "llm", input_length=16, output=3000, objective=hopeless) for _ in range(4)]
     first = [Arrival(0.0, name, input_length=8, output=1) for name in NAMES[:2]]
@@ -261,7 +261,7 @@ def test_a_library_that_is_hopelessly_late_starves_nobody() -> None:
     assert ended[6] < 61.0 + 4 * (PATIENCE_S + 0.1) < ended[2]
 
 
-def test_a_library_that_goes_leaves_the_device_to_the_others() -> None:
+def test_ended_library_leaves_the_device_to_the_others() -> None:
     arrivals = together(
         requests(30, from_s=40.0, every_s=0.1), requests(30, seed=2, from_s=40.0, every_s=0.1, context="other")
     )

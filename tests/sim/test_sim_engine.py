@@ -1,4 +1,4 @@
-"""Libraries with an engine: calls join one batch, and end by the engine's rules."""
+"""In libraries with an engine, calls join one batch and end by the rules of the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.protocol.calls import Features
 from stoker.site import Duration, Size
 
 CUT_S = 36.0
-"""Time at which one of two blocks is lost."""
+"""Time in seconds at which one of two blocks is lost."""
 
 
 def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
@@ -50,7 +50,7 @@ def in_batch(arrivals: list[Arrival]) -> list[TimedRequest]:
     ("limits", "every_s"),
     [({}, 0.5), ({"prefill_tokens": 64}, 0.2), ({"cache_tokens": 4096}, 0.3), ({"mixes": True}, 0.3)],
 )
-def test_a_library_serves_its_calls_as_its_engine_would(limits: dict[str, int], every_s: float, seed: int) -> None:
+def test_library_serves_its_calls_like_its_engine(limits: dict[str, int], every_s: float, seed: int) -> None:
     arrivals, model = requests(80, seed=seed, every_s=every_s), engine(**limits)
     run, outcome = simulate(one_world(served(model)), arrivals)
     assert (outcome.calls, outcome.failed) == (81, {})
@@ -63,7 +63,7 @@ def test_a_library_serves_its_calls_as_its_engine_would(limits: dict[str, int], 
     assert firsts == pytest.approx([end.first_at for end in expected], abs=2e-6)
 
 
-def test_a_device_of_twice_the_speed_takes_half_the_time() -> None:
+def test_device_of_twice_the_speed_takes_half_the_time() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=100, output=101)]
     slow = one_world(served())
     fast = replace(slow, devices={"gpu": DeviceKind(Size(24_000_000_000), speed=2.0)})
@@ -72,14 +72,14 @@ def test_a_device_of_twice_the_speed_takes_half_the_time() -> None:
     assert took[0] == pytest.approx(0.1 + sum(0.011 + 1e-6 * length for length in range(101, 201)))
 
 
-def test_requests_that_come_while_the_library_loads_are_one_batch() -> None:
+def test_requests_that_arrive_during_the_load_form_one_batch() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=16, output=11) for _ in range(4)]
     _, outcome = simulate(one_world(served()), arrivals)
     together = 4 * 0.016 + sum(0.014 + 4e-6 * length for length in range(17, 27))
     assert outcome.ended_at == pytest.approx(LOADED_S + together)
 
 
-def test_a_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
+def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     arrivals = requests(60, every_s=0.1, output=200)
     two = one_world(served(engine(rows=8), slots=8), [(0.0, 2), (CUT_S, 1)], keep_pending=2)
     run, outcome = simulate(two, arrivals)
@@ -90,21 +90,21 @@ def test_a_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
     began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
     assert {call for call, times in began.items() if times == 2} == left
-    # The program has all pieces that the ended library sent; its next token follows the second prefill.
+    # The program received all pieces of the ended library; the next token follows the second prefill.
     gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
     assert all(gaps[call] > 0.1 for call in interrupted)
 
 
-def test_the_same_run_twice_is_the_same() -> None:
+def test_repeated_run_is_identical() -> None:
     arrivals = requests(60, every_s=0.05)
     two = one_world(served(engine(rows=8)), [(0.0, 2), (21.0, 1)], keep_pending=2)
     assert simulate(two, arrivals)[0].log.digest() == simulate(two, arrivals)[0].log.digest()
 
 
 class SeesFeatures(HottestFirst):
-    """Dispatch that records each placed call's features."""
+    """Dispatch that records the features of each placed call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,13 +115,13 @@ class SeesFeatures(HottestFirst):
         return super().place(view, call)
 
 
-def test_no_policy_knows_how_many_tokens_a_call_writes() -> None:
+def test_policies_do_not_know_the_number_of_output_tokens() -> None:
     dispatch = SeesFeatures()
     policies = Policies(provisioning=KeepBlocks(), residency=LoadWhereWanted(), dispatch=dispatch)
     arrivals = [Arrival(30.0 * number, "llm", input_length=9, output=10 + number) for number in range(5)]
     Simulation(one_world(served()), arrivals, policies).run()
     told = {each.expected_output for each in dispatch.seen}
-    means = {0, 10, round(10.5), 11, round(11.5)}  # mean outputs of the calls that had ended before
+    means = {0, 10, round(10.5), 11, round(11.5)}  # mean outputs of the calls that ended earlier
     assert told == means
     assert {each.input_length for each in dispatch.seen} == {9}
 
@@ -138,21 +138,21 @@ def test_an_objective_grows_with_the_input_up_to_a_limit() -> None:
     assert late == pytest.approx([1.024 - 2.0, 1.024 - 1.0])
 
 
-def test_a_call_that_waits_for_a_load_may_be_later_by_the_load() -> None:
+def test_deadline_of_a_call_is_extended_by_an_awaited_load() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=16, output=2, objective=SLINFER)]
     run, _ = simulate(one_world(served()), arrivals)
     assert values(run.log, Happened.TOKEN_FIRST) == {0: pytest.approx(LOADED_S + 0.016)}
     assert values(run.log, Happened.TOKEN_LATE) == {0: pytest.approx(0.016 - 0.5)}
 
 
-def test_a_prompt_that_no_cache_holds_fails_its_call_alone() -> None:
+def test_prompt_too_long_for_every_cache_fails_its_call_alone() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=n, output=10, objective=SLINFER) for n in (100, 5000, 100)]
     run, outcome = simulate(one_world(served(engine(cache_tokens=1024))), arrivals)
     assert (outcome.calls, outcome.items, outcome.failed) == (3, 2, {"exception": 1})
     assert sorted(values(run.log, Happened.TOKEN_LATE).values())[-1] == math.inf
 
 
-def test_the_manager_hears_how_full_a_batch_is() -> None:
+def test_manager_receives_the_size_of_a_batch() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=16, output=4000) for _ in range(3)]
     run, outcome = simulate(one_world(served()), arrivals, until_s=LOADED_S + 25.0)
     [library] = run.core.state.libraries.values()
@@ -164,7 +164,7 @@ def test_the_manager_hears_how_full_a_batch_is() -> None:
     assert outcome.busy_s == pytest.approx(25.0)
 
 
-def test_calls_of_other_contexts_beside_it_slow_its_steps_down() -> None:
+def test_calls_of_other_contexts_on_the_device_slow_its_steps_down() -> None:
     plain = replace(model(item_s=5.0), load_s={"": Duration(0.0)})
     both = replace(world(source(1), served()), contexts={"llm": served(), "plain": plain})
     arrivals = [
@@ -176,12 +176,12 @@ def test_calls_of_other_contexts_beside_it_slow_its_steps_down() -> None:
     alone_s = 0.016 + sum(0.011 + 1e-6 * length for length in range(17, 417))
     ended = [at_s for at_s, _, _ in rows(run.log, Happened.CALL_ENDED)]
     left_s = 20.0 + alone_s - 22.0
-    # the first call has half of the device from the second call's start on
+    # the first call has half of the device after the start of the second call
     assert ended[1] == pytest.approx(22.0 + 2 * left_s, abs=0.05)
     assert ended[2] == pytest.approx(22.0 + 5.0 + left_s, abs=0.05)
 
 
-def test_slots_of_none_are_as_many_as_the_library_says() -> None:
+def test_unset_slots_are_as_many_as_the_library_reports() -> None:
     _, outcome = simulate(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm") for _ in range(5)])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # without an engine a library runs one call at a time
     assert lower_bound(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm")] * 5).ends_at == pytest.approx(
@@ -194,26 +194,26 @@ def test_slots_of_none_are_as_many_as_the_library_says() -> None:
     "context",
     [served(), served(engine(rows=4)), served(engine(cache_tokens=2048), slots=3), served(engine(mixes=True))],
 )
-def test_no_run_is_over_before_the_bound(context: ContextModel, seed: int) -> None:
+def test_no_run_ends_before_the_bound(context: ContextModel, seed: int) -> None:
     arrivals = requests(40, seed=seed, from_s=0.0, every_s=0.02)
     bound = lower_bound(one_world(context, 2), arrivals)
     _, outcome = simulate(one_world(context, 2), arrivals)
     assert bound.ends_at <= outcome.ended_at
 
 
-def test_the_bound_is_what_one_long_request_takes() -> None:
+def test_bound_is_the_time_of_one_long_request() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=1, output=1001)]
     bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
     assert 0.9 * outcome.ended_at < bound.ends_at <= outcome.ended_at
 
 
-def test_a_saturated_device_comes_near_the_bound() -> None:
+def test_saturated_device_comes_near_the_bound() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=1, output=500) for _ in range(640)]
     bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
     assert 0.6 * outcome.ended_at < bound.ends_at <= outcome.ended_at
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_settings_are_refused() -> None:
     wrong = replace(one_world(served()), contexts={"llm": served().__class__(engine={"tpu": engine()})})
     with pytest.raises(ConfigError, match="'tpu', which is not a device"):
         refuse_impossible(wrong, wanted=["llm"])
@@ -235,7 +235,7 @@ def test_what_cannot_be_is_refused() -> None:
         list(in_order(short, [Arrival(0.0, "llm", input_length=5, output=10_000)]))
 
 
-def test_counted_calls_have_the_same_token_times_in_classes() -> None:
+def test_counted_calls_have_equal_token_times_in_classes() -> None:
     arrivals = requests(50, every_s=0.1)
     each, _ = simulate(one_world(served()), arrivals)
     counted = Simulation(one_world(served()), arrivals, default_policies(), counted=True)

@@ -16,7 +16,7 @@ from stoker.site import Size
 
 
 class Clock:
-    """A network, and the arrival time of each transfer."""
+    """A simulated network that records the arrival time of each transfer."""
 
     def __init__(self) -> None:
         self.agenda = Agenda()
@@ -35,40 +35,40 @@ class Clock:
         return self.arrived
 
 
-def test_two_transfers_on_a_link_share_it_the_longer_gets_the_rest() -> None:
+def test_two_transfers_share_a_link_and_the_longer_gets_the_excess() -> None:
     clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("short", 50, (link,))
     clock.send("long", 100, (link,))
     assert clock.run() == pytest.approx({"short": 10.0, "long": 15.0})
 
 
-def test_one_that_is_held_up_elsewhere_leaves_its_rest_to_the_others() -> None:
+def test_transfer_limited_elsewhere_leaves_bandwidth_to_others() -> None:
     clock, wide, narrow = Clock(), SharedLink("wide", 10.0), SharedLink("narrow", 2.0)
     clock.send("held", 20, (wide, narrow))
     clock.send("free", 80, (wide,))
     assert clock.run() == pytest.approx({"held": 10.0, "free": 10.0})
 
 
-def test_one_that_comes_later_slows_the_first_from_then_on() -> None:
+def test_later_transfer_slows_the_first_from_then_on() -> None:
     clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("first", 100, (link,))
     clock.send("later", 100, (link,), at=5.0)
     assert clock.run() == pytest.approx({"first": 15.0, "later": 20.0})
 
 
-def test_two_paths_add_up() -> None:
+def test_bandwidths_of_two_paths_add_up() -> None:
     clock, left, right, inward = Clock(), SharedLink("l", 3.0), SharedLink("r", 5.0), SharedLink("in", 100.0)
     clock.send("both", 80, (left, inward), (right, inward))
     assert clock.run() == pytest.approx({"both": 10.0})
 
 
-def test_a_link_that_costs_nothing_costs_nothing() -> None:
+def test_link_without_cost_adds_no_time() -> None:
     clock = Clock()
     clock.send("free", 10**12, (SharedLink("free", math.inf),))
     assert clock.run() == {"free": 0.0}
 
 
-def test_one_that_is_led_elsewhere_keeps_what_has_come() -> None:
+def test_rerouted_transfer_keeps_its_received_bytes() -> None:
     clock, slow, fast = Clock(), SharedLink("slow", 1.0), SharedLink("fast", 9.0)
     arrived: list[float] = []
     transfer = clock.network.start(100, [(slow,)], lambda: arrived.append(clock.agenda.now))
@@ -78,7 +78,7 @@ def test_one_that_is_led_elsewhere_keeps_what_has_come() -> None:
     assert transfer.moved == {0: pytest.approx(90.0)}
 
 
-def test_one_that_is_stopped_never_arrives_and_takes_nothing_any_more() -> None:
+def test_stopped_transfer_never_arrives_and_uses_no_bandwidth() -> None:
     clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("stays", 100, (link,))
     stopped = clock.network.start(1000, [(link,)], lambda: pytest.fail("it was stopped"))
@@ -90,19 +90,19 @@ def test_one_that_is_stopped_never_arrives_and_takes_nothing_any_more() -> None:
     rates=st.lists(st.floats(1.0, 100.0), min_size=1, max_size=5),
     paths=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=8),
 )
-def test_no_link_is_overfull_and_each_flow_crosses_a_full_one(rates: list[float], paths: list[set[int]]) -> None:
+def test_no_link_is_overfull_and_each_flow_crosses_a_full_link(rates: list[float], paths: list[set[int]]) -> None:
     agenda = Agenda()
     network, links = Network(agenda), [SharedLink(str(n), rate) for n, rate in enumerate(rates)]
     sent: list[tuple[Transfer, list[SharedLink]]] = []
     for path in paths:
         mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
         sent.append((network.start(1e9, [mine], lambda: None), mine))
-    agenda.step()  # the network computes the flows' shares
+    agenda.step()  # the network computes the share of each flow
     rate = {transfer: sum(flow.rate for flow in transfer._flows) for transfer, _ in sent}
     used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
     for link in links:
         assert used[link] <= link.rate * (1 + 1e-9)
-    for transfer, mine in sent:  # the definition of a fair share: on some full link of its path no other flow has more
+    for transfer, mine in sent:  # a share is fair if no other flow on a full link of the path has a larger share
         assert any(
             used[link] >= link.rate * (1 - 1e-9)
             and rate[transfer] >= max(rate[other] for other, theirs in sent if link in theirs) * (1 - 1e-9)
@@ -121,24 +121,24 @@ def moved(run: Simulation) -> tuple[float, float]:
     )  # type: ignore[return-value]
 
 
-def test_one_who_follows_is_done_when_the_one_who_reads_is() -> None:
+def test_follower_finishes_when_its_reader_finishes() -> None:
     links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
     run, outcome = simulate(world(source(2), model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
     assert outcome.ended_at == pytest.approx(10.0 + 5.0)
     assert moved(run) == pytest.approx((10.0, 10.0))
 
 
-def test_what_a_lost_reader_had_not_read_yet_must_come_from_elsewhere() -> None:
+def test_bytes_unread_by_a_lost_reader_must_come_from_elsewhere() -> None:
     links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
     pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.OLDEST)
     run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
     assert run.client.done
-    # The first pilot had read 4 GB of 10 and passed them on; the other pilot reads the remaining 6 GB.
+    # The lost pilot had read 4 of 10 GB and forwarded them; the other pilot reads the remaining 6 GB.
     assert outcome.ended_at == pytest.approx(4.0 + 6.0 + 2 * 5.0)
     assert moved(run) == pytest.approx((4.0 + 6.0, 4.0))
 
 
-def test_one_who_follows_and_is_lost_costs_nobody_anything() -> None:
+def test_lost_follower_affects_no_other_transfer() -> None:
     links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
     pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.NEWEST)
     run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))

@@ -42,13 +42,13 @@ class Everywhere(LoadWhereWanted):
 
 
 def hot(small: World, call: Arrival) -> Simulation:
-    """Return a run with four libraries that are hot at 12 s, when the call arrives."""
+    """Return a run with four libraries that are loaded at 12 s, when the call arrives."""
     policies = Policies(HottestFirst(), Everywhere(), KeepBlocks())
     return Simulation(small, [*calls(1), replace(call, at_s=12.0)], policies)
 
 
 def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
-    """Return start, stop and rank of each part of a call, in order of their starts."""
+    """Return start, stop and rank of each part of a call, sorted by start."""
     begins, stops = (Happened.CALL_BEGAN, Happened.PART_BEGAN), (
         Happened.CALL_ENDED, Happened.PART_ENDED, Happened.CALL_LEFT, Happened.PART_LEFT
     )  # fmt: skip
@@ -70,7 +70,7 @@ def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
 @pytest.mark.parametrize(("size", "efficiency", "took_s"), [
     (1, 1.0, 3.0 + 120.0), (2, 1.0, 3.0 + 2.0 + 60.0), (4, 1.0, 3.0 + 2.0 + 30.0), (4, 0.9, 3.0 + 2.0 + 30.0 / 0.81),
 ])  # fmt: skip
-def test_a_gang_meets_and_shares_the_items_out(size: int, efficiency: float, took_s: float) -> None:
+def test_gang_starts_together_and_divides_the_items(size: int, efficiency: float, took_s: float) -> None:
     context = model(gang_s=Duration(2.0), gang_efficiency=efficiency, call_s={"": Duration(3.0)})
     run, outcome = simulate(cluster(4, context), [gang(size)])
     assert outcome.ended_at == pytest.approx(10.0 + took_s, abs=1e-5)
@@ -78,7 +78,7 @@ def test_a_gang_meets_and_shares_the_items_out(size: int, efficiency: float, too
     assert outcome.busy_s == pytest.approx(size * took_s, abs=1e-4)
 
 
-def test_fixed_work_is_not_shared_and_fewer_items_end_sooner() -> None:
+def test_fixed_work_is_not_divided_and_fewer_items_end_sooner() -> None:
     fixed = gang(4, fixed_s=5.0, items_done=40)
     run, outcome = simulate(cluster(4, model()), [fixed])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0 + 10.0)
@@ -86,13 +86,13 @@ def test_fixed_work_is_not_shared_and_fewer_items_end_sooner() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_what_is_shared_before_the_first_item_is_shared_out(size: int) -> None:
+def test_shared_work_before_the_first_item_is_divided(size: int) -> None:
     searched = gang(size, shared_s=8.0, items_done=40)
     _, outcome = simulate(cluster(4, model()), [searched])
     assert outcome.ended_at == pytest.approx(10.0 + (8.0 + 40.0) / size)
 
 
-def test_policies_are_told_what_a_call_says_and_not_what_it_will_be() -> None:
+def test_policies_see_the_declared_and_not_the_real_duration() -> None:
     seen: list[Features | None] = []
 
     class Looks(HottestFirst):
@@ -105,7 +105,7 @@ def test_policies_are_told_what_a_call_says_and_not_what_it_will_be() -> None:
     assert set(seen) == {Features(items=120, fixed_s=5.0)}
 
 
-def test_all_go_at_the_speed_of_the_slowest() -> None:
+def test_gang_runs_at_the_speed_of_its_slowest_member() -> None:
     kinds = {"gpu": GPU, "slow": DeviceKind(Size(24_000_000_000), speed=0.5)}
     pools = tuple(SourceModel(kind, kind, capacity=1, max_blocks=1, init_blocks=1) for kind in kinds)
     small = World(kinds, pools, {"llm": model(load_s=1.0)}, delays=NOW)
@@ -113,7 +113,7 @@ def test_all_go_at_the_speed_of_the_slowest() -> None:
     assert outcome.ended_at == pytest.approx(1.0 + 2 * 60.0)
 
 
-def test_the_one_that_is_ready_waits_for_the_other() -> None:
+def test_ready_member_of_a_gang_waits_for_the_others() -> None:
     class Early(HottestFirst):
         """Send a gang to a library that still runs a call."""
 
@@ -137,31 +137,31 @@ def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
     one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(cluster(2, one), contexts={"llm": one, "other": other})
     _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
-    # while the other call runs, for 40 s, the gang has half speed
+    # the gang runs at half speed while the other call runs for 40 s
     assert outcome.ended_at == pytest.approx(1.0 + 60.0 + 20.0)
 
 
 # ---- libraries of several devices
 
 
-def test_a_library_of_several_devices_takes_them_all() -> None:
+def test_library_of_several_devices_uses_them_all() -> None:
     small = world(source(1, devices=8), model(devices=4, memory_gb=20))
     run, outcome = simulate(small, calls(10))
-    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries run the calls
     assert (outcome.busy_s, outcome.warm_s) == (pytest.approx(8 * 5.0), pytest.approx(8 * 15.0))
     assert {library.needs.devices for library in (c.recipe for c in run.core.state.contexts.values())} == {4}
     measured = measure(run.log)
     assert (measured.useful_s, measured.loading_s, measured.held_s) == pytest.approx((40.0, 80.0, 120.0))
 
 
-def test_its_calls_go_at_the_speed_of_its_busiest_device() -> None:
+def test_calls_of_a_wide_library_run_at_its_busiest_device() -> None:
     wide, narrow = model(devices=2, memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(world(source(1, devices=2), wide), contexts={"llm": wide, "other": narrow})
     _, outcome = simulate(small, [Arrival(0.0, "llm", items=30), Arrival(0.0, "other", items=10)])
     assert outcome.ended_at == pytest.approx(1.0 + 10.0 + 30.0)
 
 
-def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
+def test_size_of_a_gang_is_counted_in_replicas() -> None:
     small = world(source(2, devices=4, init_blocks=2), model(devices=4))
     run, outcome = simulate(small, [gang(2)])
     assert outcome.ended_at == pytest.approx(10.0 + 60.0)
@@ -176,7 +176,7 @@ def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
     (NOW, 30.5 + 120.0 / 3),  # the gang starts again from the beginning
     (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # it resumes from its last report, at 30 s
 ])  # fmt: skip
-def test_a_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, ended_at: float) -> None:
+def test_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, ended_at: float) -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=delays), gang(3, most=4))
     outcome = run.run()
     first, second = runs(run.log, 1)[:4], runs(run.log, 1)[4:]
@@ -188,19 +188,19 @@ def test_a_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, 
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
 
 
-def test_a_resumed_gang_meets_again_but_skips_its_head() -> None:
+def test_resumed_gang_starts_together_again_but_skips_its_head() -> None:
     small = cluster([(0.0, 4), (30.5, 3)], model(gang_s=Duration(2.0)), delays=TALKS)
     outcome = hot(small, gang(3, most=4, fixed_s=8.0)).run()
     assert outcome.ended_at == pytest.approx(30.5 + 2.0 + (120.0 - 4 * 8.0) / 3, abs=1e-5)
 
 
-def test_measures_know_what_was_kept_and_what_was_lost() -> None:
+def test_measures_count_kept_and_lost_work() -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=TALKS), gang(3, most=4))
     run.run()
     measured = measure(run.log)
     assert (measured.calls, measured.items, len(measured.turnarounds_s)) == (2, 121.0, 2)
-    # One call took 1 s. The gang ran on four libraries until 30 s, then on three for the other 48 items. Half a second
-    # of four libraries was lost.
+    # One call took 1 s. The gang ran on four libraries until 30 s, then on three libraries for the other 48 items. Four
+    # libraries lost half a second each.
     assert measured.useful_s == pytest.approx(1.0 + 4 * 18.0 + 48.0)
     assert measured.lost_s == pytest.approx(4 * 0.5)
     assert (measured.queue.value(20.0), measured.queue.values[-1]) == (0.0, 0.0)
@@ -227,7 +227,7 @@ class Halves(HottestFirst):
         return replace(plan, libraries=plan.libraries[:2]) if plan is not None and self.evicted else plan
 
 
-def test_an_evicted_gang_keeps_its_progress_and_libraries() -> None:
+def test_evicted_gang_keeps_its_progress_and_libraries() -> None:
     policies = Policies(Halves(), Everywhere(), KeepBlocks())
     run = Simulation(cluster(4, model()), [*calls(1), gang(2, most=4, at_s=12.0)], policies)
     outcome = run.run()
@@ -239,14 +239,14 @@ def test_an_evicted_gang_keeps_its_progress_and_libraries() -> None:
     assert Counter(run.log.what)[Happened.LIBRARY_ENDED] == 0
 
 
-def test_a_single_call_goes_on_from_its_last_report_too() -> None:
+def test_single_call_resumes_from_its_last_report() -> None:
     small = cluster([(0.0, 2), (30.5, 1)], model(), delays=TALKS)
     _, outcome = simulate(small, [gang(1), gang(1)])
-    # The call on the lost pilot had done twenty items; it resumes when the other call ends.
+    # The call on the lost pilot had finished twenty items; the call resumes when the other call ends.
     assert outcome.ended_at == pytest.approx(130.0 + 100.0, abs=1e-5)
 
 
-def test_reports_teach_the_core_how_fast_gangs_are() -> None:
+def test_reports_teach_the_core_the_pace_of_gangs() -> None:
     small = cluster(4, model(gang_s=Duration(2.0), gang_efficiency=0.9), delays=TALKS)
     run, _ = simulate(small, [gang(4), gang(2, at_s=1.0, items_done=50)])
     paces = run.core.state.contexts["llm"].paces
@@ -254,18 +254,18 @@ def test_reports_teach_the_core_how_fast_gangs_are() -> None:
         assert paces.measured[size][0] == pytest.approx(1.0 / speedup(size, efficiency=0.9), rel=0.05)
 
 
-def test_the_first_items_of_a_process_take_longer_for_all_of_them() -> None:
+def test_first_items_of_a_process_take_longer_for_all_members() -> None:
     context = model(warm_items=10, warm_item_s=Duration(0.5))
     _, outcome = simulate(cluster(2, context), [gang(2), gang(2)])
     assert outcome.ended_at == pytest.approx(10.0 + 60.0 + 10 * 0.5 + 60.0)
 
 
-def test_two_gangs_that_need_the_same_devices_run_one_after_the_other() -> None:
+def test_two_gangs_that_need_the_same_devices_run_in_sequence() -> None:
     first, second = model(memory_gb=20, load_s=6.0, load_cv=0.3), model(memory_gb=8, load_s=0.5)
     small = replace(cluster(3, first), contexts={"llm": first, "other": second})
     run, outcome = simulate(small, [gang(3), replace(gang(3, at_s=1.0), context="other")], until_s=400.0)
     assert outcome.complete
-    # The first gang keeps its ready devices while its other devices still load.
+    # The first gang keeps its loaded libraries while its other libraries load.
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 6
 
 
@@ -274,7 +274,7 @@ def test_two_gangs_that_need_the_same_devices_run_one_after_the_other() -> None:
 
 @st.composite
 def unsteady(draw: st.DrawFn) -> tuple[World, list[Arrival]]:
-    """Pilots join and leave while gangs of two contexts want them; enough pilots remain."""
+    """Run gangs of two contexts while pilots join and leave; enough pilots remain for every gang."""
     changes = draw(st.lists(st.tuples(st.integers(5, 90), st.integers(0, 5)), max_size=6, unique_by=lambda c: c[0]))
     steps = [(0.0, draw(st.integers(1, 5))), *((float(at), count) for at, count in sorted(changes)), (91.0, 4)]
     pool = source(
@@ -309,7 +309,7 @@ def unsteady(draw: st.DrawFn) -> tuple[World, list[Arrival]]:
 
 @given(made=unsteady(), seed=st.integers(0, 2))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_call_ends_once_and_its_members_always_run_together(made: tuple[World, list[Arrival]], seed: int) -> None:
+def test_every_call_ends_once_and_its_members_run_together(made: tuple[World, list[Arrival]], seed: int) -> None:
     small, arrivals = made
     run, outcome = simulate(small, arrivals, seed=seed, until_s=5000.0)
     assert (outcome.complete, outcome.calls, outcome.failed) == (True, len(arrivals), {})
@@ -338,7 +338,7 @@ def _check_runs(log: EventLog, call: int, bounds: tuple[int, int]) -> None:
 # ---- the arithmetic
 
 
-def test_a_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
+def test_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
     assert [speedup(size, efficiency=0.5) for size in (1, 2, 8)] == pytest.approx([1.0, 1.0, 1.0])
     assert best_speedup((1, 8), efficiency=0.4) == 1.0
     assert best_speedup((2, 8), efficiency=0.9) == pytest.approx(8 * 0.9**3)
@@ -351,7 +351,7 @@ def test_a_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
     shared_s=st.sampled_from([0.0, 8.0]),
     before=st.sampled_from([WorkDone(), WorkDone(0.5, 0.0), WorkDone(1.0, 7.25)]),
 )  # fmt: skip
-def test_what_is_done_of_a_call_goes_on_where_it_was_cut(
+def test_interrupted_call_continues_from_its_finished_work(
     part: float, size: int, fixed_s: float, shared_s: float, before: WorkDone
 ) -> None:
     context = model(gang_s=Duration(2.0), gang_efficiency=0.9)

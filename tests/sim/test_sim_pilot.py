@@ -20,7 +20,7 @@ LIBRARY = LibraryId(1)
 @pytest.fixture
 def pilot(monkeypatch: pytest.MonkeyPatch) -> SimPilot:
     sim = Simulation(world(source(1), model()), [], default_policies())
-    monkeypatch.setattr(sim, "handle", lambda _event: None)  # the manager handles no event
+    monkeypatch.setattr(sim, "handle", lambda _event: None)  # the manager ignores every event
     made = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[made.id] = made
     made.join()
@@ -38,7 +38,7 @@ def run(pilot: SimPilot, call: int, *, limit_s: float) -> None:
     pilot.hear(order.RunCalls(LIBRARY, FunctionKey("f"), [spec], CallOptions(limit_s=limit_s)))
 
 
-def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
+def test_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
     run(pilot, 1, limit_s=60.0)
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)
@@ -72,7 +72,7 @@ def step(pilot: SimPilot, until: float) -> None:
         pass
 
 
-def test_a_growth_waits_for_the_shrink_that_makes_room() -> None:
+def test_growth_waits_for_the_shrink_that_makes_room() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     load(pilot, 2, size=half)
@@ -87,7 +87,7 @@ def test_a_growth_waits_for_the_shrink_that_makes_room() -> None:
     ledger.validate()
 
 
-def test_a_library_that_ends_during_a_resize_frees_its_device() -> None:
+def test_library_that_ends_during_a_resize_frees_its_device() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     step(pilot, 100.0)
@@ -98,7 +98,7 @@ def test_a_library_that_ends_during_a_resize_frees_its_device() -> None:
     assert pilot.busy_s(200.0) == 0.0
 
 
-def test_a_library_starts_when_the_one_that_it_replaces_is_gone() -> None:
+def test_library_starts_after_the_library_it_replaces_is_gone() -> None:
     pilot, whole = world_of(), int(GPU.memory_bytes)
     load(pilot, 1, size=whole)
     step(pilot, 100.0)

@@ -43,7 +43,7 @@ def asked(rate: float, *, from_s: float, to_s: float, long: float = 0.3) -> list
     return found
 
 
-def test_a_call_to_a_family_wants_the_runtimes_that_are_long_enough() -> None:
+def test_call_to_a_family_may_use_runtimes_that_are_long_enough() -> None:
     world = encoders(source(1), r256=0.2, r64=0.05)
     assert contexts_named(world, ["bert"]) == ("r64", "r256")
     short, long = of_lengths(world, [Arrival(0.0, "bert", input_length=64), Arrival(0.0, "bert", input_length=65)])
@@ -53,7 +53,7 @@ def test_a_call_to_a_family_wants_the_runtimes_that_are_long_enough() -> None:
         list(of_lengths(world, [Arrival(0.0, "bert", input_length=257)]))
 
 
-def test_without_variants_each_call_runs_in_its_own_runtime() -> None:
+def test_each_call_runs_in_its_own_runtime_without_variants() -> None:
     world = encoders(source(2), r64=0.05, r256=0.2)
     run = Simulation(world, of_lengths(world, asked(2.0, from_s=0.0, to_s=60.0)), named("default").make())
     outcome = run.run()
@@ -62,7 +62,7 @@ def test_without_variants_each_call_runs_in_its_own_runtime() -> None:
     assert contexts["r64"].served > contexts["r256"].served > 0
 
 
-def test_blocks_follow_the_tail_latency() -> None:
+def test_number_of_blocks_follows_the_tail_latency() -> None:
     pool = source(6, init_blocks=1, min_blocks=1, keep_pending=1, rule=Rule.OPPORTUNISTIC)
     world = encoders(pool, r64=0.05, r256=0.2)
     calls = [*asked(14.0, from_s=0.0, to_s=300.0), *asked(1.0, from_s=300.0, to_s=700.0)]
@@ -96,7 +96,7 @@ def models(count: int, *, devices: int = 1, memory_gb: int = 20, resize_s: float
 
 
 def traffic(models: int, *, seconds: float, every_s: float, prompt: int = 100, output: int = 40) -> list[Arrival]:
-    """Return requests every `every_s` to each model in turn; every second request comes twice."""
+    """Return a request every `every_s` seconds to each model in turn; every second request is sent twice."""
     found = []
     for number in range(int(seconds / every_s)):
         context = f"model-{number % models}"
@@ -117,7 +117,7 @@ def run(world: World, arrivals: list[Arrival], **settings: Any) -> Simulation:
     return simulation
 
 
-def test_a_light_load_of_several_models_on_one_device_is_met() -> None:
+def test_light_load_of_several_models_on_one_device_is_in_time() -> None:
     arrivals = traffic(3, seconds=60, every_s=1.0)
     found = late(run(models(3), arrivals))
     assert len(found) == len(arrivals)
@@ -133,7 +133,7 @@ def test_each_call_ends_once_under_overload() -> None:
     assert 0 < dropped < len(found)
 
 
-def test_calls_that_a_pilot_has_taken_are_in_time_however_many_come() -> None:
+def test_calls_accepted_by_a_pilot_are_in_time_under_any_load() -> None:
     arrivals = traffic(4, seconds=30, every_s=0.06, output=60)
     found = [value for value in late(run(models(4, resize_s=0.0, memory_gb=200), arrivals)) if value < math.inf]
     assert sum(value <= 0 for value in found) >= 0.97 * len(found)
@@ -148,16 +148,16 @@ def test_requests_that_outgrow_their_estimates_get_a_larger_cache() -> None:
     simulation = run(models(1), short + long)
     ended = simulation.engine_steps.evictions
     evictions = ended + sum(counts.evictions for pilot in simulation.pilots.values() for counts in pilot.steps())
-    assert evictions <= 10  # without growth, 90 times a request loses its cache
+    assert evictions <= 10  # without growth, requests lose their cache 90 times
 
 
-def test_a_run_is_the_same_again() -> None:
+def test_repeated_run_is_identical() -> None:
     arrivals = traffic(6, seconds=20, every_s=0.1)
     digests = {run(models(6, memory_gb=12), arrivals).log.digest() for _ in range(2)}
     assert len(digests) == 1
 
 
-def test_without_sharing_each_model_has_a_device_for_itself() -> None:
+def test_each_model_has_its_own_device_without_sharing() -> None:
     arrivals = traffic(2, seconds=20, every_s=2.0)
     shared, alone = (run(models(2, devices=2), arrivals, sharing=sharing) for sharing in (True, False))
     assert len(_pilots_used(shared)) == 1
@@ -170,7 +170,7 @@ def _pilots_used(simulation: Simulation) -> set[int]:
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.5, 5.0])
-def test_an_instance_that_nobody_uses_goes_after_its_keep_alive(keep_alive_s: float) -> None:
+def test_unused_instance_is_unloaded_after_its_keep_alive(keep_alive_s: float) -> None:
     arrivals = [Arrival(30.0, "model-0", input_length=8, output=1), Arrival(60.0, "model-0", input_length=8, output=1)]
     log = run(models(1), arrivals, keep_alive_s=keep_alive_s).log
     ended = [at for what, at in zip(log.what, log.at_s, strict=True) if what == Happened.LIBRARY_ENDED]

@@ -38,7 +38,7 @@ GB = 1_000_000_000
     ],
     ids=["one device", "devices share", "no awareness", "warm-up"],
 )
-def test_a_sweep_ends_when_it_must(
+def test_sweep_ends_at_the_computed_time(
     pilots: int, context: ContextModel, some: list[Arrival], ended_at: float, loads: int
 ) -> None:
     run, outcome = simulate(world(source(pilots), context), some)
@@ -48,14 +48,14 @@ def test_a_sweep_ends_when_it_must(
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == loads
 
 
-def test_a_device_that_is_twice_as_fast_takes_half_the_time() -> None:
+def test_device_that_is_twice_as_fast_takes_half_the_time() -> None:
     small = world(source(1), model())
     _, outcome = simulate(replace(small, devices={"gpu": replace(small.devices["gpu"], speed=2.0)}), calls(100))
     assert outcome.ended_at == pytest.approx(10.0 + 50.0)
 
 
 def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
-    """A call takes 1 s or 10 s, so two devices end 1.1 calls a second, and the CPU's last call may begin at 140 s."""
+    """Calls take 1 s or 10 s, so two devices end 1.1 calls per second; the last CPU call may start at 140 s."""
     base = world(source(1), model())
     slow = replace(base.sources[0], name="old", kind="cpu")
     both = replace(base, sources=(*base.sources, slow), devices={"gpu": GPU, "cpu": replace(GPU, speed=0.1)})
@@ -66,23 +66,23 @@ def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
     assert outcome.ended_at == pytest.approx(10.0 + 143.0)
 
 
-def test_a_preempted_block_costs_what_it_ran_and_every_call_ends_once() -> None:
+def test_preempted_block_loses_its_running_calls_which_end_once() -> None:
     pool = source([(0.0, 2), (30.5, 1)])
     run, outcome = simulate(world(pool, model()), calls(100))
     assert (outcome.calls, outcome.failed, outcome.rerun_calls, outcome.lost_pilots) == (100, {}, 1, 1)
     ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
     assert set(ended.values()) == {1}
-    # Two libraries run from 10 s to 30.5 s: 20 calls each, and half a call that is lost. One library runs the other 60
+    # Two libraries run from 10 s to 30.5 s: each ends 20 calls and loses half a call. One library runs the other 60
     # calls.
     assert outcome.ended_at == pytest.approx(90.0, abs=0.6)
 
 
-def test_a_walltime_ends_a_block_and_the_next_one_goes_on() -> None:
+def test_walltime_ends_a_block_and_the_next_block_continues() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     run, outcome = simulate(world(pool, model()), calls(150))
     counted = Counter(run.log.what)
     assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
-    assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s load the context, and 20 s are a reserve
+    assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s to load the context, and 20 s in reserve
     assert counted[Happened.CALL_BEGAN] == 150
 
 
@@ -96,14 +96,14 @@ def test_pilots_of_several_sources_may_take_long_to_boot() -> None:
     assert outcome.ended_at == pytest.approx(50.0 + 10.0 + 10.0)
 
 
-def test_calls_that_come_one_after_the_other_bring_more_blocks_too() -> None:
+def test_calls_that_arrive_one_by_one_start_more_blocks() -> None:
     run, _ = simulate(world(source(3), model()), calls(100, every_s=0.1))
     came = [at for at, what in zip(run.log.at_s, run.log.what, strict=True) if what == Happened.PILOT_CAME]
     assert len(came) == 3
     assert came[-1] <= 1.0  # all pilots join before the first library is loaded
 
 
-def test_files_are_read_once_and_handed_on() -> None:
+def test_files_are_read_once_and_passed_on() -> None:
     files = (Files("weights", Size(10 * GB)),)
     links = Links(shared=Rate(1.0 * GB), network=Rate(1.0 * GB))
     run, outcome = simulate(world(source(16), model(load_s=0.0, files=files), links=links), calls(16, items=100))
@@ -113,34 +113,34 @@ def test_files_are_read_once_and_handed_on() -> None:
             moved[Happened(what)] += value
     assert moved[Happened.BYTES_SHARED] == pytest.approx(10 * GB)
     assert moved[Happened.BYTES_PEER] == pytest.approx(15 * 10 * GB)
-    # the transfers take at least the time of one copy, and at most twice as long
+    # the transfers take between one and two times the time of one copy
     assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0
 
 
-def test_without_awareness_everybody_reads_the_shared_files_at_once() -> None:
+def test_all_pilots_read_the_shared_files_without_awareness() -> None:
     files = (Files("weights", Size(10 * GB), operations=1000),)
     links = Links(shared=Rate(1.0 * GB), shared_operations=10.0)
     context = model(load_s=0.0, files=files, awareness=Awareness.NONE)
     _, outcome = simulate(world(source(2), context, links=links), calls(2))
-    # the file operations of both pilots take longer than their bytes
+    # the file operations of both pilots take longer than the transfer of bytes
     assert outcome.ended_at == pytest.approx(200.0 + 1.0)
     _, outcome = simulate(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert outcome.ended_at == pytest.approx(40.0 + 1.0)
 
 
-def test_a_run_can_be_cut_off() -> None:
+def test_run_can_be_cut_off() -> None:
     _, outcome = simulate(world(source(1), model()), calls(100), until_s=60.5)
     assert (outcome.complete, outcome.calls, outcome.ended_at) == (False, 50, 60.5)
 
 
-def test_the_same_seed_gives_the_same_log_and_another_one_another() -> None:
+def test_equal_seeds_give_equal_logs_and_other_seeds_other_logs() -> None:
     spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))
     logs = [simulate(spread, calls(200), seed=seed)[0].log.digest() for seed in (1, 1, 2)]
     assert logs[0] == logs[1] != logs[2]
 
 
-def test_a_timer_never_comes_a_part_of_a_microsecond_early() -> None:
-    # Calls that never fit the walltime: pilots are drained again and again, at times that are not round.
+def test_timer_never_fires_a_fraction_of_a_microsecond_early() -> None:
+    # No call fits the walltime, so pilots are drained repeatedly at times that are no whole seconds.
     pool = source(1, walltime_s=Duration(7000.0), keep_pending=1, boot_s=Duration(1.0), boot_cv=0.5)
     steps = 0
 
@@ -162,7 +162,7 @@ class _Twice(LoadWhereWanted):
         return (load, load)
 
 
-def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
+def test_impossible_plan_stops_the_run_and_shows_the_state() -> None:
     provisioning = KeepBlocks()
     policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
     run = Simulation(world(source(1), model()), calls(1), policies)
@@ -189,21 +189,21 @@ class _Odd(HottestFirst):
         ((Unload(LibraryId(99), "unknown"),), r"there is no library 99; dispatch wanted Unload\(library=99"),
     ],
 )
-def test_an_answer_that_names_nothing_stops_the_run_with_the_plan(answer: object, why: str) -> None:
+def test_answer_with_unknown_names_stops_the_run_with_the_plan(answer: object, why: str) -> None:
     provisioning = KeepBlocks()
     policies = Policies(_Odd(answer), LoadWhereWanted(provisioning=provisioning), provisioning)
     with pytest.raises(SimulationError, match=why):
         Simulation(world(source(1), model()), calls(1), policies).run()
 
 
-def test_calls_that_nothing_can_serve_any_more_say_what_they_wait_for() -> None:
+def test_unservable_calls_report_what_they_wait_for() -> None:
     run = Simulation(world(source([(0.0, 0)], max_blocks=1, keep_pending=1), model()), calls(1), _without_timers())
     with pytest.raises(SimulationError, match=r"1 calls wait \(no pilot has joined yet \(block b1: pending"):
         run.run()
 
 
 def _without_timers() -> Policies:
-    """Return the default policies without timers, so no event is left."""
+    """Return the default policies without timers, so that no event remains."""
 
     class Once(LoadWhereWanted):
         def wanted(self, view, context):  # type: ignore[no-untyped-def]
@@ -226,7 +226,7 @@ def test_one_library_serves_a_queue_where_a_second_would_pay() -> None:
 
 
 @pytest.mark.parametrize(("keep_alive_s", "least", "loads"), [(30.0, 0, 2), (30.0, 1, 1), (3600.0, 0, 1), (None, 0, 1)])
-def test_a_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | None, least: int, loads: int) -> None:
+def test_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | None, least: int, loads: int) -> None:
     kept = None if keep_alive_s is None else Duration(keep_alive_s)
     context = model(load_s=10.0, keep_alive_s=kept, min_libraries=least)
     run, outcome = simulate(world(source(1), context), [Arrival(0.0, "llm"), Arrival(100.0, "llm")])
@@ -234,7 +234,7 @@ def test_a_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | No
     assert outcome.ended_at == pytest.approx(101.0 + 10.0 * (loads - 1), abs=0.1)
 
 
-def test_a_policy_that_does_not_honour_limits_has_the_calls_refused() -> None:
+def test_policy_without_support_for_limits_refuses_the_calls() -> None:
     run = Simulation(world(source(1), model(max_libraries=1)), calls(3), prompt_tuner())
     run.run()
     [(why, count)] = run.client.failed.items()
@@ -252,7 +252,7 @@ class Recorded(Simulation):
         super().handle(event)
 
 
-def test_every_event_can_be_written_and_read_again() -> None:
+def test_every_event_can_be_written_and_read_back() -> None:
     files = (Files("weights", Size(10 * GB), operations=3),)
     context = model(files=files, start_s=Duration(1.0), slots=2, load_cv=0.2, item_cv=0.3)
     pool = source(
@@ -268,14 +268,14 @@ def test_every_event_can_be_written_and_read_again() -> None:
     assert {"ClientHello", "Submit", "PilotHello", "LibraryReady", "CallsEnded", "BlockUpdate", "ObjectsHere"} <= seen
 
 
-def test_numbers_are_a_function_of_seed_purpose_and_number_alone() -> None:
-    # This number was recorded once: every machine, Python version and process must give the same.
+def test_random_numbers_depend_only_on_seed_purpose_and_index() -> None:
+    # Every machine, Python version and process must give this recorded number.
     assert Stream(1, "calls").uniform(0) == 0.5600279589820432
     assert [Stream(seed, purpose).uniform(3) for seed, purpose in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))][:2]
     assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4
 
 
-def test_they_are_spread_evenly() -> None:
+def test_random_numbers_are_uniform() -> None:
     stream = Stream(5, "x")
     drawn = [stream.uniform(n) for n in range(20_000)]
     assert all(0.0 < number < 1.0 for number in drawn)
@@ -284,7 +284,7 @@ def test_they_are_spread_evenly() -> None:
 
 
 @pytest.mark.parametrize("cv", [0.1, 0.5, 1.0])
-def test_factors_have_mean_one_and_the_spread_that_was_asked_for(cv: float) -> None:
+def test_factors_have_mean_one_and_the_requested_spread(cv: float) -> None:
     stream = Stream(5, "x")
     drawn = [stream.factor(n, cv=cv) for n in range(50_000)]
     assert fmean(drawn) == pytest.approx(1.0, abs=0.02)
@@ -292,7 +292,7 @@ def test_factors_have_mean_one_and_the_spread_that_was_asked_for(cv: float) -> N
     assert Stream(5, "x").factor(9, cv=0.0) == 1.0
 
 
-def test_things_happen_in_order_of_time_and_then_of_noting() -> None:
+def test_events_happen_in_order_of_time_and_then_of_insertion() -> None:
     agenda, happened = Agenda(), list[str]()
     agenda.at(2.0, happened.append, "late")
     agenda.at(1.0, happened.append, "first")
@@ -306,7 +306,7 @@ def test_things_happen_in_order_of_time_and_then_of_noting() -> None:
         agenda.at(1.0, happened.append, "past")
 
 
-def test_a_run_that_ends_in_answer_to_its_report_reports_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_ends_in_answer_to_a_report_sends_no_more_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     said = SimLibrary.say
 
     def say(library: SimLibrary, message: to_agent.ToAgent) -> None:

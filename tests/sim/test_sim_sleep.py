@@ -21,7 +21,7 @@ def two_models(*, sleepers_gb: int, sleeps: bool = True) -> World:
 
 
 def alternate(made: World) -> tuple[float, int]:
-    """Ask the two models in turn every 60 s; return the seconds of the last answer and the number of loads."""
+    """Send a request every 60 s to two models in turn; return the seconds of the last answer and the count of loads."""
     arrivals = [Arrival(60.0 * n, ("one", "two")[n % 2]) for n in range(TURNS)]
     run, _ = simulate(made, arrivals)
     happened = list(run.log.what)
@@ -30,14 +30,14 @@ def alternate(made: World) -> tuple[float, int]:
     return ended, happened.count(Happened.LIBRARY_READY)
 
 
-def test_a_model_that_sleeps_answers_sooner_than_one_that_loads() -> None:
+def test_sleeping_model_answers_sooner_than_a_loading_model() -> None:
     ended_at, loads = alternate(two_models(sleepers_gb=40))
     assert loads == 2
     assert ended_at == pytest.approx(60 * (TURNS - 1) + 1.6 + 1.6 + 1.0, abs=0.1), "sleep, wake, call"
 
 
 @pytest.mark.parametrize("made", [two_models(sleepers_gb=0), two_models(sleepers_gb=40, sleeps=False)])
-def test_without_sleep_each_turn_loads(made: World) -> None:
+def test_each_turn_loads_without_sleep(made: World) -> None:
     ended_at, loads = alternate(made)
     assert loads == TURNS
     assert ended_at == pytest.approx(60 * (TURNS - 1) + 10 + 1.6 + 1.0, abs=0.1)

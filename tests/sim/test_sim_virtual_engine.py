@@ -1,4 +1,4 @@
-"""An engine in virtual time takes the steps of the rules."""
+"""An engine in virtual time runs the steps that the batching rules give."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ class Served:
 
 
 @given(REQUESTS, LIMITS, st.booleans())
-def test_a_burst_is_the_steps_that_would_have_been(
-    requests: list[TimedRequest], limits: BatchLimits, leap: bool
-) -> None:
+def test_burst_equals_the_steps_that_it_replaces(requests: list[TimedRequest], limits: BatchLimits, leap: bool) -> None:
     served = Served(limits, requests, leap=leap)
     expected = batch_run(TIMES, limits, requests)
     assert [times.first_at for times in served.times] == pytest.approx([end.first_at for end in expected])
@@ -66,14 +64,14 @@ def test_a_burst_is_the_steps_that_would_have_been(
     assert len(served.engine) == 0
 
 
-def test_steps_alike_are_one_piece_of_work() -> None:
+def test_equal_steps_are_one_piece_of_work() -> None:
     served = Served(BatchLimits(), [TimedRequest(0.0, 10, 1000)], leap=True)
     assert served.engine.counts.steps == 1000
-    # one begin for the prompt, and one for each burst: a burst ends when the memory reservation must grow
+    # one start for the prompt and one for each burst, which ends when the memory reservation must grow
     assert served.begins < 20
 
 
-def test_an_interrupted_burst_goes_on_where_it_was() -> None:
+def test_interrupted_burst_continues_at_its_last_step() -> None:
     ends = []
     for cuts in ((), (0.1, 0.25)):
         engine, times = VirtualEngine(StepSeconds(TIMES), BatchLimits()), TokenTimes(0.0, 10, 40)
@@ -85,7 +83,7 @@ def test_an_interrupted_burst_goes_on_where_it_was() -> None:
             engine.begin(now, leap=True)
             assert engine.interrupt(cut)
             now = engine.ends_at
-            assert cut <= now < cut + 0.0111  # the burst ends with the step that was being computed
+            assert cut <= now < cut + 0.0111  # the burst ends with the running step
             assert engine.end(now) == []
         engine.begin(now, leap=True)
         ends.append(engine.ends_at)
@@ -94,7 +92,7 @@ def test_an_interrupted_burst_goes_on_where_it_was() -> None:
     assert ends[0] == pytest.approx(ends[1])
 
 
-def test_the_most_urgent_token_is_that_of_eq_1() -> None:
+def test_most_urgent_token_is_that_of_eq_1() -> None:
     engine = VirtualEngine(StepSeconds(TIMES), BatchLimits())
     engine.add(1, TokenTimes(0.0, 10, 40, due_at=2.0, tpot_s=0.25), now=0.0)
     assert engine.due_at == 2.0
@@ -108,7 +106,7 @@ def test_the_most_urgent_token_is_that_of_eq_1() -> None:
     assert engine.due_at == 1.5
 
 
-def test_a_request_that_leaves_meanwhile_writes_no_token() -> None:
+def test_request_that_leaves_during_a_burst_writes_no_token() -> None:
     engine = VirtualEngine(StepSeconds(TIMES), BatchLimits())
     times = [TokenTimes(0.0, 10, 40) for _ in range(2)]
     for number, one in enumerate(times):
@@ -120,7 +118,7 @@ def test_a_request_that_leaves_meanwhile_writes_no_token() -> None:
     ends_at = engine.ends_at
     assert ends_at < 1.05  # the burst ends with the current step
     engine.end(ends_at)
-    # both requests got a token of the burst's first step, the second request also of the next step
+    # both requests got a token in the first step of the burst, and the second request another token in the next step
     assert [one.seen for one in times] == [2, 3]
     engine.remove(1, now=ends_at)
     assert len(engine) == 0
@@ -135,10 +133,10 @@ def test_only_the_first_token_is_due_without_a_time_per_token() -> None:
     assert times.is_met
 
 
-def test_tokens_that_a_program_has_are_not_counted_again() -> None:
+def test_tokens_already_sent_to_a_program_are_not_counted_again() -> None:
     times = TokenTimes(0.0, 10, 5, due_at=1.0, tpot_s=0.25)
     times.add([0.5, 0.75], made=0)
-    times.add([8.0, 8.25], made=0)  # the call runs again, and repeats tokens that its program has
+    times.add([8.0, 8.25], made=0)  # the repeated run generates tokens that the program already has
     assert (times.seen, times.last_at, times.late_s) == (2, 0.75, -0.5)
     times.add([8.5], made=2)
     assert (times.seen, times.worst_gap_s, times.late_s) == (3, 7.75, 7.0)
@@ -152,18 +150,18 @@ SMALL_LIMITS = BatchLimits(rows=4, prefill_tokens=64)
 
 
 def linear() -> StepTimes:
-    """Reading a token takes 1 ms; a step that writes takes 10 ms plus 1 ms per request."""
+    """Step times: 1 ms to read a token; a decode step takes 10 ms plus 1 ms per request."""
     prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(8)]
     decode = [StepSample(False, rows, length, 0.01 + 0.001 * rows) for rows in (1, 2, 4, 8) for length in (8, 512)]
     return times_of([*prefill, *decode])
 
 
-def test_one_request_reads_and_then_writes() -> None:
+def test_single_request_reads_its_prompt_and_then_writes() -> None:
     [end] = batch_run(linear(), SMALL_LIMITS, [TimedRequest(1.0, prompt=32, tokens=11)])
     assert end == RequestEnd(pytest.approx(1.032), pytest.approx(1.032 + 10 * 0.011))
 
 
-def test_a_long_prompt_is_read_in_parts_between_which_others_write() -> None:
+def test_long_prompt_is_read_in_parts_between_decode_steps() -> None:
     steps: list[bool] = []
     first, second = batch_run(
         linear(), SMALL_LIMITS, [TimedRequest(0.0, 16, 9), TimedRequest(0.016, 128, 1)],
@@ -174,18 +172,18 @@ def test_a_long_prompt_is_read_in_parts_between_which_others_write() -> None:
     assert first.ended_at > second.ended_at
 
 
-def test_a_request_waits_for_a_free_row() -> None:
+def test_request_waits_for_a_free_row() -> None:
     ends = batch_run(linear(), BatchLimits(rows=1), [TimedRequest(0.0, 8, 5), TimedRequest(0.0, 8, 1)])
     assert ends[1].first_at == pytest.approx(ends[0].ended_at + 0.008)
 
 
-def test_a_margin_makes_every_step_longer() -> None:
+def test_margin_makes_every_step_longer() -> None:
     requests = [TimedRequest(0.0, 20, 7), TimedRequest(0.0, 30, 3)]
     plain, wide = (batch_run(linear(), SMALL_LIMITS, requests, margin=margin) for margin in (0.0, 0.1))
     assert [end.ended_at * 1.1 for end in plain] == pytest.approx([end.ended_at for end in wide])
 
 
-def test_what_can_never_run_is_refused() -> None:
+def test_request_that_can_never_run_is_refused() -> None:
     with pytest.raises(ValueError, match="key-value cache"):
         batch_run(linear(), BatchLimits(cache_tokens=64), [TimedRequest(0.0, 100, 100)])
     with pytest.raises(LookupError):
@@ -198,16 +196,14 @@ def test_what_can_never_run_is_refused() -> None:
     ),
     st.sampled_from([0, 512, 1024]),
 )
-def test_every_request_ends_after_it_came_and_each_token_is_read_once(
-    requests: list[TimedRequest], cache_tokens: int
-) -> None:
+def test_every_request_ends_and_each_token_is_read_once(requests: list[TimedRequest], cache_tokens: int) -> None:
     steps: list[Step] = []
     limits = BatchLimits(rows=4, prefill_tokens=64, cache_tokens=cache_tokens)
     ends = batch_run(linear(), limits, requests, took=lambda step, _: steps.append(step))
     for request, end in zip(requests, ends, strict=True):
         assert request.at < end.first_at <= end.ended_at
     decoded = sum(len(step.requests) for step in steps if not step.prefill)
-    assert decoded <= sum(request.tokens for request in requests)  # one step may read a prompt's last token
+    assert decoded <= sum(request.tokens for request in requests)  # one step may read the last token of a prompt
     if not cache_tokens:  # no token is read twice
         read = sum(sum(step.tokens) for step in steps)
         assert read == sum(request.prompt + request.tokens - 1 for request in requests)

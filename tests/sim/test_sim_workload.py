@@ -54,20 +54,20 @@ def digest_of(shapes: tuple[Generated, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode([list(arrivals(shape, seed=3)) for shape in shapes])).hexdigest()
 
 
-def test_a_sweep_is_there_at_once_and_its_last_call_has_what_is_left() -> None:
+def test_sweep_arrives_at_once_and_its_last_call_has_the_remainder() -> None:
     calls = list(arrivals(SweepCalls(context="llm", inputs=250, items=100), seed=1))
     assert calls == [Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 50)]
     assert len(list(arrivals(SweepCalls(context="llm", inputs=300, items=100), seed=1))) == 3
 
 
-def test_a_constant_rate_has_equal_gaps_and_no_drift() -> None:
+def test_constant_rate_has_equal_gaps_and_no_drift() -> None:
     calls = list(arrivals(Constant(context="llm", rate_per_s=3.0, for_s=Duration(1000.0)), seed=1))
     assert len(calls) == 3000
     assert (calls[0].at_s, calls[2997].at_s) == (0.0, 999.0)
 
 
 @pytest.mark.parametrize("workload", SHAPES, ids=lambda shape: type(shape).__name__)
-def test_calls_are_a_function_of_the_seed(workload: Generated) -> None:
+def test_calls_depend_only_on_the_seed(workload: Generated) -> None:
     calls = list(arrivals(workload, seed=5))
     assert len(calls) == 100
     assert calls == list(arrivals(workload, seed=5))
@@ -76,7 +76,7 @@ def test_calls_are_a_function_of_the_seed(workload: Generated) -> None:
         assert calls != list(arrivals(workload, seed=6))
 
 
-def test_they_do_not_depend_on_how_many_were_asked_for_before() -> None:
+def test_calls_do_not_depend_on_the_number_requested_before() -> None:
     many = Poisson(context={"a": 1.0, "b": 2.0}, rate_per_s=7.0, input_length=300, input_cv=1.0, count=500)
     few = msgspec.structs.replace(many, count=20)
     assert list(islice(arrivals(many, seed=5), 20)) == list(arrivals(few, seed=5))
@@ -95,11 +95,11 @@ def test_poisson_gaps_are_exponential() -> None:
     calls = arrivals(Poisson(context="llm", rate_per_s=50.0, count=40_000), seed=2)
     gaps = [after.at_s - before.at_s for before, after in pairwise(calls)]
     assert fmean(gaps) == pytest.approx(1 / 50, rel=0.02)
-    # in a Poisson process 1/e of the gaps exceed the mean
+    # 1/e of the gaps of a Poisson process exceed the mean
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)
 
 
-def test_a_time_ends_a_workload_and_a_number_ends_it_sooner() -> None:
+def test_workload_ends_at_its_time_or_its_number_of_calls() -> None:
     both = Poisson(context="llm", rate_per_s=10.0, for_s=Duration(100.0), count=50)
     assert len(list(arrivals(both, seed=2))) == 50
     timed = list(arrivals(msgspec.structs.replace(both, count=0), seed=2))
@@ -107,40 +107,40 @@ def test_a_time_ends_a_workload_and_a_number_ends_it_sooner() -> None:
     assert 90.0 < timed[-1].at_s < 100.0
 
 
-def test_bursts_have_the_mean_rate_of_both_states_and_come_in_clumps() -> None:
+def test_bursts_have_the_mean_rate_of_both_states_and_are_clustered() -> None:
     calls = list(arrivals(BURSTS, seed=3))
     assert len(calls) / calls[-1].at_s == pytest.approx((40 * 1.0 + 10 * 20.0) / 50, rel=0.1)
-    # In windows of five seconds the variance of a Poisson process is its mean; here it is many times that.
+    # The variance of a Poisson process in windows of five seconds is the mean; bursts have many times that variance.
     assert _dispersion(calls, window_s=5.0) > 10.0
     steady = list(arrivals(Poisson(context="llm", rate_per_s=4.8, count=40_000), seed=3))
     assert _dispersion(steady, window_s=5.0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_bursts_begin_in_either_state_as_often_as_they_are_in_it() -> None:
+def test_bursts_start_in_a_state_with_its_share_of_time() -> None:
     silent = msgspec.structs.replace(BURSTS, rate_per_s=0.0, count=1)
     at_once = sum(next(arrivals(silent, seed=seed)).at_s < 0.5 for seed in range(1000))
     assert at_once / 1000 == pytest.approx(10 / 50, abs=0.05)
 
 
-def test_a_day_peaks_when_it_was_told_to() -> None:
+def test_daily_load_peaks_at_the_requested_time() -> None:
     calls = list(arrivals(DAY, seed=4))
     assert len(calls) == pytest.approx(60_000, rel=0.02)
     # the peak is between the first two quarters
     by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)
     assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
-    # A quarter next to the peak has 1 + swing * 2/pi of the mean arrivals, a quarter next to the trough 1 - swing *
-    # 2/pi.
+    # The quarter next to the peak has 1 + swing * 2/pi times the mean arrivals; the quarter next to the trough has
+    # 1 - swing * 2/pi.
     assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
 
 
-def test_several_contexts_come_by_their_weights() -> None:
+def test_several_contexts_arrive_by_their_weights() -> None:
     mixed = Poisson(context={"small": 3.0, "large": 1.0}, rate_per_s=100.0, count=10_000)
     counted = Counter(call.context for call in arrivals(mixed, seed=1))
     assert counted["small"] / counted["large"] == pytest.approx(3.0, rel=0.1)
     assert contexts_of(mixed) == ("small", "large")
 
 
-def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
+def test_lengths_have_the_requested_mean_and_spread() -> None:
     spread = Poisson(
         context="llm", rate_per_s=100.0, count=20_000, input_length=800, input_cv=0.5, expected_output=3, output_cv=2.0,
         priority=2, deadline_s=Duration(9.0),
@@ -150,22 +150,22 @@ def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
     assert fmean(inputs) == pytest.approx(800, rel=0.02)
     assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
     outputs = [call.output for call in calls]
-    assert min(outputs) == 1  # a declared size is never zero
+    assert min(outputs) == 1  # declared sizes are positive
     assert fmean(outputs) == pytest.approx(3, rel=0.1)
-    # policies know the mean length of outputs, not that of the call
+    # policies know the mean output length, not the output length of the call
     assert {call.expected_output for call in calls} == {3}
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
 
 
-def test_calls_say_on_how_many_libraries_they_may_run() -> None:
+def test_calls_name_their_possible_numbers_of_libraries() -> None:
     shape = read({"kind": "poisson", "context": "a", "rate": 5.0, "count": 9, "gang": [2, 4]})
     assert isinstance(shape, Poisson)
     assert {call.gang for call in arrivals(shape, seed=1)} == {(2, 4)}
     assert {call.gang for call in arrivals(SHAPES[2], seed=1)} == {(1, 1)}
 
 
-def test_settings_are_read_by_their_kind() -> None:
+def test_settings_are_parsed_by_their_type() -> None:
     read_back = read(
         {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5, "calm": 30, "burst": 9, "for": 60}
     )
@@ -225,7 +225,7 @@ def test_settings_are_read_by_their_kind() -> None:
         ),
     ],
 )
-def test_a_workload_that_cannot_be_is_refused(settings: dict[str, Any], problem: str) -> None:
+def test_impossible_workload_is_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=problem):
         read(settings)
 

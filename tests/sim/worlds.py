@@ -1,5 +1,3 @@
-"""Small simulated worlds with known answers."""
-
 from __future__ import annotations
 
 from typing import Any

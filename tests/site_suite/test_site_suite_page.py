@@ -13,7 +13,7 @@ def page(*promises: TriedPromise, interrupted: bool = False) -> SiteReport:
     return SiteReport("lab", "Slurm", ("n1", "n2"), ("2 x cpu with 4.0 GB",), promises, 74.0, interrupted)
 
 
-def test_page_lists_what_holds_then_what_fails_then_the_rest():
+def test_page_lists_passes_then_failures_then_other_results():
     assert render(page(NOT_TRIED, FAILS, HOLDS)) == [
         "site lab · Slurm · n1, n2 · 2 x cpu with 4.0 GB",
         "",
@@ -37,7 +37,7 @@ def test_page_of_an_interrupted_run_says_so():
     assert render(page(HOLDS, interrupted=True))[-1] == "1 promise holds, none fails; interrupted after 1 min 14 s"
 
 
-def test_site_is_sound_if_something_holds_and_nothing_fails():
+def test_site_is_sound_if_a_promise_holds_and_none_fails():
     assert page(HOLDS, NOT_TRIED).sound
     assert not page(HOLDS, FAILS).sound
     assert not page(NOT_TRIED).sound

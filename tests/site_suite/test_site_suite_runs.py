@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests` on incomplete sites: tests report missing parts, and the other tests run."""
+"""`stoker doctor SITE --tests` reports the missing parts of incomplete sites and runs the other tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def of(report: SiteReport, title: str) -> TriedPromise:
     return next(each for each in report.promises if each.title.startswith(title))
 
 
-def test_promises_that_hold_make_exit_code_0(world):
+def test_successful_promises_give_exit_code_0(world):
     code, report = prove(world, '[pilot]\ndevices = "cpu:1"\n', "starts or is_hot or two_devices")
     assert (code, of(report, STARTS).verdict) == (0, PromiseVerdict.HOLDS)
     assert of(report, "a context loads once").verdict is PromiseVerdict.HOLDS
@@ -58,7 +58,7 @@ def test_promises_that_hold_make_exit_code_0(world):
 
 
 @pytest.mark.long
-def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
+def test_site_without_gpus_fails_once_and_tries_nothing_else(world):
     machine = Machine(world.path)
     code, report = prove(world, GPUS, "", **machine.environment)
     first, *others = report.promises
@@ -70,7 +70,7 @@ def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
 
 
 @pytest.mark.long
-def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
+def test_exclusive_gpu_is_reported_and_not_shared(world):
     gpus = {"mode": 3}, {"name": "NVIDIA TITAN X", "memory": 12e9}
     report = prove_gpus(world, *gpus, chosen="starts or two_devices or share")
     assert report.devices[:2] == ("1 x NVIDIA A10 with 24.0 GB", "1 x NVIDIA TITAN X with 12.0 GB")
@@ -79,7 +79,7 @@ def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
 
 
 @pytest.mark.long
-def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
+def test_mig_slice_is_a_device_of_its_kind(world):
     part = {"uuid": "MIG-0", "name": "MIG 1g.5gb", "memory": 5e9}
     report = prove_gpus(world, {"mig": [part]})
     assert report.devices[0] == "1 x MIG 1g.5gb with 5.0 GB"
@@ -88,28 +88,28 @@ def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
 
 
 @pytest.mark.long
-def test_a_gpu_that_others_may_not_use_is_named(world):
+def test_gpu_with_denied_access_is_named(world):
     report = prove_gpus(world, {"mode": 2})
     assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_named(world):
+def test_hanging_driver_is_named(world):
     report = prove_gpus(world, {}, hangs="all")
     assert "the NVIDIA driver has not answered for 60 s" in of(report, STARTS).why
     assert of(report, SEES).why == "no pilot started"
 
 
 @pytest.mark.long
-def test_memory_that_other_processes_hold_is_said(world):
+def test_memory_used_by_other_processes_is_reported(world):
     report = prove_gpus(world, {"used": {"1": 20e9}})
     assert report.devices == ("1 x NVIDIA A10 with 24.0 GB", "NVIDIA A10, shared, 20.0 GB held by other processes")
     assert of(report, SEES).verdict is PromiseVerdict.HOLDS
 
 
 @pytest.mark.long
-def test_a_site_without_scratch_says_which_folder(world):
+def test_site_without_scratch_names_the_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
     _, report = prove(world, text, "starts or is_hot")
     assert "no scratch folder could be made at /proc/nowhere" in of(report, STARTS).why
@@ -118,7 +118,7 @@ def test_a_site_without_scratch_says_which_folder(world):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_batch_system_that_does_not_answer_is_named(world):
+def test_batch_system_that_does_not_answer_is_named(world):
     commands = world.path / "commands"
     commands.mkdir()
     for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
@@ -148,7 +148,7 @@ def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
 
 
 @pytest.mark.long
-def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
+def test_ctrl_c_leaves_nothing_and_shows_the_results_so_far(world):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n')
     assert process.stderr is not None
     for line in process.stderr:
@@ -164,7 +164,7 @@ def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
     world.empty()
 
 
-def test_a_run_of_pytest_with_a_missing_site_file_ends(world):
+def test_pytest_run_with_a_missing_site_file_ends(world):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "tests" / "site")]
     process = world.spawn([*command, "--site", "missing.toml"], folder=world.path)
     out, err = process.communicate(timeout=60)
@@ -175,7 +175,7 @@ def test_a_run_of_pytest_with_a_missing_site_file_ends(world):
 @pytest.mark.parametrize(
     ("given", "says"), [({}, "pytest --site SITE.toml"), ({"site_file": "here.toml", "numprocesses": 2}, "without -n")]
 )
-def test_pytest_says_what_the_suite_needs(given: dict[str, Any], says: str):
+def test_pytest_reports_the_requirements_of_the_suite(given: dict[str, Any], says: str):
     config = SimpleNamespace(addinivalue_line=lambda *_: None, getoption=given.get, option=SimpleNamespace(**given))
     with pytest.raises(pytest.UsageError, match=says):
         plugin.pytest_configure(config)  # type: ignore[arg-type]

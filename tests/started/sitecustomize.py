@@ -1,5 +1,5 @@
-"""Make test programs import Parsl without its monitoring (half of the import time) and type checks (a quarter of the
-rest), and transformers without SciPy (a tenth). Two tests of the monitoring and Parsl's own suite disable this by an
+"""Shorten imports of test programs: Parsl without monitoring (half of its time) and type checks (a quarter of the
+rest), Transformers without SciPy (a tenth). Two tests of monitoring and Parsl's own suite disable this by an
 environment variable.
 """
 
@@ -7,7 +7,7 @@ import os
 import sys
 import types
 
-# pytest's workers count as such programs; execnet starts them with this line, and the tests run in them.
+# The workers of pytest-xdist count as test programs: execnet starts each worker with this line.
 _IS_WORKER = any("exec(eval(sys.stdin.readline()))" in argument for argument in sys.orig_argv)
 
 
@@ -21,6 +21,6 @@ def _unchecked() -> types.ModuleType:
 
 if not (_IS_WORKER or os.environ.get("STOKER_TESTS_MONITORING")):
     for absent in ("sqlalchemy", "scipy"):
-        sys.modules[absent] = None  # type: ignore[assignment]  # so Python reports none
-    if not any("pytest" in argument for argument in sys.orig_argv):  # typeguard has a plugin of pytest
+        sys.modules[absent] = None  # type: ignore[assignment]  # so Python reports a missing module
+    if not any("pytest" in argument for argument in sys.orig_argv):  # pytest loads a plugin of typeguard
         sys.modules["typeguard"] = _unchecked()

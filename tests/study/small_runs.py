@@ -8,7 +8,7 @@ from stoker.manager.sim.log import EventLog
 
 
 def small_run(*, seed: int = 0, **more: Any) -> EventLog:
-    """Return the log of a hundred calls of a second on two devices. Loading takes ten seconds; one device is preempted
-    at 30.5 s.
+    """Return the log of a hundred calls of 1 s on two devices. A load takes 10 s; one device is preempted at
+    30.5 s.
     """
     return simulate(world(source([(0.0, 2), (30.5, 1)]), model(**more)), calls(100), seed=seed)[0].log

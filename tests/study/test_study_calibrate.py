@@ -21,12 +21,12 @@ from stoker.protocol.blocks import Rule
 from stoker.site import Duration
 
 LONGEST_S = 0.4
-"""Longest seconds of an undisturbed call in the live session."""
+"""Maximum seconds of an undisturbed call in the live session."""
 SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
 
 
 class Watched(Simulation):
-    """A simulation that records the content of a journal."""
+    """A simulation that records events like a journal."""
 
     recorded: RecordedSession
 
@@ -50,7 +50,7 @@ def again(found: Calibrated) -> float:
     return compare(found, policies=default_policies, seeds=range(3)).error
 
 
-def test_the_world_of_a_session_is_found_again() -> None:
+def test_calibration_recovers_the_world_of_a_session() -> None:
     there = world(source(3), model(load_s=20.0, item_s=2.0), delays=SLOW)
     recorded, ended_at = simulated(there, calls(60, items=3))
     found = calibrate(recorded)
@@ -64,7 +64,7 @@ def test_the_world_of_a_session_is_found_again() -> None:
     assert again(found) == pytest.approx(0.0, abs=0.005)
 
 
-def test_calls_of_different_sizes_give_a_fixed_part_and_one_an_item() -> None:
+def test_calls_of_different_sizes_give_a_fixed_and_a_per_item_time() -> None:
     sizes = [Arrival(0.0, "llm", items=1 + n % 7) for n in range(70)]
     there = world(source(2), model(load_s=5.0, item_s=0.5, call_s={"": Duration(3.0)}, item_cv=0.05))
     found = calibrate(simulated(there, sizes)[0])
@@ -84,14 +84,14 @@ def test_spread_loads_and_warm_up_are_measured() -> None:
     assert abs(again(found)) < 0.08
 
 
-def test_pilots_come_and_go_as_they_did() -> None:
+def test_pilots_start_and_end_as_in_the_session() -> None:
     steps = ((0.0, 4), (60.0, 1), (200.0, 3))
     there = world(source(steps, rule=Rule.FIXED, init_blocks=4, max_blocks=4), model(load_s=10.0, item_s=1.0))
     found = calibrate(simulated(there, calls(500))[0])
     assert abs(again(found)) < 0.02
 
 
-def test_a_session_without_calls_tells_nothing(tmp_path: Path) -> None:
+def test_session_without_calls_gives_no_calibration(tmp_path: Path) -> None:
     book = journal.Journal(tmp_path / "journal")
     book.close()
     with pytest.raises(SessionError, match="no call of session test ended"):
@@ -102,7 +102,7 @@ def test_a_session_without_calls_tells_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     site = tmp_path / "two.toml"

@@ -43,7 +43,7 @@ def compared(runs: list[FinishedRun], **more: Any) -> list[PolicyRow]:
     return compare(with_bounds(runs), columns_for(more.get("of", scenario())), policies=policies)
 
 
-def test_means_have_students_intervals_over_seeds() -> None:
+def test_means_have_student_intervals_over_seeds() -> None:
     [row] = compared([run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))])
     found = row.estimates["done_after_s"]
     assert (row.runs, found.mean) == (3, 110.0)
@@ -51,7 +51,7 @@ def test_means_have_students_intervals_over_seeds() -> None:
     assert row.estimates["device_hours"] == MeanEstimate(1.0, 0.0, 3)
 
 
-def test_the_bound_of_a_seed_is_everybodys() -> None:
+def test_bound_of_a_seed_is_shared_by_all_policies() -> None:
     runs = [run("a", 0, ended_at=100.0, bound_s=50.0), run("b", 0, ended_at=150.0), run("b", 1, ended_at=150.0)]
     a, b = compared(runs)
     assert a.estimates["of_bound"] == estimate([2.0])
@@ -84,7 +84,7 @@ def test_policies_are_compared_seed_by_seed() -> None:
     assert verdicts(runs, [a, b], scenario=scenario()) == ["a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"]
 
 
-def test_a_lead_that_may_be_chance_is_called_so() -> None:
+def test_lead_that_may_be_chance_is_marked() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 130.0))]
     runs += [run("b", seed, ended_at=at) for seed, at in enumerate((120.0, 115.0))]
     assert "which may be chance over 2 seeds" in verdicts(runs, compared(runs), scenario=scenario())[0]
@@ -93,12 +93,12 @@ def test_a_lead_that_may_be_chance_is_called_so() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_policies_that_do_the_same_are_not_ahead_of_each_other(seeds: int) -> None:
+def test_policies_with_equal_results_do_not_lead_each_other(seeds: int) -> None:
     runs = [run(policy, seed, ended_at=100.0) for policy in "ab" for seed in range(seeds)]
     assert verdicts(runs, compared(runs), scenario=scenario()) == ["a and b: neither is ahead of the other"]
 
 
-def test_each_of_several_is_held_against_the_first() -> None:
+def test_several_policies_are_compared_with_the_first() -> None:
     ends = {"first": 100.0, "same": 100.0, "slow": 125.0, "quick": 80.0}
     runs = [run(policy, seed, ended_at=end) for policy, end in ends.items() for seed in range(3)]
     assert verdicts(runs, compared(runs), scenario=scenario()) == [
@@ -108,7 +108,7 @@ def test_each_of_several_is_held_against_the_first() -> None:
     ]
 
 
-def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
+def test_completed_work_counts_if_runs_are_cut_off_or_calls_fail() -> None:
     cut = scenario("static-pool", "until=100 s")
     runs = [
         run(policy, seed, ended_at=100.0, items=items, complete=False)
@@ -132,7 +132,7 @@ def test_calls_that_arrive_one_by_one_are_judged_by_their_wait() -> None:
     assert all("speed" not in row.estimates for row in rows)
 
 
-def test_deadlines_count_where_calls_have_them() -> None:
+def test_deadlines_count_if_calls_have_deadlines() -> None:
     of = scenario("two-kinds", "workload.deadline=60 s")
     runs = [run("a", seed, ended_at=100.0, wait_p95_s=1.0, in_time=0.5) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.0, wait_p95_s=9.0, in_time=0.75) for seed in range(3)]
@@ -145,7 +145,7 @@ def test_deadlines_count_where_calls_have_them() -> None:
     assert (a[:at].split()[-1], b[:at].split()[-1]) == ("50", "75")
 
 
-def test_deadlines_that_nobody_meets_are_shown() -> None:
+def test_deadlines_that_no_policy_meets_are_shown() -> None:
     of = scenario("two-kinds", "workload.deadline=60 s")
     runs = [run("a", seed, ended_at=100.0, in_time=0.0) for seed in range(3)]
     head, line = table(compared(runs, of=of), columns_for(of))
@@ -153,7 +153,7 @@ def test_deadlines_that_nobody_meets_are_shown() -> None:
     assert line[:at].split()[-1] == "0"
 
 
-def test_programs_get_bytes_and_people_read_gigabytes() -> None:
+def test_json_has_bytes_and_text_has_gigabytes() -> None:
     runs = [run("a", 0, ended_at=100.0)]
     [row] = compared(runs)
     assert (row.estimates["shared_bytes"], row.estimates["busy"]) == (estimate([3e9]), estimate([0.5]))
@@ -163,7 +163,7 @@ def test_programs_get_bytes_and_people_read_gigabytes() -> None:
         assert line[:at].split()[-1].startswith(shown[0]), title
 
 
-def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
+def test_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
     small = world(source(1), model(load_s=0.0))
     late = [Arrival(0.0, "llm", items=10, deadline_s=deadline_s) for deadline_s in (10.0, 15.0, 30.0, 0.0, 100.0)]
     simulation, outcome = simulate(small, late, until_s=45.0)
@@ -176,7 +176,7 @@ def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
     assert measure(simulation.log, until_s=outcome.ended_at).violations is None
 
 
-def test_waits_are_told_where_calls_do_not_all_come_at_once() -> None:
+def test_waits_are_shown_if_calls_do_not_all_arrive_at_once() -> None:
     assert "wait_p95_s" in {column.key for column in columns_for(scenario("two-kinds"))}
     assert "wait_p95_s" not in {column.key for column in columns_for(scenario())}
 
@@ -189,7 +189,7 @@ def test_every_column_is_explained_in_the_docs() -> None:
     assert [title for title in titles if f"`{title}`" not in page] == []
 
 
-def test_the_table_is_aligned_and_leaves_out_what_is_zero() -> None:
+def test_table_is_aligned_and_leaves_out_zero_columns() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))]
     runs += [run("longer", seed, ended_at=2000.0) for seed in range(3)]
     rows = compared(runs)
@@ -214,5 +214,5 @@ def test_the_table_is_aligned_and_leaves_out_what_is_zero() -> None:
         (MeanEstimate(4.0, 0.0, 3), "4"),
     ],
 )  # fmt: skip
-def test_numbers_have_the_digits_that_they_deserve(found: MeanEstimate | None, text: str) -> None:
+def test_numbers_have_significant_digits(found: MeanEstimate | None, text: str) -> None:
     assert show(found) == text

@@ -25,12 +25,12 @@ from stoker.site import Duration
 @pytest.mark.parametrize(
     ("degrees", "known"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (9, 2.26216), (10, 2.22814), (120, 1.97993)]
 )
-def test_quantiles_of_t_are_those_of_the_tables(degrees: int, known: float) -> None:
+def test_quantiles_of_t_equal_published_tables(degrees: int, known: float) -> None:
     assert t_quantile(0.975, degrees=degrees) == pytest.approx(known, abs=1e-5)
     assert t_quantile(0.5, degrees=degrees) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_mean_has_the_interval_of_its_runs() -> None:
+def test_mean_has_the_interval_of_its_runs() -> None:
     ten = estimate([float(number) for number in range(10)])
     assert (ten.mean, ten.runs) == (4.5, 10)
     assert ten.half_width == pytest.approx(2.26216 * 3.02765 / math.sqrt(10), rel=1e-5)
@@ -42,7 +42,7 @@ def test_a_mean_has_the_interval_of_its_runs() -> None:
             estimate(none)
 
 
-def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
+def test_intervals_contain_the_true_mean_at_the_stated_rate() -> None:
     stream = Stream(3, "intervals")
     held = 0
     for trial in range(2000):
@@ -51,17 +51,17 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
     assert held / 2000 == pytest.approx(0.95, abs=0.015)
 
 
-def test_a_difference_is_taken_seed_by_seed() -> None:
+def test_difference_is_computed_seed_by_seed() -> None:
     seeds = [10.0, 200.0, 3000.0]
     paired = difference([value + 5.0 + 0.1 * value / 3000 for value in seeds], seeds)
     assert paired.mean == pytest.approx(5.04, abs=0.01)
     assert paired.half_width is not None
-    assert paired.half_width < 0.2  # although the runs of different seeds differ by thousands
+    assert paired.half_width < 0.2  # although runs of different seeds differ by thousands
     with pytest.raises(ValueError, match="seed by seed"):
         difference([1.0, 2.0], [1.0])
 
 
-def test_quantiles_lie_between_neighbours() -> None:
+def test_quantiles_are_interpolated_between_neighbours() -> None:
     values = [1.0, 2.0, 4.0, 8.0]
     assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 3.0, 8.0]
     assert quantile(values, 0.9) == pytest.approx(6.8)
@@ -72,7 +72,7 @@ def test_quantiles_lie_between_neighbours() -> None:
 # ---- measures
 
 
-def test_a_run_whose_numbers_are_known_by_hand() -> None:
+def test_measures_of_a_small_run_equal_hand_computed_values() -> None:
     run, outcome = simulate(world(source(1), model()), calls(100))
     measured = measure(run.log)
     assert (measured.calls, measured.items, measured.failed, measured.unfinished) == (100, 100.0, 0, 0)
@@ -85,10 +85,10 @@ def test_a_run_whose_numbers_are_known_by_hand() -> None:
     assert [measured.held_s, measured.useful_s, measured.loading_s, measured.lost_s] == pytest.approx([110, 100, 10, 0])
 
 
-def test_what_a_preempted_pilot_ran_is_lost_and_waits_again() -> None:
+def test_work_of_a_preempted_pilot_is_lost_and_waits_again() -> None:
     measured = measure(small_run())
     assert (measured.items, measured.unfinished, measured.queue.values[-1]) == (100.0, 0, 0.0)
-    assert measured.lost_s == pytest.approx(0.5)  # the call that began at 30 s lost its device at 30.5 s
+    assert measured.lost_s == pytest.approx(0.5)  # the call started at 30 s and lost its device at 30.5 s
     assert measured.useful_s == pytest.approx(100.0)
     assert (measured.devices.value(20.0), measured.devices.value(40.0)) == (2.0, 1.0)
     assert (measured.capacity.value(20.0), measured.capacity.value(40.0)) == (2.0, 1.0)
@@ -97,23 +97,23 @@ def test_what_a_preempted_pilot_ran_is_lost_and_waits_again() -> None:
     assert len(measured.waits_s) == len(measured.turnarounds_s) == 100
 
 
-def test_a_run_that_is_cut_off_leaves_calls() -> None:
+def test_run_that_is_cut_off_leaves_calls() -> None:
     run, _ = simulate(world(source(1), model()), calls(100), until_s=50.5)
     measured = measure(run.log, until_s=50.5)
     assert (measured.items, measured.unfinished, measured.ended_at) == (40.0, 60, 50.5)
     assert measured.held_s == pytest.approx(50.5)
-    assert len(measured.waits_s) == 100  # 59 of the 60 unfinished calls have waited since the start; one runs
+    assert len(measured.waits_s) == 100  # 59 of 60 unfinished calls waited since the start; one call runs
     assert measured.waits_s[-59:].tolist() == [50.5] * 59
 
 
-def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
+def test_repeated_end_counts_once_and_failure_does_not_count() -> None:
     log = EventLog()
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(0.0, Happened.CALL_CAME, call=1, value=5.0)
     log.note(1.0, Happened.PILOT_CAME, pilot=0, value=2.0)
     log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # its job ended before the pilot had connected
     log.note(2.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
-    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # the manager never receives this end
+    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # this end never reaches the manager
     log.note(3.0, Happened.LIBRARY_ENDED, library=1, pilot=0)
     log.note(3.0, Happened.PILOT_WENT, pilot=0, value=2.0)
     log.note(5.0, Happened.CALL_BEGAN, call=0, library=2, pilot=2, value=5.0)
@@ -131,7 +131,7 @@ def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
     assert (measured.devices.highest, measured.held_s, measured.ended_at) == (2.0, 4.0, 10.0)
 
 
-def test_a_call_that_is_evicted_begins_again_and_waits_once() -> None:
+def test_evicted_call_starts_again_and_its_wait_counts_once() -> None:
     log = EventLog()
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(1.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
@@ -144,7 +144,7 @@ def test_a_call_that_is_evicted_begins_again_and_waits_once() -> None:
     assert measured.queue.values.tolist() == [1.0, 0.0]
 
 
-def test_the_members_of_a_gang_are_one_call_and_use_all_their_devices() -> None:
+def test_members_of_a_gang_are_one_call_on_all_their_devices() -> None:
     log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0, value=8.0)
     for library in (1, 2):
@@ -168,7 +168,7 @@ def test_the_members_of_a_gang_are_one_call_and_use_all_their_devices() -> None:
     assert [measured.queue.value(at_s) for at_s in (5.0, 15.0, 25.0)] == [0.0, 1.0, 0.0]
 
 
-def test_deadlines_are_met_or_missed_or_open() -> None:
+def test_deadlines_are_met_missed_or_open() -> None:
     log = EventLog()
     for call, due_at in enumerate((5.0, 5.0, 5.0, 50.0, 5.0)):
         log.note(0.0, Happened.CALL_CAME, call=call, value=1.0)
@@ -183,13 +183,13 @@ def test_deadlines_are_met_or_missed_or_open() -> None:
     assert measure(EventLog()).violations is None
 
 
-def test_an_empty_log_measures_nothing() -> None:
+def test_empty_log_has_no_measures() -> None:
     measured = measure(EventLog())
     assert (measured.calls, measured.makespan_s) == (0, 0.0)
     assert curves_of(measured).waits_s == ()
 
 
-def test_steps_have_values_and_areas() -> None:
+def test_step_functions_have_values_and_areas() -> None:
     steps = Steps([(1.0, 2.0), (3.0, 5.0), (3.0, 4.0), (6.0, 0.0)])
     assert [steps.value(at_s) for at_s in (0.5, 1.0, 2.9, 3.0, 7.0)] == [0.0, 2.0, 2.0, 4.0, 0.0]
     assert steps.integral(until_s=10.0) == 2 * 2.0 + 3 * 4.0
@@ -198,7 +198,7 @@ def test_steps_have_values_and_areas() -> None:
     assert Steps().integral(until_s=3.0) == 0.0
 
 
-def test_the_figures_are_those_of_the_rows() -> None:
+def test_figures_equal_those_of_the_rows() -> None:
     log = EventLog()
     for call, (first, late) in enumerate([(0.1, -0.4), (0.2, 0.0), (0.9, 0.4)]):
         log.note(1.0, Happened.TOKEN_FIRST, call=call, value=first)
@@ -208,7 +208,7 @@ def test_the_figures_are_those_of_the_rows() -> None:
     assert (found.objectives, found.met, found.met_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
 
 
-def test_where_nothing_has_an_engine_there_are_none() -> None:
+def test_world_without_engines_has_no_token_figures() -> None:
     assert token_figures(simulate(world(source(1), model()), calls(3))[0].log) is None
 
 
@@ -237,7 +237,7 @@ def run(place: World, arrivals: list[Arrival], *, counted: bool) -> tuple[Simula
     return simulation, outcome, measure(simulation.log, until_s=outcome.ended_at)
 
 
-def test_counts_say_what_the_rows_say() -> None:
+def test_counts_agree_with_the_rows() -> None:
     losing = world(source([(0.0, 3), (40.5, 1), (80.0, 2)]), model(item_cv=0.5, load_cv=0.2))
     arrivals = calls(300, every_s=0.1)
     rows, outcome, each = run(losing, arrivals, counted=False)
@@ -251,7 +251,7 @@ def test_counts_say_what_the_rows_say() -> None:
     for name in ("waits_s", "turnarounds_s"):
         mine, exact = getattr(counted, name), getattr(each, name)
         assert list(mine) == pytest.approx(list(exact), rel=0.006, abs=1e-6), name
-    for at_s in (30.0, 60.0, 110.0):  # counts are at most a second old, and few calls come in a second
+    for at_s in (30.0, 60.0, 110.0):  # counts are at most a second old, and few calls arrive per second
         assert counted.queue.value(at_s) == pytest.approx(each.queue.value(at_s), abs=6)
         assert counted.completed.value(at_s) == pytest.approx(each.completed.value(at_s), abs=6)
     assert len(sums.log) < len(rows.log)
@@ -271,7 +271,7 @@ def test_counts_equal_rows_for_gangs_and_several_devices() -> None:
         assert getattr(counted, name) == pytest.approx(getattr(each, name)), name
 
 
-def test_what_was_cut_off_is_counted_as_unfinished() -> None:
+def test_calls_that_were_cut_off_count_as_unfinished() -> None:
     simulation = Simulation(world(source(1), model()), calls(100), default_policies(), counted=True)
     outcome = simulation.run(until_s=60.5)
     measured = measure(simulation.log, until_s=outcome.ended_at)
@@ -288,7 +288,7 @@ def test_frames_save_the_manager_events_and_change_nothing_else() -> None:
     assert measured.turnarounds_s[0] >= 0.004 + 0.01  # a result waits for others that share its frame
 
 
-def test_a_counted_log_is_written_and_read(tmp_path: Path) -> None:
+def test_counted_log_is_written_and_read(tmp_path: Path) -> None:
     simulation, _, measured = run(world(source(2), model()), calls(50), counted=True)
     write_log(tmp_path / "log.parquet", simulation.log, {"seed": 3})
     again = measure(read_log(tmp_path / "log.parquet")[0])

@@ -41,7 +41,7 @@ def digest_of_file(folder: Path) -> str:
 # ---- log files
 
 
-def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_log_reads_back_as_it_was_written(tmp_path: Path) -> None:
     log, path = small_run(), tmp_path / "log.parquet"
     write_log(path, log, FACTS)
     back, facts = read_log(path)
@@ -51,7 +51,7 @@ def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]
 
 
-def test_any_reader_of_parquet_understands_it(tmp_path: Path) -> None:
+def test_standard_parquet_reader_reads_the_log(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", small_run(), FACTS)
     table = pq.read_table(tmp_path / "log.parquet")
     assert table.column_names == ["at_s", "what", "call", "library", "pilot", "block", "value"]
@@ -60,7 +60,7 @@ def test_any_reader_of_parquet_understands_it(tmp_path: Path) -> None:
     assert {row["call"] for row in rows if row["what"] == "pilot_came"} == {-1}
 
 
-def test_the_same_run_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+def test_repeated_run_gives_equal_bytes_in_another_process(tmp_path: Path) -> None:
     program = "import pathlib, study.test_study_outputs as t; print(t.digest_of_file(pathlib.Path()))"
     (tmp_path / "theirs").mkdir()
     said = subprocess.run(
@@ -71,7 +71,7 @@ def test_the_same_run_gives_the_same_bytes_in_another_process(tmp_path: Path) ->
     assert said.strip() == digest_of_file(tmp_path)
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"away\.parquet: no such file"):
         read_log(tmp_path / "away.parquet")
     (tmp_path / "text.parquet").write_text("no log")
@@ -82,7 +82,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
         read_log(tmp_path / "other.parquet")
 
 
-def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     path.write_text("before")
 
@@ -99,7 +99,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
 # ---- plots
 
 
-def test_curves_are_thinned_to_what_a_picture_shows() -> None:
+def test_curves_are_thinned_to_the_resolution_of_a_picture() -> None:
     long = Steps((float(number), float(number * number)) for number in range(50_000))
     thin = thinned(long, points=500)
     assert len(thin.at_s) == 500
@@ -145,7 +145,7 @@ def test_plots_are_drawn_as_png_and_svg(drawn: list[Path]) -> None:
             assert near.sum() > 100, path.name
 
 
-def test_the_same_runs_give_the_same_plots_whatever_the_user_has_set(
+def test_equal_runs_give_equal_plots_under_any_user_settings(
     tmp_path: Path, drawn: list[Path], runs: dict[str, list[Curves]]
 ) -> None:
     import matplotlib
@@ -156,7 +156,7 @@ def test_the_same_runs_give_the_same_plots_whatever_the_user_has_set(
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in drawn]
 
 
-def test_without_matplotlib_plots_say_what_to_install(
+def test_missing_matplotlib_error_names_the_package_to_install(
     tmp_path: Path, runs: dict[str, list[Curves]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -179,7 +179,7 @@ def timeline(log: EventLog, **more: Any) -> list[dict[str, Any]]:
     return list(events_of(log, curves_of(measure(log)), **more))
 
 
-def test_a_timeline_has_every_call_on_a_row_of_its_library() -> None:
+def test_timeline_has_every_call_on_a_row_of_its_library() -> None:
     events = timeline(small_run())
     drawn = [event for event in events if event["ph"] == "X" and event["name"].startswith("call ")]
     assert sum(event["args"]["items"] for event in drawn if "args" in event) == 100
@@ -193,7 +193,7 @@ def test_a_timeline_has_every_call_on_a_row_of_its_library() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_nothing_overlaps_on_a_row_and_every_row_has_a_name(slots: int) -> None:
+def test_rows_do_not_overlap_and_every_row_has_a_name(slots: int) -> None:
     events = timeline(small_run(slots=slots, item_cv=0.7))
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     rows = slices_by_row(events)
@@ -217,14 +217,14 @@ def test_many_calls_are_drawn_together() -> None:
         assert all(ended <= began for (_, ended, _), (began, _, _) in pairwise(slices))
 
 
-def test_what_goes_on_at_the_end_of_a_run_is_drawn_until_then() -> None:
+def test_unfinished_calls_are_drawn_until_the_end_of_a_run() -> None:
     run, _ = simulate(world(source(1), model(item_s=30.0)), calls(9), until_s=60.0)
     events = timeline(run.log)
     assert {"call 1", "connected", "running"} <= {event["name"] for event in events}
     assert not any(event["name"].endswith("lost") for event in events)
 
 
-def test_a_call_that_was_evicted_frees_its_row() -> None:
+def test_evicted_call_frees_its_row() -> None:
     log = EventLog()
     log.note(0.0, Happened.LIBRARY_STARTED, library=1, pilot=0)
     log.note(0.0, Happened.LIBRARY_STARTED, library=2, pilot=1)
@@ -248,13 +248,13 @@ def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
     drawn = sorted((began, ended, name) for slices in rows.values() for began, ended, name in slices if "call" in name)
     first = [name for began, _, name in drawn if began == 10_000_000]
     assert first == ["call 0", "call 0, rank 1", "call 0, rank 2", "call 0, rank 3"]
-    # The first gang runs fifteen seconds. The second lost a member at 30 s and continued from its checkpoint of 27.5 s.
+    # Gang 1 runs fifteen seconds. Gang 2 lost a member at 30 s and continued from its checkpoint at 27.5 s.
     second = [(began / 1e6, ended / 1e6, name) for began, ended, name in drawn if began > 10_000_000]
     assert second[:2] == [(25.0, 30.0, "call 1, checkpointed"), (25.0, 30.0, "call 1, rank 1, checkpointed")]
     assert second[2:] == [(30.0, 67.5, "call 1"), (30.0, 67.5, "call 1, rank 1")]
 
 
-def test_a_timeline_is_json_that_perfetto_opens_packed_or_not(tmp_path: Path) -> None:
+def test_timeline_is_json_that_perfetto_opens_compressed_or_not(tmp_path: Path) -> None:
     log = small_run()
     curves = curves_of(measure(log))
     write_timeline(tmp_path / "run.json", log, curves)

@@ -48,7 +48,7 @@ def known(site: Site, store: PerformanceStore, seen: Availability = NOBODY, *, w
     return gather(site, work, performance=store, availability=seen)
 
 
-def test_two_devices_of_this_machine(store: PerformanceStore) -> None:
+def test_local_machine_with_two_devices_is_planned(store: PerformanceStore) -> None:
     measure(store, kind="cpu")
     work = Work("verify", "verify", 100)
     found = make_plan(local(), work, known(local(), store, work=work))
@@ -66,7 +66,7 @@ def test_inputs_are_packed_into_calls(store: PerformanceStore) -> None:
     assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 51 * 2.0, rel=0.03)
 
 
-def test_calls_of_another_size_cost_as_much_an_input(store: PerformanceStore) -> None:
+def test_calls_of_another_size_cost_the_same_per_input(store: PerformanceStore) -> None:
     measure(store, kind="cpu")
     work = Work("verify", "verify", 1000, inputs_per_call=10, measured_per_call=1)
     evidence = known(local(), store, work=work)
@@ -79,7 +79,7 @@ def test_calls_of_another_size_cost_as_much_an_input(store: PerformanceStore) ->
     assert any("a call of verify ran 2.0 s on cpu" in reason.text for reason in evidence.reasons)
 
 
-def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) -> None:
+def test_calls_are_counted_and_not_their_records(store: PerformanceStore) -> None:
     store.record_runs("r", kind="cpu", function="verify", run_s=[1.0] * 5, calls=40)
     store.record_runs("r", kind="cpu", function="verify", run_s=[1.0])
     evidence = known(local(), store, work=Work("verify", "verify", 10))
@@ -90,7 +90,7 @@ def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) 
 
 
 @pytest.mark.parametrize("inputs", [100, pytest.param(10_000, marks=pytest.mark.long)])
-def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs: int) -> None:
+def test_policy_named_by_the_site_is_simulated(store: PerformanceStore, inputs: int) -> None:
     measure(store, kind="cpu", runs=400, loads=400)
     policy = str(ROOT / BASELINES["disk-only"])
     site = parse_site(
@@ -102,14 +102,14 @@ def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs:
     assert found.as_written.finish_s.p50 == pytest.approx(inputs / 2 * (10.0 + 2.0), rel=0.02)
 
 
-def test_a_million_calls_are_forecast_without_simulating_each(store: PerformanceStore) -> None:
+def test_million_calls_are_forecast_without_simulating_each(store: PerformanceStore) -> None:
     measure(store, kind="cpu")
     work = Work("verify", "verify", 1_000_000)
     found = make_plan(local(), work, known(local(), store, work=work))
     assert found.as_written.finish_s.p50 == pytest.approx(1_000_000.0, rel=0.01)
 
 
-def test_the_queue_that_was_seen_is_waited_for_and_the_cost_is_told(store: PerformanceStore) -> None:
+def test_measured_queue_wait_and_cost_are_in_the_forecast(store: PerformanceStore) -> None:
     measure(store)
     seen = Availability("pool", waits=(Wait(300.0, 20.0, A10),) * 12, stays=(Stay(3600.0, "let go"),) * 12)
     site, work = batch('price = 1.5\nwalltime = "4 h"'), Work("verify", "verify", 400)
@@ -140,7 +140,7 @@ def test_more_blocks_than_calls_can_use_are_not_advised(store: PerformanceStore)
 
 
 @pytest.mark.long
-def test_pilots_that_are_lost_cost_time(store: PerformanceStore) -> None:
+def test_lost_pilots_cost_time(store: PerformanceStore) -> None:
     measure(store)
     site, work = batch('walltime = "24 h"'), Work("verify", "verify", 1000)
     calm = Availability("pool", waits=(Wait(0.0, 0.0, A10),) * 12, stays=(Stay(36_000.0, "let go"),) * 12)
@@ -164,14 +164,14 @@ def test_pilots_that_are_lost_cost_time(store: PerformanceStore) -> None:
         ([("let go", "")] * 2, "0 of 2 pilots were lost in 1.0 pilot-hours"),
     ],
 )
-def test_losses_are_told_with_their_reasons(store: PerformanceStore, stays: list[tuple[str, str]], said: str) -> None:
+def test_losses_are_listed_with_their_reasons(store: PerformanceStore, stays: list[tuple[str, str]], said: str) -> None:
     measure(store)
     site, work = batch(), Work("verify", "verify", 100)
     seen = Availability("pool", stays=tuple(Stay(1800.0, ended, why) for ended, why in stays))
     assert said in [reason.text for reason in known(site, store, seen, work=work).reasons]
 
 
-def test_what_was_hardly_measured_is_forecast_widely_and_said(store: PerformanceStore) -> None:
+def test_forecast_from_few_measurements_is_wide_and_says_so(store: PerformanceStore) -> None:
     store.record_runs("r", kind="cpu", function="verify", run_s=[1.0, 3.0])
     work = Work("verify", "verify", 1000)
     evidence = known(local(), store, work=work)
@@ -182,7 +182,7 @@ def test_what_was_hardly_measured_is_forecast_widely_and_said(store: Performance
     assert any("(2 calls measured)" in reason.text for reason in evidence.reasons)
 
 
-def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore) -> None:
+def test_device_kind_named_by_the_site_is_used(store: PerformanceStore) -> None:
     measure(store)
     store.record_runs("r", kind="NVIDIA TITAN X", function="verify", run_s=[5.0] * 500)
     work = Work("verify", "verify", 10)
@@ -195,7 +195,7 @@ def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore
     assert any("h100, for which no call was measured" in reason.text for reason in evidence.reasons)
 
 
-def test_speeds_by_other_calls_scale_the_measured_time(store: PerformanceStore) -> None:
+def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) -> None:
     measure(store, kind="cpu", run_s=6.0)
     work = Work("verify", "verify", 100)
     assert known(batch(), store, work=work).sureness is Sureness.POOR
@@ -217,7 +217,7 @@ def test_joined_calls_fit_into_a_walltime_many_times() -> None:
 
 
 @pytest.mark.long
-def test_calls_that_are_longer_than_a_pilot_lives_are_never_done(store: PerformanceStore) -> None:
+def test_calls_longer_than_the_life_of_a_pilot_never_finish(store: PerformanceStore) -> None:
     measure(store, run_s=100.0)
     site, work = batch('walltime = "1 min"'), Work("verify", "verify", 200)
     found = make_plan(site, work, known(site, store, work=work))
@@ -225,7 +225,7 @@ def test_calls_that_are_longer_than_a_pilot_lives_are_never_done(store: Performa
     assert not math.isinf(min(each.finish_s.p50 for each in found.by_walltime))
 
 
-def test_a_site_that_never_gave_so_many_is_said(store: PerformanceStore) -> None:
+def test_site_that_never_provided_as_many_blocks_is_reported(store: PerformanceStore) -> None:
     from stoker.contexts.performance import PilotCount
 
     measure(store)
@@ -235,13 +235,13 @@ def test_a_site_that_never_gave_so_many_is_said(store: PerformanceStore) -> None
     assert any("never gave more than 2 pilots" in reason.text for reason in evidence.reasons)
 
 
-def test_nothing_measured_is_said_with_what_to_do(store: PerformanceStore) -> None:
+def test_missing_measurements_are_reported_with_advice(store: PerformanceStore) -> None:
     work = Work("fact_verification", "verify", 10)
     with pytest.raises(SessionError, match="stoker run fact_verification --limit"):
         known(local(), store, work=work)
 
 
-def test_the_error_of_a_mean_shrinks_with_its_measurements() -> None:
+def test_error_of_a_mean_shrinks_with_its_measurements() -> None:
     assert MeasuredTime(1.0, 0.5, 100).error == pytest.approx(0.05, rel=0.03)
-    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement shows no spread, but days differ
+    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement has an assumed spread
     assert math.isclose(MeasuredTime().error, 0.0)

@@ -52,7 +52,7 @@ def facts(runs: list[FinishedRun]) -> dict[tuple[str, int], tuple[object, bytes]
     return {(run.policy, run.seed): (run.outcome, Path(run.log).read_bytes()) for run in runs}
 
 
-def test_the_same_is_found_whatever_the_number_of_processes(small: Scenario, tmp_path: Path) -> None:
+def test_results_do_not_depend_on_the_number_of_processes(small: Scenario, tmp_path: Path) -> None:
     found = []
     for jobs in (1, 2):
         folder = tmp_path / str(jobs)
@@ -74,7 +74,7 @@ def test_deadlines_and_warm_devices_are_in_the_figures_of_a_run(small: Scenario,
     assert run.outcome.busy_s < run.figures.warm_s == run.outcome.warm_s < run.figures.held_s
 
 
-def test_seeds_come_first_so_that_policies_can_be_compared_early(small: Scenario, tmp_path: Path) -> None:
+def test_runs_are_ordered_by_seed_for_early_comparisons(small: Scenario, tmp_path: Path) -> None:
     with closing(run_all(small, policies=POLICIES, seeds=[5, 6], folder=tmp_path)) as runs:
         assert [(run.policy, run.seed) for run, _ in zip(runs, range(2), strict=False)] == [(p, 5) for p in POLICIES]
 
@@ -118,14 +118,14 @@ def test_closing_runs_keeps_logs_and_leaves_no_process(small: Scenario, broken: 
     assert [path.name for path in folder.iterdir()] == [log_name("default", 1)]
 
 
-def test_a_process_that_is_killed_is_told_with_what_it_did(small: Scenario, broken: Path, tmp_path: Path) -> None:
+def test_killed_process_is_reported_with_its_work(small: Scenario, broken: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SimulationError, match=r"^policy mine.py:dies, seed [34]: the process .* died \(signal 9\); .*memory"
     ):
         list(run_all(small, policies=[f"{broken}:dies"], seeds=[3, 4], folder=tmp_path, jobs=2))
 
 
-def test_a_policy_that_raises_is_told_with_its_own_lines_alone(small: Scenario, broken: Path, tmp_path: Path) -> None:
+def test_policy_that_raises_is_reported_with_only_its_own_lines(small: Scenario, broken: Path, tmp_path: Path) -> None:
     with pytest.raises(SimulationError) as told:
         list(run_all(small, policies=[f"{broken}:raises"], seeds=[0], folder=tmp_path))
     head, *lines = str(told.value).splitlines()
@@ -136,7 +136,7 @@ def test_a_policy_that_raises_is_told_with_its_own_lines_alone(small: Scenario, 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
+def test_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
     (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
     text = shipped()["static-pool"].read_text()
     head, tail = text.split("[workload]")
@@ -147,7 +147,7 @@ def test_a_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -
         list(run_all(scenario, policies=["default"], seeds=[0, 1], folder=tmp_path, jobs=jobs))
 
 
-def test_a_run_in_which_nothing_ends_any_more_is_stopped() -> None:
+def test_run_in_which_no_call_ends_any_more_is_stopped() -> None:
     told: list[tuple[float, int]] = []
     watch = StallWatch(lambda now_s, ended: told.append((now_s, ended)))
     for hour in range(10_000):  # more than a year, in which a call ends every hour
@@ -161,7 +161,7 @@ def test_a_run_in_which_nothing_ends_any_more_is_stopped() -> None:
         watch(STUCK_S + 1.0, 0)
 
 
-def test_a_run_whose_clock_stands_still_is_stopped() -> None:
+def test_run_with_a_stopped_clock_is_stopped() -> None:
     watch = StallWatch(lambda *_: None)
     for ended in range(MOST_STILL):
         watch(7.0, ended)
@@ -170,19 +170,19 @@ def test_a_run_whose_clock_stands_still_is_stopped() -> None:
         watch(7.0, 4)
 
 
-def test_a_world_that_a_policys_awareness_makes_impossible_is_refused(tmp_path: Path) -> None:
+def test_world_made_impossible_by_the_awareness_is_refused(tmp_path: Path) -> None:
     changes = ["sources.gpu.walltime=45 s", "links.shared_node=500 MB/s"]
     tight = load_scenario(shipped()["awareness"], changes=changes)
     with pytest.raises(ConfigError, match=r"^an impossible world: .* walltime: a block lasts 45 s, and llm takes 52 s"):
         list(run_all(tight, policies=[NO_AWARENESS], seeds=[0], folder=tmp_path))
 
 
-def test_a_policy_that_nobody_knows_is_refused_with_the_nearest(small: Scenario, tmp_path: Path) -> None:
+def test_unknown_policy_is_refused_with_the_nearest_name(small: Scenario, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'default'"):
         list(run_all(small, policies=["defalt"], seeds=[0], folder=tmp_path))
 
 
-def test_logs_are_called_by_policy_and_seed() -> None:
+def test_logs_are_named_by_policy_and_seed() -> None:
     assert log_name("default", 3) == "default-3.parquet"
     assert log_name("/home/ana/my policies.py:Best", 0) == "my-policies.py-Best-0.parquet"
 
@@ -201,7 +201,7 @@ def square(task: int, tell: Tell) -> tuple[int, int]:
     return task * task, os.getpid()
 
 
-def test_every_task_is_done_once_by_as_many_processes_as_are_wanted() -> None:
+def test_every_task_runs_once_on_the_requested_processes() -> None:
     told: list[object] = []
     with Workers(square, count=2) as workers:
         done = list(workers.each([1, 2, 3, 4, 5, 6, 7, 12], hear=lambda *what: told.append(what)))

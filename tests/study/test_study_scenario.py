@@ -1,4 +1,4 @@
-"""Shipped scenario files are read, each fault is one line, and docs/workloads.md shows valid files."""
+"""Shipped scenario files load, each error is one line, and docs/workloads.md shows valid files."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def parse(text: str = TEXT, *changes: str) -> Scenario:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_each_shipped_scenario_is_read_and_called_like_its_file(name: str) -> None:
+def test_shipped_scenario_loads_and_has_the_name_of_its_file(name: str) -> None:
     scenario = load_scenario(find_scenario(name))
     assert scenario.name == name
     assert scenario.about
 
 
-def test_gangs_are_read_and_wrong_ones_refused_with_their_line() -> None:
+def test_gangs_are_read_and_invalid_gangs_refused_with_their_line() -> None:
     changed = parse(
         TEXT, "workload.gang=[1, 4]", "contexts.llm.devices=1", "contexts.llm.gang=2 s",
         "contexts.llm.gang_efficiency=0.9", "world.delays.progress=5 s",
@@ -97,7 +97,7 @@ def test_gangs_are_read_and_wrong_ones_refused_with_their_line() -> None:
         parse(TEXT, "contexts.llm.devices=2")
 
 
-def test_a_scenario_says_what_its_file_says() -> None:
+def test_scenario_equals_its_file() -> None:
     scenario = parse()
     new, old = scenario.world.sources
     assert (new.steps, old.steps) == (((0.0, 4),), ((0.0, 2), (900.5, 1)))
@@ -110,7 +110,7 @@ def test_a_scenario_says_what_its_file_says() -> None:
 
 
 @pytest.mark.parametrize("name", [*shipped(), ""])
-def test_a_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
+def test_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
     scenario = (
         load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["exclusive", "b:C"]')
     )
@@ -124,7 +124,7 @@ rows = 8
 """
 
 
-def test_an_engine_has_its_step_times_in_the_scenario_or_in_a_profile(tmp_path: Path) -> None:
+def test_engine_has_step_times_from_the_scenario_or_a_profile(tmp_path: Path) -> None:
     written = parse(TEXT.replace("load =", "slots = 0\nload =") + WITH_ENGINE)
     engine = written.world.contexts["llm"].engine_on("a10")
     assert engine.times.decode == (StepCell(1, 512, 0.014), StepCell(32, 512, 0.026, 5))
@@ -147,7 +147,7 @@ def test_an_engine_has_its_step_times_in_the_scenario_or_in_a_profile(tmp_path: 
         ('{"times": 3}', "is not a profile"),
     ],
 )
-def test_a_profile_that_is_none_is_refused_by_its_name(text: str | None, said: str, tmp_path: Path) -> None:
+def test_invalid_profile_is_refused_by_its_name(text: str | None, said: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "a10.json").write_text(text)
     named = (TEXT + WITH_ENGINE).replace(WITH_ENGINE.splitlines()[2], 'times = "a10.json"')
@@ -155,7 +155,7 @@ def test_a_profile_that_is_none_is_refused_by_its_name(text: str | None, said: s
         parse_scenario(named, file="s.toml", folder=tmp_path)
 
 
-def test_an_engine_that_cannot_be_is_refused() -> None:
+def test_impossible_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match="an engine needs prefill and decode"):
         parse((TEXT + WITH_ENGINE).replace(WITH_ENGINE.splitlines()[2], "times = { }"))
     with pytest.raises(ConfigError, match="whose step times are not known"):
@@ -164,7 +164,7 @@ def test_an_engine_that_cannot_be_is_refused() -> None:
         parse(TEXT, "workload.tokens.tpot=250ms")
 
 
-def test_the_file_of_a_trace_counts_from_the_scenarios_folder() -> None:
+def test_trace_path_is_relative_to_the_scenario_folder() -> None:
     trace = ("workload.kind=trace", "workload.format=csv", "workload.file=day/trace.csv")
     changed = TEXT.replace("inputs = 100", "")
     scenario = parse(changed, *trace)
@@ -223,7 +223,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("change", FAULTS, ids=lambda change: change[1][:30])
-def test_a_fault_is_one_line_that_names_the_place_and_what_to_do(change: tuple[str, str]) -> None:
+def test_error_is_one_line_with_location_and_advice(change: tuple[str, str]) -> None:
     assert TEXT.count(change[0]) >= 1
     with pytest.raises(ConfigError) as caught:
         parse(TEXT.replace(*change, 1))
@@ -232,7 +232,7 @@ def test_a_fault_is_one_line_that_names_the_place_and_what_to_do(change: tuple[s
     assert caught.value.file == "s.toml"
 
 
-def test_sources_that_run_dry_need_an_end() -> None:
+def test_sources_with_a_finite_supply_need_an_end() -> None:
     dry = TEXT.replace("capacity = 4", "capacity = [[0, 4], [60, 0]]").replace("[900.5, 1]", "[900.5, 0]")
     with pytest.raises(
         ConfigError, match=r"^s\.toml: line 17: \[world\.sources\.new\] capacity: from 900\.5 s on .*until"
@@ -243,7 +243,7 @@ def test_sources_that_run_dry_need_an_end() -> None:
         parse(TEXT, "sources.new.capacity=0", "sources.old.capacity=0")
 
 
-def test_a_walltime_that_no_load_fits_in_is_refused() -> None:
+def test_walltime_too_short_for_every_load_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"walltime: a block lasts 10 s, and llm takes 13 s until it is loaded"):
         parse(TEXT, "sources.new.walltime=10 s", "sources.old.walltime=10 s")
     # the other source has no walltime, so calls can run there
@@ -262,7 +262,7 @@ DOUBTS = {
 
 
 @pytest.mark.parametrize("changes", DOUBTS, ids=lambda changes: changes[0])
-def test_a_source_that_does_not_do_what_it_seems_to_is_noted(changes: tuple[str, ...]) -> None:
+def test_source_without_its_apparent_effect_is_noted(changes: tuple[str, ...]) -> None:
     plain = parse(TEXT, "sources.old.max_blocks=2")
     assert list(doubtful(plain.world, wanted=["llm"])) == []
     changed = parse(TEXT, "sources.old.max_blocks=2", *changes)
@@ -270,12 +270,12 @@ def test_a_source_that_does_not_do_what_it_seems_to_is_noted(changes: tuple[str,
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_nothing_of_a_shipped_scenario_is_doubtful(name: str) -> None:
+def test_shipped_scenarios_give_no_notes(name: str) -> None:
     scenario = load_scenario(shipped()[name])
     assert list(doubtful(scenario.world, wanted=contexts_of(scenario.workload))) == []
 
 
-def test_files_of_one_name_are_the_same_files() -> None:
+def test_equal_file_names_refer_to_one_file() -> None:
     with pytest.raises(
         ConfigError, match=r"line 32: \[world\.contexts\.other\] files: weights is 1\.0 GB here and 3\.4"
     ):
@@ -299,7 +299,7 @@ def test_settings_are_changed_by_path() -> None:
     assert scenario.world.delays.poll_s == 1.0
 
 
-def test_a_workload_is_changed_to_another_kind() -> None:
+def test_workload_can_be_changed_to_another_kind() -> None:
     text = TEXT.replace("inputs = 100", "rate = 3\ncount = 7").replace('"sweep"', '"constant"')
     assert parse(text, "workload.kind=poisson").workload == Poisson(context="llm", rate_per_s=3, count=7)
 
@@ -326,20 +326,20 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_that_is_wrong_is_named(change: str) -> None:
+def test_wrong_change_is_named(change: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(TEXT, "seeds=2", change)
     assert str(caught.value) == CHANGES[change]
 
 
-def test_a_fault_elsewhere_says_what_was_changed() -> None:
+def test_error_elsewhere_names_the_change() -> None:
     with pytest.raises(
         ConfigError, match=r"^s\.toml: line 16: \[world\.sources\.new\] kind = .* \(with --set seeds=2\)$"
     ):
         parse(TEXT.replace('kind = "a10"', 'kind = "b"'), "seeds=2")
 
 
-def test_a_scenario_is_found_by_its_name_or_by_the_nearest(tmp_path: Path) -> None:
+def test_scenario_is_found_by_its_name_with_a_suggestion(tmp_path: Path) -> None:
     assert find_scenario("static-pool").name == "static-pool.toml"
     mine = tmp_path / "static-pool"
     mine.write_text(TEXT)
@@ -355,12 +355,12 @@ def test_a_scenario_is_found_by_its_name_or_by_the_nearest(tmp_path: Path) -> No
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
 
 
-def test_the_scenario_of_the_documentation_is_one() -> None:
+def test_documented_scenario_is_valid() -> None:
     [text] = re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
     assert parse(text).world.sources[0].steps == ((0.0, 8), (900.0, 4))
 
 
-def test_every_setting_is_documented_and_none_that_is_not_there() -> None:
+def test_documented_settings_are_exactly_the_settings() -> None:
     tables = re.findall(r"^\| (at the top|`\[+world[^|]*) \|.*\n\|---\|---\|\n((?:\|.*\n)+)", DOCUMENT, re.MULTILINE)
     named = {
         head.strip("`[] ").removesuffix(".NAME"): set(re.findall(r"`([a-z_]+)`", " ".join(firsts(rows))))
@@ -385,14 +385,14 @@ def firsts(rows: str) -> list[str]:
 WORKLOADS = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
 
 
-def test_its_examples_are_workloads() -> None:
+def test_documented_examples_are_workloads() -> None:
     examples = re.findall(r"^```toml\n(.*?)^```", WORKLOADS, re.MULTILINE | re.DOTALL)
     assert len(examples) == 3
     for example in examples:
         msgspec.convert(tomllib.loads(example)["workload"], Workload, dec_hook=read_unit)  # type: ignore[call-overload]
 
 
-def test_it_has_every_kind_every_format_and_every_setting() -> None:
+def test_page_has_every_kind_every_format_and_every_setting() -> None:
     kinds = {kind.__struct_config__.tag for kind in Workload.__args__}
     formats = {format.value for format in TraceFormat}
     settings = {field.encode_name for kind in Workload.__args__ for field in msgspec.structs.fields(kind)}
@@ -403,7 +403,7 @@ def test_it_has_every_kind_every_format_and_every_setting() -> None:
     assert told <= kinds | formats | settings | {"kind"}
 
 
-def test_lengths_are_told_to_policies_and_change_no_time() -> None:
+def test_lengths_are_shown_to_policies_and_change_no_time() -> None:
     short = [Arrival(float(n), "llm", input_length=1) for n in range(20)]
     long = [msgspec.structs.replace(each, input_length=10_000, expected_output=5_000) for each in short]
     heard: list[int] = []

@@ -64,14 +64,14 @@ def write(tmp_path: Path) -> Write:
     return trace
 
 
-def test_philly_jobs_are_sorted_and_become_a_call_a_gpu(tmp_path: Path, write: Write) -> None:
+def test_philly_jobs_are_sorted_and_become_one_call_per_gpu(tmp_path: Path, write: Write) -> None:
     calls = list(read_trace(write(P, PHILLY), folder=tmp_path))
     assert calls == [
         Arrival(0.0, "llm", 296), Arrival(0.0, "llm", 296), Arrival(30.0, "llm", 1), Arrival(2932.0, "llm", 7)
     ]  # fmt: skip
 
 
-def test_one_of_phillys_clusters_is_read_alone(tmp_path: Path, write: Write) -> None:
+def test_single_philly_cluster_can_be_read(tmp_path: Path, write: Write) -> None:
     trace = write(P, PHILLY, cluster="11cb48")
     assert [call.at_s for call in read_trace(trace, folder=tmp_path)] == [0.0, 2902.0]
     with pytest.raises(ConfigError, match="no call is left of it"):
@@ -99,7 +99,7 @@ def test_azure_requests_keep_lengths_and_fractions_of_seconds(tmp_path: Path, wr
     ]
 
 
-def test_slinfers_functions_are_merged_and_take_contexts_in_turn(tmp_path: Path, write: Write) -> None:
+def test_slinfer_functions_are_merged_and_get_contexts_in_turn(tmp_path: Path, write: Write) -> None:
     trace = write(S, json.dumps(SLINFER), context=("a", "b"))
     assert list(read_trace(trace, folder=tmp_path)) == [
         Arrival(2.5, "a", 1, 30, output=3), Arrival(4.0, "b", 1, 10, output=1), Arrival(9.0, "a", 1, 40, output=4),
@@ -109,7 +109,7 @@ def test_slinfers_functions_are_merged_and_take_contexts_in_turn(tmp_path: Path,
     assert Counter(call.context for call in read_trace(named, folder=tmp_path)) == {"a": 2, "b": 2}
 
 
-def test_a_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) -> None:
+def test_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) -> None:
     whole = (
         "deadline_s,at_s,items,context,input_length,expected_output,priority\n"
         "60,1.25,2,llm,300,40,-1\n"
@@ -135,7 +135,7 @@ def test_gzipped_files_and_byte_order_marks_are_read(tmp_path: Path, write: Writ
     assert len(list(read_trace(write(S, packed), folder=tmp_path))) == 4
 
 
-def test_a_part_of_a_trace_is_taken_by_its_own_clock(tmp_path: Path, write: Write) -> None:
+def test_part_of_a_trace_is_selected_by_its_own_clock(tmp_path: Path, write: Write) -> None:
     text = "at_s\n" + "".join(f"{second}\n" for second in range(100))
     part = write(C, text, context="llm", start_s=Duration(10.0), for_s=Duration(20.0), speedup=2.0)
     assert [call.at_s for call in read_trace(part, folder=tmp_path)] == [second / 2 for second in range(20)]
@@ -143,7 +143,7 @@ def test_a_part_of_a_trace_is_taken_by_its_own_clock(tmp_path: Path, write: Writ
     assert len(list(read_trace(few, folder=tmp_path))) == 3
 
 
-def test_a_trace_is_read_as_it_is_used(tmp_path: Path, write: Write) -> None:
+def test_trace_is_read_lazily(tmp_path: Path, write: Write) -> None:
     text = "at_s\n" + "".join(f"{second}\n" for second in range(20_000)) + "nonsense\n"
     calls = read_trace(write(C, text, context="llm"), folder=tmp_path)
     assert len(list(islice(calls, 5))) == 5
@@ -151,7 +151,7 @@ def test_a_trace_is_read_as_it_is_used(tmp_path: Path, write: Write) -> None:
         list(calls)
 
 
-def test_any_workload_is_opened_alike(tmp_path: Path, write: Write) -> None:
+def test_any_workload_is_opened_through_one_function(tmp_path: Path, write: Write) -> None:
     drawn = Poisson(context="llm", rate_per_s=1.0, count=3)
     assert len(list(arrivals_of(drawn, seed=1, folder=tmp_path))) == 3
     assert len(list(arrivals_of(write(C, PLAIN), seed=1, folder=tmp_path))) == 3
@@ -205,7 +205,7 @@ def test_any_workload_is_opened_alike(tmp_path: Path, write: Write) -> None:
         (S, FUNCTION([1.0], [-4], [1]), r"input\[0\]: .* not lengths"),
     ],
 )
-def test_a_bad_trace_is_refused_with_its_place(
+def test_bad_trace_is_refused_with_its_location(
     tmp_path: Path, write: Write, format: TraceFormat, text: str | bytes, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem) as refused:
@@ -214,7 +214,7 @@ def test_a_bad_trace_is_refused_with_its_place(
     assert str(refused.value).startswith(f"{tmp_path / 'trace'}: ")
 
 
-def test_a_plain_table_says_who_runs_together_and_when_that_ends(tmp_path: Path, write: Write) -> None:
+def test_plain_table_names_gang_sizes_and_deadlines(tmp_path: Path, write: Write) -> None:
     text = "at_s,items,gang_least,gang_most,fixed_s,items_done\n0,90,2,8,12.5,40\n1,90,1,1,0,0\n"
     assert list(read_trace(write(C, text, context="llm"), folder=tmp_path)) == [
         Arrival(0.0, "llm", 90, gang=(2, 8), fixed_s=12.5, items_done=40), Arrival(1.0, "llm", 90),
@@ -229,19 +229,19 @@ def test_a_plain_table_says_who_runs_together_and_when_that_ends(tmp_path: Path,
         ("at_s,gang_least\n0,3\n0,6\n", [(3, 4), (6, 6)]),
     ],
 )
-def test_what_a_table_does_not_say_of_gangs_the_scenario_says(
+def test_gang_settings_missing_in_a_table_come_from_the_scenario(
     tmp_path: Path, write: Write, text: str, gangs: list[tuple[int, int]]
 ) -> None:
     calls = read_trace(write(C, text, context="llm", gang=(2, 4)), folder=tmp_path)
     assert [call.gang for call in calls] == gangs
 
 
-def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+def test_missing_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"away\.csv: no such file"):
         read_trace(Trace(format=C, file="away.csv", context="llm"), folder=tmp_path)
 
 
-def test_a_file_is_called_as_people_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_errors_name_the_file_by_its_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "day").mkdir()
     (tmp_path / "day" / "bad.csv").write_text("at_s\n5\n4\n")
@@ -263,7 +263,7 @@ def test_a_file_is_called_as_people_call_it(tmp_path: Path, monkeypatch: pytest.
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_published_traces_are_read_whole(
+def test_published_traces_are_read_completely(
     format: TraceFormat, file: str, settings: dict[str, Any], number: int
 ) -> None:  # fmt: skip
     calls = list(read_trace(Trace(format=format, file=file, context="llm", **settings), folder=DATA))

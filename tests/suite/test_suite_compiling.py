@@ -20,7 +20,7 @@ def compiled(folder: Path) -> list[str]:
     return sorted(path.name.partition(".")[0] for path in folder.rglob(f"*{rewrite.PYC_TAIL}"))
 
 
-def test_shares_of_workers_make_up_all_files_once(files, pytestconfig, monkeypatch):
+def test_shares_of_workers_cover_all_files_once(files, pytestconfig, monkeypatch):
     folder = files[0].parent
     monkeypatch.setattr(pytestconfig, "args", [str(folder)])
     suite_compiling.compile_share(pytestconfig, number=0, workers=2)
@@ -29,7 +29,7 @@ def test_shares_of_workers_make_up_all_files_once(files, pytestconfig, monkeypat
     assert compiled(folder) == [file.stem for file in files]
 
 
-def test_pytest_takes_what_a_worker_has_compiled(files, pytestconfig, monkeypatch):
+def test_pytest_uses_files_compiled_by_a_worker(files, pytestconfig, monkeypatch):
     [file] = chosen = suite_compiling.files_of_tests([f"{files[1]}::test_it"])
     assert chosen == [files[1]]
     monkeypatch.setattr(pytestconfig, "args", [str(file)])

@@ -49,7 +49,7 @@ def tests(tmp_path: Path) -> Path:
 def _start(
     folder: Path, *, wait_s: float, options: list[str], words: list[list[str]], after_s: float = 0.0
 ) -> subprocess.Popen[bytes]:
-    """Start a test that starts processes and waits, with a fixture that takes `after_s` seconds after it."""
+    """Run a test that starts processes and waits; the teardown of its fixture takes `after_s` seconds."""
     text = STARTS_CHILDREN.replace("WAIT_S", str(wait_s)).replace("AFTER_S", str(after_s)).replace("WORDS", repr(words))
     (folder / "test_children.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "test_children.py"]

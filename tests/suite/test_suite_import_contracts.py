@@ -9,7 +9,7 @@ import stoker
 ROOT = Path(__file__).parents[2]
 
 
-def test_applications_may_import_the_public_modules_and_no_other():
+def test_applications_may_import_only_the_public_modules():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     contract = next(one for one in contracts if one.get("source_modules") == ["stoker.apps"])
     forbidden = {one.removeprefix("stoker.") for one in contract["forbidden_modules"]}

@@ -25,11 +25,11 @@ def check(folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_package_without_a_cycle_passes(package: Path) -> None:
+def test_package_without_a_cycle_passes(package: Path) -> None:
     assert check(package) == (0, "3 files: no import cycle, and no import inside a function without a reason\n")
 
 
-def test_an_import_for_type_checking_closes_a_cycle(package: Path) -> None:
+def test_import_for_type_checking_closes_a_cycle(package: Path) -> None:
     (package / "low.py").write_text(
         "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from thing.middle import g\n"
     )
@@ -38,7 +38,7 @@ def test_an_import_for_type_checking_closes_a_cycle(package: Path) -> None:
     assert (code, said) == (1, "3 files import in a circle: thing.high, thing.low, thing.middle\n")
 
 
-def test_a_function_may_import_only_what_has_a_reason(package: Path) -> None:
+def test_function_level_import_requires_a_reason(package: Path) -> None:
     (package / "low.py").write_text("def f() -> None:\n    import json\n\n    from thing import high\n")
     code, said = check(package)
     assert code == 1
@@ -52,7 +52,7 @@ SLOW = {"torch", "transformers", "peft"}
 
 
 def slow_imports(source: str) -> list[int]:
-    """Return the lines of slow top-level imports, also through `importorskip`."""
+    """Return the lines with slow top-level imports, including `importorskip`."""
     found = []
     for statement in ast.parse(source).body:
         names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
@@ -66,7 +66,7 @@ def slow_imports(source: str) -> list[int]:
 
 
 def test_no_file_of_tests_imports_pytorch_before_a_test_runs() -> None:
-    """Each worker reads all test files: `lazily` imports PyTorch where it is used."""
+    """Each worker collects all test files, so tests use `lazily` to import PyTorch on first use."""
     lines = slow_imports('import torch\nx = pytest.importorskip("peft", reason="")\nfrom transformers import A')
     assert lines == [1, 2, 3]
     assert slow_imports('torch = lazily("torch")\ndef f():\n    import torch') == []

@@ -10,7 +10,7 @@ from faults.world import is_alive, until
 from pytest_inside import run_pytest, write_suite
 
 LIMIT = "--timeout=3"
-"""Seconds within which an empty test ends, also on a busy machine."""
+"""Maximum seconds of an empty test on a busy machine."""
 
 HANGS = """
 import os, signal, subprocess, threading, time
@@ -45,9 +45,9 @@ import signal, subprocess, sys
 
 SHOW = "from signal import *; print(getsignal(SIGHUP).name, getsignal(SIGINT) is not SIG_IGN)"
 
-def test_what_programs_of_tests_inherit():
+def test_inherited_settings_of_test_programs_are_fixed():
     assert subprocess.check_output([sys.executable, "-c", SHOW], text=True).split() == ["SIG_DFL", "True"]
-    signal.raise_signal(signal.SIGHUP)  # nohup's promise: this process goes on
+    signal.raise_signal(signal.SIGHUP)  # nohup makes the process ignore SIGHUP
 """
 
 
@@ -70,7 +70,7 @@ def test_every_test_here_has_a_limit(request):
 @pytest.mark.parametrize(
     "workers", [pytest.param([], marks=pytest.mark.long), ["-n", "1"]], ids=["alone", "under xdist"]
 )
-def test_a_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
+def test_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
     ran = run(suite, HANGS, LIMIT, *workers)
     assert ran.returncode == 1, ran.stdout
     assert "1 failed, 1 passed" in ran.stdout
@@ -83,7 +83,7 @@ def test_a_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
 
 
 @pytest.mark.long
-def test_a_test_deaf_to_signals_ends_its_worker_and_another_continues(suite):
+def test_test_deaf_to_signals_ends_its_worker_and_another_continues(suite):
     ran = run(suite, HANGS_IN_C, LIMIT, "-o", "faulthandler_timeout=6", "-n", "1")
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "crashed while running 'tests/test_one.py::test_that_no_signal_reaches'" in ran.stdout
@@ -91,13 +91,13 @@ def test_a_test_deaf_to_signals_ends_its_worker_and_another_continues(suite):
 
 
 @pytest.mark.long
-def test_a_slow_test_may_take_longer(suite):
+def test_slow_test_may_take_longer(suite):
     slow = HANGS.replace("def test_that_hangs", "@pytest.mark.slow\ndef test_that_hangs").replace("600", "4")
     ran = run(suite, slow, LIMIT)
     assert "2 passed" in ran.stdout, ran.stdout
 
 
-def test_what_nohup_ignores_is_not_inherited_by_programs_of_tests(suite):
+def test_signals_ignored_under_nohup_are_not_inherited_by_programs(suite):
     ignored = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
     ran = run(suite, IGNORES, before=ignored)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,4 +1,4 @@
-"""The product defines each class name once, function names are meaningful, and test names are short."""
+"""Check that src/stoker defines each class name once, function names have a meaning, and test names are short."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ALLOWED = {
         _OWN_BASE,
     ),
 }
-"""Class names that two files define on purpose: the files and the reason."""
+"""Class names that two files define intentionally, with the files and the reason."""
 
 VAGUE = {"look", "_look", "news", "ours", "shelf"}
 """Function names without a clear effect or result."""
 
 LONGEST = 60
-"""Most characters of a test's name after `test_`."""
+"""Maximum characters of a test name after `test_`."""
 
 _DEFINITION = re.compile(r"^ *(?:async )?(class|def) (\w+)", re.MULTILINE)
 
@@ -81,7 +81,7 @@ def vague(root: Path) -> list[str]:
     return [f"{path}:{line} {name}" for path, kind, name, line in product(root) if kind == "def" and name in VAGUE]
 
 
-def test_a_class_name_means_one_thing():
+def test_class_name_has_one_meaning():
     assert homonyms(ROOT) == {}, "rename one of them, or say in ALLOWED why both are called so"
 
 
@@ -94,7 +94,7 @@ def long_test_names(root: Path) -> list[str]:
     ]
 
 
-def test_what_is_allowed_is_there():
+def test_exceptions_to_the_name_rules_exist():
     defined: dict[str, set[str]] = defaultdict(set)
     for path, kind, name, _ in product(ROOT):
         if kind == "class":
@@ -102,7 +102,7 @@ def test_what_is_allowed_is_there():
     assert {name: defined[name] for name in ALLOWED} == {name: files for name, (files, _) in ALLOWED.items()}
 
 
-def test_a_functions_name_says_its_effect_or_its_answer():
+def test_function_name_states_its_effect_or_its_answer():
     assert vague(ROOT) == [], "name the effect (`refresh_devices`) or the answer (`job_status`)"
 
 
@@ -110,7 +110,7 @@ def test_test_names_are_short():
     assert long_test_names(ROOT) == [], f"state the behaviour in at most {LONGEST} characters"
 
 
-def test_a_long_test_name_is_found(tmp_path: Path):
+def test_long_test_name_is_found(tmp_path: Path):
     (tmp_path / "tests").mkdir()
     name = "a" * LONGEST
     text = f"def test_{name}(): ...\nclass A:\n    async def test_{name}b(self): ...\n"
@@ -119,7 +119,7 @@ def test_a_long_test_name_is_found(tmp_path: Path):
 
 
 @pytest.mark.parametrize("where", ["manager/a.py", "src/stoker/deep/a.py"])
-def test_names_that_are_bad_are_found(tmp_path: Path, where: str):
+def test_bad_names_are_found(tmp_path: Path, where: str):
     for path, text in {
         where: "class Row: ...\nclass Ack: ...\n",
         "pilot/b.py": "class Outer:\n    class Row: ...\n    def look(self): ...\nclass Alone: ...\n",

@@ -30,7 +30,7 @@ def run(suite: Path, *options: str) -> str:
     return (suite / "order").read_text()
 
 
-def test_the_longest_file_of_the_last_run_begins(suite):
+def test_longest_file_of_the_last_run_starts_first(suite):
     workers = ("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
     (suite / "sleep-c").touch()
     assert run(suite, *workers) == "bac", "as the shipped file says"
@@ -39,7 +39,7 @@ def test_the_longest_file_of_the_last_run_begins(suite):
 
 
 @pytest.mark.long
-def test_what_files_take_is_written_for_those_who_never_ran_them(suite):
+def test_file_durations_are_written_for_machines_without_a_run(suite):
     (suite / "sleep-c").touch()
     run(suite, "--write-seconds")
     kept = json.loads((suite / "tests" / "file_seconds.json").read_text())
@@ -47,7 +47,7 @@ def test_what_files_take_is_written_for_those_who_never_ran_them(suite):
     assert kept["test_c.py"] > 5
 
 
-def test_every_file_that_is_shipped_is_there():
+def test_every_shipped_file_exists():
     kept = json.loads((TESTS / "file_seconds.json").read_text())
     assert kept
     assert [name for name in kept if not (TESTS / name).exists()] == []

@@ -39,7 +39,7 @@ def names(wheel: Path) -> list[str]:
         return opened.namelist()
 
 
-def test_it_has_the_product(names: list[str]) -> None:
+def test_wheel_contains_the_product(names: list[str]) -> None:
     for name in (
         "manager/policies/prompt_tuner/scheduling.py",
         "manager/study/scenarios/awareness.toml",
@@ -48,11 +48,11 @@ def test_it_has_the_product(names: list[str]) -> None:
         assert f"stoker/{name}" in names
 
 
-def test_it_has_no_evaluation_of_a_paper_and_no_baseline(names: list[str]) -> None:
+def test_wheel_contains_no_paper_evaluation_and_no_baseline(names: list[str]) -> None:
     assert not [name for name in names if any(each in name for each in OUTSIDE)]
 
 
-def test_its_files_are_no_links(wheel: Path) -> None:
+def test_files_of_the_wheel_are_no_links(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         assert not [each.filename for each in opened.infolist() if stat.S_ISLNK(each.external_attr >> 16)]
         assert opened.read("stoker/pilot/main.py") == (ROOT / "pilot" / "main.py").read_bytes()
@@ -96,14 +96,16 @@ def run_bare(bare: Path, *words: str, folder: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_it_runs_a_program_in_a_bare_environment(bare: Path, tmp_path: Path) -> None:
+def test_wheel_runs_a_program_in_a_bare_environment(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FIRST_PROGRAM)
     ran = run_bare(bare, "program.py", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["7", str(packages_of(bare) / "stoker" / "__init__.py")]
 
 
-def test_it_proves_a_site_from_a_bare_environment(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_checks_a_site_from_a_bare_environment(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     command = ["-m", "stoker.manager.cli.entry", "doctor", "here.toml", "--tests", "-k", "starts or is_hot or modules"]
     ran = run_bare(bare, *command, folder=tmp_path)

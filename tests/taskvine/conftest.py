@@ -1,4 +1,4 @@
-"""Sessions whose calls run over TaskVine; skipped with a reason without TaskVine."""
+"""Sessions with calls over TaskVine; tests are skipped without TaskVine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pool:
         self.session = session
 
     def workers(self) -> list[int]:
-        """Return the workers' process ids. (A worker's child with the same name serves its files.)"""
+        """Return the process ids of workers. (A child with the name of the worker serves files.)"""
         return [pid for pid in self.world.processes() if command_of(pid)[:1] == ["vine_worker"]]
 
     def log(self) -> str:
@@ -65,7 +65,7 @@ def no_taskvine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def pool(taskvine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A session over one worker with two slots, for tests that leave it unchanged."""
+    """A session over one worker with two slots, for tests that do not change the session."""
     yield from _load(tmp_path_factory.mktemp("pool"), first=1, most=1)
 
 

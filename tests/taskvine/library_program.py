@@ -1,4 +1,4 @@
-"""Runs our library in its own process as TaskVine's library program does: `load` once, then `serve`.
+"""Run Stoker's TaskVine library in a process like TaskVine's library program: `load` once, then `serve`.
 
 Reads pickled orders from standard input and writes their results. Every order has its own folder with the function.
 """

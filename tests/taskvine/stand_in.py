@@ -59,14 +59,14 @@ class Manager:
 
 
 class PoolOfSlots:
-    """A welcomed pool of slots. `running`: the folder of notes and stop files."""
+    """A pool of slots after its welcome. `running`: folder of notes and stop files."""
 
     def __init__(self, running: Path, *, slots: int = 4) -> None:
         self.running = running
         self.vine, self.manager = Vine(), Manager()
         facts = PilotFacts(pilot="pool", session="s", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
         setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
-        self.pool = VinePool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]  # it stands in for a C library
+        self.pool = VinePool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]
         self.pool.have_devices(
             tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu (TaskVine)", GB) for number in range(slots))
         )

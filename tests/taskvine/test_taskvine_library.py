@@ -1,4 +1,4 @@
-"""A library process for TaskVine, without TaskVine: contexts, calls, their ends."""
+"""Test contexts and calls of a TaskVine library process without TaskVine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Process:
         return ticket
 
     def take(self, *, stays: bool = True) -> messages.PoolAnswer:
-        """Return the next answer. `stays`: check that the process is in the order's folder; else that it is not."""
+        """Return the next answer. Check that the process is in the order folder if `stays`, else in another folder."""
         answer, is_there = pickle.load(self._process.stdout)
         assert is_there is stays
         return messages.decode_answer(answer)
@@ -130,7 +130,7 @@ def doze(_words, seconds):
     return "awake"
 
 
-def test_calls_of_an_order_get_the_context_one_after_the_other(library):
+def test_calls_of_an_order_use_the_context_in_sequence(library):
     answer = library.ask(look_up, "pilot", "call")
     assert [value(end) for end in answer.ends] == [5, 4]
     assert [library.printed(end) for end in answer.ends] == ["looking up pilot\n", "looking up call\n"]
@@ -140,11 +140,11 @@ def test_calls_of_an_order_get_the_context_one_after_the_other(library):
     assert not list(library.running.iterdir())
 
 
-def test_nothing_that_a_call_raises_ends_the_library(library):
+def test_exception_in_a_call_does_not_end_the_library(library):
     def leave(_words, what):
         raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}[what]
 
-    held = library.ask(None)  # an order without calls reports the library's content
+    held = library.ask(None)  # an order without calls reports the library state
     assert (held.ends, held.held.failure, held.held.orders) == ([], None, 0)
     *ends, unknown = library.ask(leave, "exit", "interrupt", "nothing").ends
     assert [type(payloads.load_exception(end.payload)) for end in ends] == [SystemExit, KeyboardInterrupt]
@@ -154,7 +154,7 @@ def test_nothing_that_a_call_raises_ends_the_library(library):
     assert library.ask(look_up, "pilot").held.pid == library.pid
 
 
-def test_a_call_runs_in_a_folder_of_its_own(library):
+def test_call_runs_in_its_own_folder(library):
     def leave_behind(_words, name):
         before = os.listdir()
         Path(name).write_text("mine")
@@ -165,7 +165,7 @@ def test_a_call_runs_in_a_folder_of_its_own(library):
     assert nothing == still_nothing == []
 
 
-def test_a_call_that_runs_too_long_is_stopped_and_its_context_stays(library):
+def test_call_over_its_time_limit_is_stopped_and_its_context_stays(library):
     answer = library.ask(doze, 600, limit_s=1.0)
     failure = answer.ends[0].failure
     assert failure.kind is FailureKind.TIMEOUT
@@ -184,7 +184,7 @@ def test_cancelled_call_is_stopped_and_runs_in_a_later_order(library):
     assert value(end) == "awake"
 
 
-def test_a_note_says_which_call_a_dead_library_was_running(library):
+def test_note_names_the_running_call_of_a_dead_library(library):
     def die(words, word):
         if word == "die":
             print("last words")
@@ -204,7 +204,7 @@ def test_a_note_says_which_call_a_dead_library_was_running(library):
     assert messages.take_note(str(library.running), ticket) is None
 
 
-def test_a_loader_that_fails_is_told_and_its_process_makes_room(start):
+def test_failed_loader_is_reported_and_its_process_exits(start):
     @context
     def broken():
         print("trying")
@@ -220,7 +220,7 @@ def test_a_loader_that_fails_is_told_and_its_process_makes_room(start):
     assert library.wait() == 1
 
 
-def test_a_loader_that_runs_too_long_has_failed(start):
+def test_loader_over_its_time_limit_has_failed(start):
     @context(load_limit="1 s")
     def slow():
         time.sleep(600)
@@ -244,7 +244,7 @@ def test_context_over_its_memory_limit_ends(start):
     assert (note.call, note.reason) == (100 * ticket, messages.OVER_MEMORY)
 
 
-def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
+def test_calls_run_in_the_folder_of_the_program_with_its_umask(start, tmp_path):
     def load():
         return Path("model.txt").read_text()
 
@@ -268,7 +268,7 @@ def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
     assert (run / "a").read_text() == (run / "b").read_text() == "weights"
 
 
-def test_result_arrives_though_the_workers_folder_is_gone(library):
+def test_result_arrives_though_the_folder_of_the_worker_is_gone(library):
     def outlives(_words, here):
         import shutil
 

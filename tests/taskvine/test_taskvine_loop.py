@@ -1,4 +1,4 @@
-"""A pool's loop with a real connection to a manager and a stand-in for TaskVine."""
+"""Test the pool loop with a real manager connection and a stand-in for TaskVine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class WorkingVine(Vine):
-    """A TaskVine that finishes all orders in the next iteration of the pool's loop."""
+    """A TaskVine that finishes all orders in the next iteration of the pool loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def work(number: int) -> int:
     return number
 
 
-def test_calls_go_through_and_the_pool_leaves_when_it_is_told(played: Played) -> None:
+def test_calls_run_and_the_pool_exits_when_told(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         hello = manager.hello()
         assert [facts.device for facts in hello.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
@@ -137,7 +137,7 @@ def test_calls_go_through_and_the_pool_leaves_when_it_is_told(played: Played) ->
     assert played.play(script) == 0
 
 
-def test_slots_without_a_worker_are_told_until_it_comes(played: Played) -> None:
+def test_slots_without_a_worker_are_reported_until_it_starts(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         manager.hello()
         fault = manager.wait_for(DeviceFault, device="cpu:3")
@@ -149,7 +149,7 @@ def test_slots_without_a_worker_are_told_until_it_comes(played: Played) -> None:
     assert played.play(script) == 0
 
 
-def test_hello_again_lists_the_libraries(played: Played) -> None:
+def test_repeated_hello_lists_the_libraries(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         manager.ready(BARE)
         manager.send(HelloAgain())
@@ -161,7 +161,7 @@ def test_hello_again_lists_the_libraries(played: Played) -> None:
     assert played.play(script) == 0
 
 
-def test_a_signal_lets_the_pool_say_why_it_goes(played: Played) -> None:
+def test_signal_lets_the_pool_report_why_it_exits(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         manager.ready(BARE)
         signal.raise_signal(signal.SIGTERM)
@@ -171,7 +171,7 @@ def test_a_signal_lets_the_pool_say_why_it_goes(played: Played) -> None:
     assert played.play(script) == 0
 
 
-def test_a_pool_whose_factory_ends_fails(played: Played) -> None:
+def test_pool_whose_factory_ends_fails(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         manager.hello()
         played.factory.why_ended = "vine_factory ended with exit code 1"

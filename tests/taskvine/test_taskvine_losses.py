@@ -39,14 +39,14 @@ def run_while(began: Path, breaks) -> None:
     breaking.join()
 
 
-def test_a_worker_that_is_killed_costs_no_result(two_workers, tmp_path):
+def test_killed_worker_loses_no_result(two_workers, tmp_path):
     until(lambda: len(two_workers.workers()) == 2, limit_s=60, why="both workers are here")
     run_while(tmp_path / "began", lambda: os.kill(two_workers.workers()[0], signal.SIGKILL))
     until(lambda: "disconnected" in two_workers.log(), why="the pilot has noticed")
     until(lambda: len(two_workers.workers()) == 2, limit_s=60, why="the factory starts another")
 
 
-def test_a_pool_that_is_killed_is_started_again(two_workers, tmp_path):
+def test_killed_pool_is_restarted(two_workers, tmp_path):
     def kill_pool():
         for pid in two_workers.world.of("stoker.pilot.taskvine.main"):
             os.kill(pid, signal.SIGKILL)
@@ -55,7 +55,7 @@ def test_a_pool_that_is_killed_is_started_again(two_workers, tmp_path):
     assert two_workers.session.status().lost_pilots == 1
 
 
-def test_a_full_pool_gets_more_workers(growing, tmp_path):
+def test_full_pool_gets_more_workers(growing, tmp_path):
     began = tmp_path / "began"
     began.mkdir()
     assert len(until(growing.workers, limit_s=60)) == 1

@@ -1,4 +1,4 @@
-"""From a site file to TaskVine's settings. Needs no TaskVine."""
+"""Convert site files to TaskVine settings, without TaskVine."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_this_machine_gets_one_worker_that_dies_with_its_factory():
     assert not [word for word in words if word.startswith(("--gpus", "--batch-options", "--wrapper", "--memory"))]
 
 
-def test_slurm_is_told_what_the_site_file_says():
+def test_slurm_options_come_from_the_site_file():
     made = plan_of(site(SLURM))
     words = command(made, host="10.4.0.2")
     assert option(words, "batch-type") == "slurm"
@@ -107,7 +107,7 @@ def test_slurm_is_told_what_the_site_file_says():
     assert (made.idle_s, plan_of(site(SLURM), kept=True).idle_s) == (120, 1800)
 
 
-def test_condor_is_told_what_the_site_file_says():
+def test_condor_options_come_from_the_site_file():
     words = command(plan_of(site(CONDOR), session="k3v9"))
     assert option(words, "batch-type") == "condor"
     assert option(words, "condor-requirements") == "HasTaskVine"
@@ -122,7 +122,7 @@ def test_condor_is_told_what_the_site_file_says():
     ]
 
 
-def test_what_a_site_wants_done_first_is_done_before_a_worker(tmp_path):
+def test_worker_init_runs_before_a_worker(tmp_path):
     made = plan_of(site(SLURM.replace('"module load cuda"', '"export DONE=first"')))
     script = tmp_path / "worker-init.sh"
     script.write_text(engine.init_script(made))
@@ -139,12 +139,12 @@ def test_what_a_site_wants_done_first_is_done_before_a_worker(tmp_path):
     ("scratch", "in_shell"),
     [("/local disk", "'/local disk'"), ("$TMPDIR", "$TMPDIR"), ("$TMPDIR/a b", "$TMPDIR/'a b'"), ("~/x", "~/x")],
 )
-def test_scratch_is_a_word_of_the_shell_on_the_node(scratch, in_shell):
+def test_scratch_variable_is_expanded_by_the_shell_on_the_node(scratch, in_shell):
     made = plan_of(site(SLURM.replace("[pilot]", f'[pilot]\nscratch = "{scratch}"')))
     assert option(command(made), "extra-options").endswith(f"--workspace={in_shell}/stoker-vine-$$")
 
 
-def test_a_plan_travels_in_the_session_folder(tmp_path):
+def test_plan_is_stored_in_the_session_folder(tmp_path):
     folder = SessionFolder(tmp_path)
     made = plan_of(site(SLURM), python="/e/bin/python", search_path="/a:/b")
     engine.write(made, folder, site="lab")
@@ -154,7 +154,7 @@ def test_a_plan_travels_in_the_session_folder(tmp_path):
         engine.read(folder, site="other")
 
 
-def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
+def test_slots_are_gpus_or_cores_without_gpus():
     gpus = VineWorker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
     cores = VineWorker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
     many = engine.VinePlan(most_workers=3)
@@ -167,7 +167,7 @@ def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
     assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
 
 
-def test_a_dry_run_shows_the_pool_and_what_starts_its_workers():
+def test_dry_run_shows_the_pool_and_its_worker_command():
     made = site(SLURM + 'interface = "127.0.0.1"\n')
     shown = doctor_site.show(made)
     head, pool, then, factory = shown.lines
@@ -182,7 +182,7 @@ def test_a_dry_run_shows_the_pool_and_what_starts_its_workers():
 
 
 @pytest.mark.usefixtures("no_taskvine")
-def test_doctor_looks_for_taskvine_and_for_where_its_workers_run(monkeypatch, tmp_path):
+def test_doctor_checks_taskvine_and_its_worker_resources(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     vine, *others = doctor_site.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
     assert vine.level is Level.NEED

@@ -19,7 +19,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class World(PoolOfSlots):
-    """A pool with two libraries on their own slots, and its messages to the manager."""
+    """A pool with two libraries on separate slots, and its messages to the manager."""
 
     def __init__(self, folder: Path) -> None:
         running = folder / "running"
@@ -85,7 +85,7 @@ def test_unstarted_order_is_resent_without_stopped_calls(world: World) -> None:
     assert world.vine.orders[-1].ticket != kept.ticket
 
 
-def test_a_cancelled_call_that_runs_is_stopped_and_its_context_stays(world: World) -> None:
+def test_cancelled_running_call_is_stopped_and_its_context_stays(world: World) -> None:
     order = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     failure = Failure(FailureKind.CANCELLED, "it was cancelled while it ran")
@@ -96,7 +96,7 @@ def test_a_cancelled_call_that_runs_is_stopped_and_its_context_stays(world: Worl
     assert [spec.call for spec in world.run(world.lost, 8).calls] == [8]
 
 
-def test_order_given_up_too_often_ends_its_library(world: World) -> None:
+def test_order_abandoned_too_often_ends_its_library(world: World) -> None:
     order = world.run(world.lost, 7)
     for _ in range(4):
         world.finish(world.vine.orders[-1], result="forsaken")
@@ -106,7 +106,7 @@ def test_order_given_up_too_often_ends_its_library(world: World) -> None:
     assert len([one for one in world.vine.orders if one.calls == order.calls]) == 4
 
 
-def test_the_note_of_a_process_says_which_call_it_died_of(world: World) -> None:
+def test_note_of_a_process_names_the_call_it_died_of(world: World) -> None:
     order = world.run(world.lost, 7)
     note = messages.Note(7, "", messages.OVER_MEMORY)
     messages.note_file(str(world.running), order.ticket).write_bytes(messages.encode_note(note))
@@ -115,7 +115,7 @@ def test_the_note_of_a_process_says_which_call_it_died_of(world: World) -> None:
     assert (gone.failure.kind, gone.running, gone.loading) == (FailureKind.MEMORY, (7,), False)
 
 
-def test_a_loader_that_fails_ends_its_library_with_what_it_said(world: World) -> None:
+def test_failed_loader_ends_its_library_with_its_message(world: World) -> None:
     library = world.start(3, device=3)
     load = world.vine.orders[-1]
     failure = Failure(FailureKind.CONTEXT, "no such file")
@@ -126,7 +126,7 @@ def test_a_loader_that_fails_ends_its_library_with_what_it_said(world: World) ->
     assert gone.failure == Failure(FailureKind.CONTEXT, "no such file", library=3)
 
 
-def test_short_calls_share_an_order_once_they_are_known_to_be_short(world: World) -> None:
+def test_short_calls_share_an_order_once_their_length_is_known(world: World) -> None:
     order = world.run(world.lost, 1, 2, 3)
     assert [spec.call for spec in order.calls] == [1], "how long they take is not known"
     ends = [CallEnd(CallId(1), ok=True, run_s=0.001)]
@@ -134,7 +134,7 @@ def test_short_calls_share_an_order_once_they_are_known_to_be_short(world: World
     assert [spec.call for spec in world.vine.orders[-1].calls] == [2, 3]
 
 
-def test_a_large_argument_goes_with_the_last_order_that_needs_it(world: World) -> None:
+def test_large_argument_is_removed_with_the_last_order_that_needs_it(world: World) -> None:
     ref = ObjectRef("argument", 2_000_000, "/session/objects/argument")
     first = world.run(world.lost, 1, payload=ref)
     second = world.run(world.other, 2, payload=ref)
@@ -145,7 +145,7 @@ def test_a_large_argument_goes_with_the_last_order_that_needs_it(world: World) -
     assert world.vine.forgotten == ["argument"]
 
 
-def test_gangs_are_refused_and_unknown_functions_asked_for(world: World) -> None:
+def test_gangs_are_refused_and_unknown_functions_requested(world: World) -> None:
     specs = [CallSpec(CallId(1), b"x")]
     world.hear(RunCalls(world.lost, FunctionKey("f"), specs, CallOptions(), BLOB, gang=GangPlace(rank=0, size=2)))
     ended = world.said[-1]
@@ -158,7 +158,7 @@ def test_gangs_are_refused_and_unknown_functions_asked_for(world: World) -> None
 # ---- slots
 
 
-def test_an_idle_library_leaves_its_slot_for_another_context(world: World) -> None:
+def test_idle_library_leaves_its_slot_to_another_context(world: World) -> None:
     library = world.start(3, device=1)
     assert LibraryGone(world.lost) in world.said
     world.loaded(world.vine.orders[-1])
@@ -167,7 +167,7 @@ def test_an_idle_library_leaves_its_slot_for_another_context(world: World) -> No
     assert ready.library == library
 
 
-def test_a_busy_library_has_its_turn_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_library_finishes_its_turn_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     order = world.run(world.lost, 7, 8)
     orders = len(world.vine.orders)
     library = world.start(3, device=1)
@@ -181,7 +181,7 @@ def test_a_busy_library_has_its_turn_first(world: World, monkeypatch: pytest.Mon
     assert world.said[-1].library == library  # type: ignore[union-attr]
 
 
-def test_a_library_that_waits_for_its_slot_can_be_told_to_end(world: World) -> None:
+def test_library_that_waits_for_its_slot_can_be_ended(world: World) -> None:
     world.run(world.lost, 7)
     orders = len(world.vine.orders)
     library = world.start(3, device=1)
@@ -195,7 +195,7 @@ def test_a_library_that_waits_for_its_slot_can_be_told_to_end(world: World) -> N
 # ---- the pilot
 
 
-def test_what_a_context_took_is_measured_but_not_planned_with(world: World) -> None:
+def test_used_memory_of_a_context_is_measured_but_not_planned_with(world: World) -> None:
     world.start(3, device=3)
     world.loaded(world.vine.orders[-1], load_s=0.0, resident_bytes=1000)
     ready = world.said[-1]
@@ -208,7 +208,7 @@ def test_what_a_context_took_is_measured_but_not_planned_with(world: World) -> N
     assert [(use.library, use.memory_bytes) for use in beat.libraries] == [(3, 1000)]
 
 
-def test_what_is_reserved_is_said_again_after_a_reconnect(world: World) -> None:
+def test_reservation_is_repeated_after_a_reconnect(world: World) -> None:
     world.hear(StartLibrary(LibraryId(3), BARE, (DeviceId("cpu:3"),), device_memory_bytes=500))
     world.loaded(world.vine.orders[-1])
     world.run(LibraryId(3), 7)

@@ -46,7 +46,7 @@ def test_a_setting_of_a_site_is_refused(text, said):
         ({"kinds": ["NVIDIA A10"]}, 'kinds = "NVIDIA A10": '),
     ],
 )
-def test_an_option_of_a_context_is_refused(options, said):
+def test_option_of_a_context_is_refused(options, said):
     recipe = context(**options)(load)()
     with pytest.raises(ConfigError) as caught:
         refusals.refuse_call(recipe, read_wants({}).options)
@@ -64,7 +64,7 @@ def test_an_option_of_a_context_is_refused(options, said):
         ({"stream": True}, "stream: a call that runs in a library sends nothing before its end"),
     ],
 )
-def test_what_a_call_wants_is_refused(specification, said):
+def test_unsupported_option_of_a_call_is_refused(specification, said):
     recipe = context(load)()
     wants = read_wants({"context": recipe, **specification})
     with pytest.raises(ConfigError) as caught:
@@ -81,7 +81,7 @@ def test_several_refusals_name_every_setting():
         engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
-def test_what_taskvine_can_honour_is_not_refused():
+def test_supported_options_are_accepted():
     for kind in ("local", "slurm", "condor"):
         refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
     shipped = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
@@ -93,7 +93,7 @@ def test_what_taskvine_can_honour_is_not_refused():
 
 
 @pytest.mark.usefixtures("no_taskvine")
-def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_path):
+def test_missing_taskvine_error_shows_the_install_command(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"ndcctools\.taskvine.*conda install -c conda-forge ndcctools"):
         engines.check([Site(engine=Engine.TASKVINE)], provider=None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
@@ -104,7 +104,7 @@ def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_
     assert not (tmp_path / "home").exists()
 
 
-def test_a_session_with_taskvine_has_one_site_and_no_provider():
+def test_session_with_taskvine_has_one_site_and_no_provider():
     vine = Site(name="pool", engine=Engine.TASKVINE)
     with pytest.raises(ConfigError, match="has one site; remove local from sites"):
         engines.check([Site(), vine], provider=None)

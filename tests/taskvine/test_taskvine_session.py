@@ -41,14 +41,14 @@ def measure(pool, tmp_path):
     return measure
 
 
-def test_the_first_program_runs_as_it_is(measure):
+def test_first_program_runs_unchanged(measure):
     words = ["pilot", "call", "library"] * 10
     assert [n for lengths in stoker.map(measure, words) for n in lengths] == [len(word) for word in words]
     assert measure(["call"]).result(LIMIT_S) == [4]
-    assert 1 <= measure.loads() <= 4  # two slots; TaskVine may load once more on its own
+    assert 1 <= measure.loads() <= 4  # TaskVine may load more often than once per slot
 
 
-def test_an_exception_comes_back_as_itself_and_the_context_stays_hot(measure):
+def test_exception_keeps_its_type_and_the_context_stays_hot(measure):
     measure(["call"]).result(LIMIT_S)
     before = measure.loads()
     with pytest.raises(KeyError, match="stoker") as caught:
@@ -62,7 +62,7 @@ def test_many_short_calls_arrive_in_order(pool):
     assert list(stoker.map(str, range(3000))) == [str(n) for n in range(3000)]
 
 
-def test_plain_functions_run_in_the_programs_folder(pool, tmp_path, monkeypatch):
+def test_plain_functions_run_in_the_folder_of_the_program(pool, tmp_path, monkeypatch):
     @python_app(executors=[pool.session.executor.label])
     def where():
         return os.getcwd()
@@ -70,7 +70,7 @@ def test_plain_functions_run_in_the_programs_folder(pool, tmp_path, monkeypatch)
     assert where().result(LIMIT_S) == os.getcwd()
 
 
-def test_large_arguments_and_results_travel(pool):
+def test_large_arguments_and_results_are_transferred(pool):
     objects = pool.session.folder / "objects"
     before = set(objects.iterdir())
     data = os.urandom(3_000_000)
@@ -79,7 +79,7 @@ def test_large_arguments_and_results_travel(pool):
     until(lambda: set(objects.iterdir()) <= before, why="no file is left")
 
 
-def test_a_contexts_files_are_brought_by_taskvine(pool, tmp_path):
+def test_files_of_a_context_are_transferred_by_taskvine(pool, tmp_path):
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "a.txt").write_text("one")
@@ -98,7 +98,7 @@ def test_a_contexts_files_are_brought_by_taskvine(pool, tmp_path):
     assert not path.startswith(str(weights))
 
 
-def test_a_loader_that_fails_says_why(pool):
+def test_failed_loader_reports_the_reason(pool):
     @stoker.context
     def broken():
         raise FileNotFoundError("/no/such/file")
@@ -112,7 +112,7 @@ def test_a_loader_that_fails_says_why(pool):
     assert "in broken" in str(caught.value)
 
 
-def test_a_call_that_runs_too_long_ends_and_its_context_stays_hot(pool, log):
+def test_call_over_its_time_limit_ends_and_its_context_stays_hot(pool, log):
     @stoker.app(context=table(["slow"], str(log)), timeout="1 s")
     def doze(table, seconds):
         end = time.monotonic() + seconds
@@ -126,7 +126,7 @@ def test_a_call_that_runs_too_long_ends_and_its_context_stays_hot(pool, log):
     assert doze(0).result(LIMIT_S) == before
 
 
-def test_a_running_call_that_is_cancelled_makes_room(pool, log):
+def test_cancelled_running_call_frees_its_slot(pool, log):
     @stoker.app(context=table(["cancel"], str(log)))
     def doze(table, flag, seconds):
         Path(flag).touch()
@@ -143,7 +143,7 @@ def test_a_running_call_that_is_cancelled_makes_room(pool, log):
     assert doze(flags[0], 0).result(LIMIT_S) == 0
 
 
-def test_a_call_that_kills_its_process_ends_with_its_evidence(pool, measure, log):
+def test_call_that_kills_its_process_fails_with_evidence(pool, measure, log):
     @stoker.app(context=table(["poison"], str(log)))
     def die(table):
         print("last words", flush=True)
@@ -156,7 +156,7 @@ def test_a_call_that_kills_its_process_ends_with_its_evidence(pool, measure, log
     assert [future.result(LIMIT_S) for future in futures] == [[5]] * 20
 
 
-def test_contexts_that_want_the_same_slots_take_turns(pool, log):
+def test_contexts_that_need_the_same_slots_run_in_turn(pool, log):
     apps = []
     for name in ("one", "two", "three"):
 
@@ -172,7 +172,7 @@ def test_contexts_that_want_the_same_slots_take_turns(pool, log):
 @pytest.mark.parametrize(
     ("options", "said"), [({"deadline": "1 h"}, "deadline: it runs calls"), ({"stream": True}, "stream: a call")]
 )
-def test_what_taskvine_cannot_do_is_refused_before_anything_is_sent(pool, log, options, said):
+def test_unsupported_options_are_refused_before_sending(pool, log, options, said):
     @stoker.app(context=table(["refused"], str(log)), **options)
     def use(table):
         return table
@@ -185,7 +185,7 @@ def test_what_taskvine_cannot_do_is_refused_before_anything_is_sent(pool, log, o
     assert pool.session.status().done == done
 
 
-def test_status_stories_and_logs_are_the_same(pool, measure):
+def test_status_stories_and_logs_equal_those_of_stoker_pilots(pool, measure):
     future = pool.session.executor.submit(measure.func, measure.specification, ["library"])
     assert future.result(LIMIT_S) == [7]
     lines = "\n".join(render(pool.session.status()))

@@ -5,7 +5,7 @@ from faults.world import World
 from taskvine.conftest import SITE
 
 
-def test_a_site_of_taskvine_starts_and_keeps_contexts(taskvine, tmp_path):
+def test_site_with_taskvine_starts_and_keeps_contexts(taskvine, tmp_path):
     with World(tmp_path / "world").entered() as world:
         site = world.path / "site.toml"
         site.write_text(SITE.format(first=1, most=1))

@@ -76,7 +76,7 @@ def where(_context, _number):
     return os.environ.get("SLURM_JOB_ID"), os.environ.get("STOKER_LAB")
 
 
-def test_workers_are_jobs_of_slurm_and_go_with_the_session(slurm, world):
+def test_workers_are_slurm_jobs_and_end_with_the_session(slurm, world):
     site = world.path / "lab.toml"
     site.write_text(SITE)
     with stoker.load(str(site), run_dir=str(world.runs)) as session:
@@ -88,7 +88,7 @@ def test_workers_are_jobs_of_slurm_and_go_with_the_session(slurm, world):
     until(lambda: not jobs(), limit_s=60, why="no job is left")
 
 
-def test_jobs_of_a_session_that_stays_are_known_and_go_with_it(slurm, world):
+def test_jobs_of_a_kept_session_are_listed_and_end_with_it(slurm, world):
     site = world.path / "lab.toml"
     site.write_text(SITE)
     folder = new_sessions.make(new_sessions.collect([site]))

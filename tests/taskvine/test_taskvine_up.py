@@ -108,7 +108,7 @@ def up(taskvine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         world.clear()
 
 
-def test_programs_find_hot_contexts_of_others(up: Up) -> None:
+def test_programs_use_contexts_loaded_by_other_programs(up: Up) -> None:
     assert up.run() == SAID
     assert up.run() == SAID
     assert count_lines(up.log)["loaded"] <= 2  # one load per slot, whatever the number of programs
@@ -124,7 +124,7 @@ def test_programs_find_hot_contexts_of_others(up: Up) -> None:
     assert up.world.left() == []
 
 
-def test_a_manager_that_died_comes_back_to_the_same_pool(up: Up) -> None:
+def test_restarted_manager_reconnects_to_its_pool(up: Up) -> None:
     assert up.run() == SAID
     [before] = up.status().pilots
     kill([pid for pid in up.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
@@ -144,7 +144,7 @@ def test_a_manager_that_died_comes_back_to_the_same_pool(up: Up) -> None:
     assert stoker(up.world, "down", up.name).returncode == 0
 
 
-def test_a_pool_that_is_killed_has_a_successor(up: Up) -> None:
+def test_killed_pool_has_a_successor(up: Up) -> None:
     assert up.run() == SAID
     [before] = up.status().pilots
     kill(up.world.of("stoker.pilot.taskvine.main"))
@@ -154,7 +154,7 @@ def test_a_pool_that_is_killed_has_a_successor(up: Up) -> None:
     assert stoker(up.world, "down", up.name).returncode == 0
 
 
-def test_what_outlives_the_session_is_named_with_what_ends_it(up: Up) -> None:
+def test_remaining_processes_are_named_with_the_command_to_end_them(up: Up) -> None:
     until(lambda: up.status().pilots, limit_s=60)
     until(lambda: up.of("vine_worker"), limit_s=60)
     kill(up.of("vine_factory"), signal.SIGSTOP)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# make `benchmarks` importable, which makes hosts in namespaces
+# make `benchmarks` importable for its network namespaces
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from transfer.hosts import KEY, Host, Original
@@ -35,7 +35,7 @@ def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
 
 @pytest.fixture(scope="session")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Original:
-    """A file of eleven parts and a bit, which never changes."""
+    """A constant file of a little more than eleven parts."""
     path = tmp_path_factory.mktemp("big") / "big.gguf"
     path.write_bytes(os.urandom(11 * PART_BYTES + 1234))
     return Original(path)

@@ -1,4 +1,4 @@
-"""Hosts that are only a pilot's transfer part, with real sockets and disks."""
+"""Hosts with only the transfer part of a pilot, with real sockets and disks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ until = partial(peers.until, seconds=WAIT_S)
 
 
 class Original:
-    """The source of a test's object."""
+    """The source of a test object."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Original:
 
 
 class Host:
-    """A disk with a server, and fetches to it."""
+    """A disk with a transfer server and fetches to this disk."""
 
     def __init__(self, folder: Path, *, key: bytes, limits: wire.WireLimits = wire.LIMITS, most: int = 4) -> None:
         folder.mkdir()
@@ -113,9 +113,9 @@ class Running:
 
 
 class FaultyRelay:
-    """A relay before a server that acts like a bad network or peer.
+    """A relay in front of a server that acts like a faulty network or peer.
 
-    `spoil` gets each chunk from the server and the number of bytes sent before. It returns the bytes to send, or None
+    `spoil` gets each chunk from the server and the number of bytes sent before, and returns the bytes to send, or None
     to cut the connection. A `frozen` relay sends nothing.
     """
 
@@ -170,7 +170,7 @@ class FaultyRelay:
 
 
 class Link:
-    """A link of a given speed that all connections share: `carry` relays each chunk (see `FaultyRelay`)."""
+    """A link of given speed shared by all connections: `carry` relays each chunk (see `FaultyRelay`)."""
 
     def __init__(self, *, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s

@@ -20,7 +20,7 @@ Hosts = Callable[..., Host]
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_file_comes_over(host: Hosts, big: Original, known: bool) -> None:
+def test_file_is_transferred(host: Hosts, big: Original, known: bool) -> None:
     one, two = host(), host()
     one.hold(big)
     outcome = two.get(big, one.source, manifest=known)
@@ -30,7 +30,7 @@ def test_a_file_comes_over(host: Hosts, big: Original, known: bool) -> None:
     assert not two.lost
 
 
-def test_a_folder_comes_over_with_all_that_it_has(host: Hosts, folder: Original) -> None:
+def test_folder_is_transferred_with_all_its_contents(host: Hosts, folder: Original) -> None:
     one, two = host(), host()
     one.hold(folder)
     two.get(folder, one.source)
@@ -42,7 +42,7 @@ def test_a_folder_comes_over_with_all_that_it_has(host: Hosts, folder: Original)
 
 
 @pytest.mark.parametrize("size", [0, 1, PART])
-def test_a_small_object_is_one_answer(host: Hosts, tmp_path: Path, size: int) -> None:
+def test_small_object_is_one_answer(host: Hosts, tmp_path: Path, size: int) -> None:
     (tmp_path / "small").write_bytes(os.urandom(size))
     small = Original(tmp_path / "small")
     one, two = host(), host()
@@ -50,12 +50,12 @@ def test_a_small_object_is_one_answer(host: Hosts, tmp_path: Path, size: int) ->
     between = FaultyRelay(one.server.address)
     two.get(small, between.source)
     assert between.connections == 1
-    # Only the handshake's answer, one header, the manifest and the bytes passed: nothing was requested twice.
+    # Only the handshake answer, one header, the manifest and the bytes were sent: nothing was requested twice.
     assert between.passed - size - len(small.manifest) < 400
     between.close()
 
 
-def test_the_origin_is_read_where_it_lies(host: Hosts, big: Original, folder: Original) -> None:
+def test_origin_is_read_at_its_path(host: Hosts, big: Original, folder: Original) -> None:
     one, two = host(), host()
     outcome = one.get(big, big.source, manifest=True)
     assert outcome.origin_bytes == big.ref.size_bytes
@@ -63,7 +63,7 @@ def test_the_origin_is_read_where_it_lies(host: Hosts, big: Original, folder: Or
     assert two.get(folder, folder.source, manifest=True).origin_bytes == folder.ref.size_bytes
 
 
-def test_links_that_lead_out_are_read_as_what_they_lead_to(host: Hosts, tmp_path: Path) -> None:
+def test_links_outside_the_folder_are_read_as_their_targets(host: Hosts, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(os.urandom(1000))
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "weights").symlink_to("../blob")
@@ -82,7 +82,7 @@ def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
     two.hold(big)
 
     def share(chunk: bytes, before: int) -> bytes:
-        """Each of the two sources stops after three parts until the other has begun to send."""
+        """Each source stops after three parts until the other source has started to send."""
         if before > 3 * PART:
             until(lambda: one.server.sent_bytes and two.server.sent_bytes)
         return chunk
@@ -91,13 +91,13 @@ def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
     outcome = three.get(big, *(ObjectSource(address=each.source.address) for each in relays))
     assert one.server.sent_bytes > 0
     assert two.server.sent_bytes > 0
-    assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # up to 30 % of the bytes may come twice
+    assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # up to 30 % may arrive twice
     for each in relays:
         each.close()
 
 
-def test_who_fetches_serves_what_it_has(host: Hosts, big: Original) -> None:
-    """In a chain of three hosts, the third fetches from the second while the second still fetches from the first."""
+def test_fetching_pilot_serves_its_received_parts(host: Hosts, big: Original) -> None:
+    """In a chain of three hosts, host 3 fetches from host 2 while host 2 fetches from host 1."""
     one, two, three = host(), host(), host()
     one.hold(big)
     gate = threading.Event()
@@ -115,9 +115,9 @@ def test_who_fetches_serves_what_it_has(host: Hosts, big: Original) -> None:
     between.close()
 
 
-def test_pieces_read_from_the_origin_reach_others_from_each_other(host: Hosts, big: Original) -> None:
-    """One host reads from a slow origin, as the manager plans. If it alone served the others, it would send seven
-    copies. (`test_core_objects_swarm` and `test_transfer_network` show that the plan reads the origin once.)
+def test_pieces_read_from_the_origin_are_exchanged_between_readers(host: Hosts, big: Original) -> None:
+    """One host reads from a slow origin, like in a transfer plan. Without exchange between readers this host would send
+    seven copies. (`test_core_objects_swarm` and `test_transfer_network` test that the plan reads the origin once.)
     """
     origin = host(most=8)
     origin.hold(big)
@@ -140,7 +140,7 @@ def test_pieces_read_from_the_origin_reach_others_from_each_other(host: Hosts, b
     slow.close()
 
 
-def test_a_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
+def test_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
     liar, honest, taker = host(), host(), host()
     (tmp_path / "lie").write_bytes(big.path.read_bytes())
     liar.hold(big)
@@ -157,7 +157,7 @@ def test_a_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original
     assert fetch._wrong == {liar.source}
 
 
-def test_a_wrong_manifest_is_refused(host: Hosts, big: Original, folder: Original) -> None:
+def test_wrong_manifest_is_refused(host: Hosts, big: Original, folder: Original) -> None:
     liar, taker = host(), host()
     liar.hold(folder)
     liar.copies[big.name] = liar.copies[folder.name]
@@ -167,7 +167,7 @@ def test_a_wrong_manifest_is_refused(host: Hosts, big: Original, folder: Origina
     assert not (taker.folder / "object").exists()
 
 
-def test_a_source_that_was_changed_is_told_so(host: Hosts, folder: Original) -> None:
+def test_changed_source_is_reported(host: Hosts, folder: Original) -> None:
     (folder.path / "weights").write_bytes(os.urandom(PART + 7))
     taker = host()
     with pytest.raises(wire.PeerError):
@@ -175,7 +175,7 @@ def test_a_source_that_was_changed_is_told_so(host: Hosts, folder: Original) -> 
     assert "no longer has the content" in taker.lost[0][1]
 
 
-def test_half_an_object_is_gone_on_with(host: Hosts, big: Original) -> None:
+def test_incomplete_object_is_completed(host: Hosts, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
     between = FaultyRelay(one.server.address, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)
@@ -186,7 +186,7 @@ def test_half_an_object_is_gone_on_with(host: Hosts, big: Original) -> None:
     between.close()
 
 
-def test_another_try_keeps_what_is_right(host: Hosts, big: Original) -> None:
+def test_retry_keeps_the_verified_parts(host: Hosts, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
     gate = threading.Event()
@@ -199,7 +199,7 @@ def test_another_try_keeps_what_is_right(host: Hosts, big: Original) -> None:
         running.wait()
     gate.set()
     here = len(two.copies[big.name].arrivals) * PART
-    with (two.folder / "object").open("r+b") as file:  # damage a part that the first fetch has written
+    with (two.folder / "object").open("r+b") as file:  # damage a part written by the first fetch
         file.seek(two.copies[big.name].arrivals[0] * PART)
         file.write(b"rotten")
     outcome = two.get(big, one.source)
@@ -208,7 +208,7 @@ def test_another_try_keeps_what_is_right(host: Hosts, big: Original) -> None:
     between.close()
 
 
-def test_one_that_hangs_is_cut_and_the_others_go_on(host: Hosts, big: Original) -> None:
+def test_hanging_source_is_dropped_and_the_others_continue(host: Hosts, big: Original) -> None:
     one, two, three = host(), host(), host(limits=SHORT)
     one.hold(big)
     two.hold(big)
@@ -219,7 +219,7 @@ def test_one_that_hangs_is_cut_and_the_others_go_on(host: Hosts, big: Original) 
     between.close()
 
 
-def test_one_that_hangs_is_named_when_it_is_the_only_one(host: Hosts, big: Original) -> None:
+def test_hanging_source_is_named_if_it_is_the_only_one(host: Hosts, big: Original) -> None:
     one, two = host(), host(limits=SHORT)
     one.hold(big)
     between = FaultyRelay(one.server.address, spoil=lambda chunk, before: _freeze(between, chunk, before))
@@ -230,7 +230,7 @@ def test_one_that_hangs_is_named_when_it_is_the_only_one(host: Hosts, big: Origi
     between.close()
 
 
-def test_one_that_trickles_is_cut(host: Hosts, big: Original) -> None:
+def test_trickling_source_is_dropped(host: Hosts, big: Original) -> None:
     one, two = host(), host(limits=SHORT)
     one.hold(big)
 
@@ -248,7 +248,7 @@ def test_one_that_trickles_is_cut(host: Hosts, big: Original) -> None:
     between.close()
 
 
-def test_a_neighbour_without_the_key_gets_nothing(host: Hosts, big: Original) -> None:
+def test_client_without_the_key_gets_nothing(host: Hosts, big: Original) -> None:
     one, stranger = host(), host(key=bytes(32))
     one.hold(big)
     with pytest.raises(wire.PeerError):
@@ -257,7 +257,7 @@ def test_a_neighbour_without_the_key_gets_nothing(host: Hosts, big: Original) ->
     assert one.server.sent_bytes == 0
 
 
-def test_a_server_reads_nothing_of_who_has_not_the_key(host: Hosts, big: Original) -> None:
+def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Original) -> None:
     one = host()
     one.hold(big)
     for said in (b"", b"GET / HTTP/1.0\r\n\r\n" * 20, wire.MAGIC + bytes(32) + bytes(32) + b"\xff" * 100, bytes(10**6)):
@@ -270,10 +270,10 @@ def test_a_server_reads_nothing_of_who_has_not_the_key(host: Hosts, big: Origina
             except OSError:
                 heard = b""
         assert len(heard) <= len(wire.MAGIC) + 64
-    assert host().get(big, one.source).peer_bytes == big.ref.size_bytes  # the server still serves others
+    assert host().get(big, one.source).peer_bytes == big.ref.size_bytes  # the server still serves other hosts
 
 
-def test_many_silent_connections_do_not_keep_others_out(host: Hosts, big: Original) -> None:
+def test_many_silent_connections_do_not_block_other_clients(host: Hosts, big: Original) -> None:
     one = host(limits=SHORT)
     one.hold(big)
     silent = [socket.create_connection(split_address(one.server.address)) for _ in range(40)]
@@ -311,7 +311,7 @@ def test_headers_are_bounded_and_bound_to_their_connection(host: Hosts, big: Ori
     channel.close()
 
 
-def test_odd_requests_are_answered_or_cut(host: Hosts, big: Original) -> None:
+def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Original) -> None:
     one = host()
     one.hold(big)
     for request in (
@@ -337,7 +337,7 @@ def test_odd_requests_are_answered_or_cut(host: Hosts, big: Original) -> None:
     channel.close()
 
 
-def test_one_that_is_busy_is_waited_for(host: Hosts, big: Original) -> None:
+def test_busy_source_is_awaited(host: Hosts, big: Original) -> None:
     one, two = host(most=1), host()
     one.hold(big)
     channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
@@ -349,7 +349,7 @@ def test_one_that_is_busy_is_waited_for(host: Hosts, big: Original) -> None:
     assert running.wait().peer_bytes == big.ref.size_bytes
 
 
-def test_sources_that_nobody_reaches_are_named(host: Hosts, big: Original) -> None:
+def test_unreachable_sources_are_named(host: Hosts, big: Original) -> None:
     taker = host()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -360,7 +360,7 @@ def test_sources_that_nobody_reaches_are_named(host: Hosts, big: Original) -> No
     assert all("cannot be reached" in why for _, why in taker.lost)
 
 
-def test_new_sources_help_a_fetch_that_has_none(host: Hosts, big: Original) -> None:
+def test_new_sources_help_a_fetch_without_sources(host: Hosts, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
     fetch = two.fetch(big, ObjectSource(address="127.0.0.1:1", label="gone"))
@@ -371,7 +371,7 @@ def test_new_sources_help_a_fetch_that_has_none(host: Hosts, big: Original) -> N
     running.wait()
 
 
-def test_a_disk_that_is_full_ends_it(host: Hosts, big: Original, tmp_path: Path) -> None:
+def test_full_disk_ends_the_fetch(host: Hosts, big: Original, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root mounts a small disk")
     small = tmp_path / "small"
@@ -391,7 +391,7 @@ def test_a_disk_that_is_full_ends_it(host: Hosts, big: Original, tmp_path: Path)
 
 
 def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) -> bytes:
-    """Let `limit` bytes pass. Then wait for the gate, and meanwhile send a byte at a time as a sign of life."""
+    """Forward `limit` bytes. Then send single bytes as a sign of life until the gate opens."""
     if before > limit and not gate.wait(PATIENCE_S):
         raise AssertionError("the gate was never opened")
     return chunk

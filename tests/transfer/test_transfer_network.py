@@ -1,4 +1,4 @@
-"""Pilots in network namespaces with a real manager and seed: bytes cross a network."""
+"""Transfer objects between pilots in network namespaces, with a real manager and seed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _network() -> None:
 
 
 @pytest.mark.slow
-def test_an_object_leaves_its_host_once() -> None:
+def test_object_leaves_its_host_once() -> None:
     found = run_side(
         "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
     )
     assert SIZE <= found["origin_bytes"] <= 1.1 * SIZE
     assert found["origin_bytes"] + found["peer_bytes"] >= 3 * SIZE
-    assert found["link_bytes"] <= 1.25 * SIZE  # includes all messages between manager and pilots
+    assert found["link_bytes"] <= 1.25 * SIZE  # includes messages between manager and pilots
 
 
 def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
@@ -44,4 +44,4 @@ def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
     said = " ".join(found["status"].split())
     assert "Pilots cannot reach each other" in said
     assert "cannot be reached" in said
-    assert "[session] interface" in said  # the remedy
+    assert "[session] interface" in said  # the advice

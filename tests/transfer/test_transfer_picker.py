@@ -14,7 +14,7 @@ def picker(count: int, *, seed: int = 1) -> Picker[str]:
     return Picker(count, chance=random.Random(seed))
 
 
-def test_the_rarest_goes_first() -> None:
+def test_rarest_piece_is_fetched_first() -> None:
     one = picker(10)
     for name in ("a", "b", "c"):
         one.add(name)
@@ -25,7 +25,7 @@ def test_the_rarest_goes_first() -> None:
     assert one.take("b", 0.0) in range(9)
 
 
-def test_ties_are_chance() -> None:
+def test_equally_rare_pieces_are_chosen_at_random() -> None:
     first = []
     for seed in range(40):
         one = picker(30, seed=seed)
@@ -35,7 +35,7 @@ def test_ties_are_chance() -> None:
     assert len(set(first)) > 10
 
 
-def test_each_piece_is_asked_for_once() -> None:
+def test_each_piece_is_requested_once() -> None:
     one = picker(100)
     for name in ("a", "b"):
         one.add(name)
@@ -45,7 +45,7 @@ def test_each_piece_is_asked_for_once() -> None:
     assert one.take("a", AGAIN_S / 2) is None
 
 
-def test_what_hangs_is_asked_for_elsewhere_when_nothing_else_is_left() -> None:
+def test_hanging_piece_is_requested_elsewhere_at_the_end() -> None:
     one = picker(2)
     one.add("slow")
     one.has("slow", [0, 1])
@@ -54,15 +54,15 @@ def test_what_hangs_is_asked_for_elsewhere_when_nothing_else_is_left() -> None:
     one.has("quick", [0, 1])
     other = one.take("quick", 10.0)
     assert other is not None
-    # the other source was asked for this piece ten seconds ago
+    # this piece was requested from the other source ten seconds ago
     assert one.take("quick", 10.0 + AGAIN_S / 2) == 1 - other
     one.arrived(1 - other, 11.0)
-    assert one.take("slow", 11.0) is None  # None: the only missing piece was just requested from "quick"
+    assert one.take("slow", 11.0) is None  # the only missing piece was just requested from "quick"
     assert not one.arrived(1 - other, 12.0)
     assert one.missing == 1
 
 
-def test_while_there_is_other_work_nothing_is_asked_for_twice() -> None:
+def test_no_piece_is_requested_twice_while_other_pieces_are_missing() -> None:
     one = picker(3)
     one.add("a")
     one.add("b")
@@ -72,7 +72,7 @@ def test_while_there_is_other_work_nothing_is_asked_for_twice() -> None:
     assert one.take("b", 1000.0) is None  # pieces 1 and 2 may arrive at any moment
 
 
-def test_a_source_that_goes_leaves_its_work_to_others() -> None:
+def test_lost_source_leaves_its_pieces_to_others() -> None:
     one = picker(4)
     for name in ("a", "b"):
         one.add(name)
@@ -85,7 +85,7 @@ def test_a_source_that_goes_leaves_its_work_to_others() -> None:
     assert one.take("a", 0.0) is None
 
 
-def test_one_that_says_later_is_asked_when_it_says_so() -> None:
+def test_source_that_answers_later_is_asked_at_that_time() -> None:
     one = picker(1)
     one.add("a")
     one.has("a", [0])
@@ -96,7 +96,7 @@ def test_one_that_says_later_is_asked_when_it_says_so() -> None:
     assert one.take("a", 0.0) == 0
 
 
-def test_the_origin_is_spared_what_others_have() -> None:
+def test_origin_is_spared_pieces_that_peers_have() -> None:
     one = picker(3)
     one.add("origin", origin=True)
     one.has("origin", range(3))
@@ -108,11 +108,11 @@ def test_the_origin_is_spared_what_others_have() -> None:
     assert one.take("peer", 2.0) == 0
     one.has_not("peer", 0)
     one.has("peer", [0])
-    assert one.take("origin", 1.0 + SPARED_S) == 0  # the peer has piece 0 but does not send it, so the origin is asked
+    assert one.take("origin", 1.0 + SPARED_S) == 0  # the peer does not send piece 0, so the origin is used
 
 
 @given(count=st.integers(1, 200), seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=1, max_size=4))
-def test_all_that_anybody_has_comes(count: int, seed: int, shares: list[float]) -> None:
+def test_every_available_piece_is_fetched(count: int, seed: int, shares: list[float]) -> None:
     chance = random.Random(seed)
     one: Picker[int] = Picker(count, chance=chance)
     held = {}
@@ -138,7 +138,7 @@ def test_all_that_anybody_has_comes(count: int, seed: int, shares: list[float]) 
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_small_ones(count: int) -> None:
+def test_picker_handles_objects_of_no_piece_and_one_piece(count: int) -> None:
     one = picker(count)
     one.add("a")
     one.has("a", range(count))

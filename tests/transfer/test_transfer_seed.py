@@ -1,4 +1,4 @@
-"""A session's seed: served and stored files, its lifetime, and clients with only Python."""
+"""Test the seed of a session: served and stored files, lifetime, and clients with only Python."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def address(session: SessionFolder) -> str:
     return (session.path / SEED_FILE).read_text()
 
 
-def test_the_key_is_read_from_the_session_folder(session: SessionFolder) -> None:
+def test_key_is_read_from_the_session_folder(session: SessionFolder) -> None:
     assert read_key(session.key_file("transfer")) == KEY
 
 
-def test_what_was_published_is_handed_out(
+def test_published_objects_are_served(
     start: Start, session: SessionFolder, host: Callable[..., Host], big: Original, folder: Original, tmp_path: Path
 ) -> None:
     start()
@@ -78,11 +78,11 @@ def test_what_was_published_is_handed_out(
     assert not (tmp_path / "out").exists()
 
 
-def test_arguments_are_handed_out_and_results_taken_in(
+def test_arguments_are_served_and_results_accepted(
     start: Start, session: SessionFolder, big: Original, tmp_path: Path
 ) -> None:
     start()
-    # the form of name that a client gives to a file of arguments
+    # clients name files of arguments in this format
     shutil.copy(big.path, session.objects / f"{big.name}~0123abcd")
     get(big.name, tmp_path / "arguments", addresses=[address(session)], key=KEY)
     assert matches(tmp_path / "arguments", big.ref)
@@ -97,7 +97,7 @@ def test_arguments_are_handed_out_and_results_taken_in(
     assert sorted(path.name for path in session.objects.iterdir()) == sorted([f"{big.name}~0123abcd", name])
 
 
-def test_half_a_result_leaves_nothing(start: Start, session: SessionFolder) -> None:
+def test_incomplete_result_leaves_no_file(start: Start, session: SessionFolder) -> None:
     start()
     channel = wire.connect(address(session), key=KEY)
     channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 100, "sha256": "0" * 64})
@@ -114,7 +114,7 @@ def test_half_a_result_leaves_nothing(start: Start, session: SessionFolder) -> N
     until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
 
 
-def test_a_neighbour_gets_nothing_and_gives_nothing(
+def test_client_without_the_key_can_neither_read_nor_write(
     start: Start, session: SessionFolder, big: Original, tmp_path: Path
 ) -> None:
     start()
@@ -126,7 +126,7 @@ def test_a_neighbour_gets_nothing_and_gives_nothing(
     assert not (session.objects / "result-1-0123456789ab").exists()
 
 
-def test_one_that_was_killed_is_followed_at_the_same_place(start: Start, session: SessionFolder) -> None:
+def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: SessionFolder) -> None:
     first = start()
     there = address(session)
     waiting = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_one_that_was_killed_is_followed_at_the_same_place(start: Start, session
         assert waiting.wait(20) == 0
 
 
-def test_one_that_cannot_write_its_address_serves_and_writes_it_later(session: SessionFolder) -> None:
+def test_seed_that_cannot_write_its_address_serves_and_retries(session: SessionFolder) -> None:
     in_its_way = session.path / SEED_FILE
     in_its_way.mkdir()
     seed = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)])
@@ -162,7 +162,7 @@ def test_one_that_cannot_write_its_address_serves_and_writes_it_later(session: S
         assert seed.wait(20) == 0
 
 
-def test_one_that_waits_leaves_with_the_manager_that_started_it(start: Start, session: SessionFolder) -> None:
+def test_waiting_seed_exits_with_the_manager_that_started_it(start: Start, session: SessionFolder) -> None:
     serving = start()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(20)
@@ -173,7 +173,7 @@ def test_one_that_waits_leaves_with_the_manager_that_started_it(start: Start, se
 
 
 @pytest.mark.parametrize("how", ["objects", "lease"])
-def test_it_ends_with_its_session(start: Start, session: SessionFolder, how: str) -> None:
+def test_seed_ends_with_its_session(start: Start, session: SessionFolder, how: str) -> None:
     seed = start()
     if how == "objects":
         shutil.rmtree(session.objects)
@@ -182,10 +182,8 @@ def test_it_ends_with_its_session(start: Start, session: SessionFolder, how: str
     assert seed.wait(20) == 0
 
 
-def test_a_node_with_nothing_but_python_can_fetch(
-    start: Start, session: SessionFolder, big: Original, tmp_path: Path
-) -> None:
-    """Use the starter's modules in an interpreter without packages."""
+def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, big: Original, tmp_path: Path) -> None:
+    """Use the starter modules in an interpreter without packages."""
     start()
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent

@@ -1,4 +1,4 @@
-"""Silent strangers at the transfer server delay no honest fetch."""
+"""Silent unauthorized connections to the transfer server delay no authorized fetch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_forty_silent_sockets_refuse_no_honest_fetch(
     try:
         began = time.monotonic()
         for number in range(HONEST):
-            while len(silent) < 40 + number // 10:  # more strangers connect continuously
+            while len(silent) < 40 + number // 10:  # more silent connections open continuously
                 silent.append(socket.create_connection(where, source_address=(stranger, 0)))
             fetch.get(ref.name, tmp_path / f"copy-{number}", addresses=[server.address], key=KEY)
         assert time.monotonic() - began < wire.LIMITS.handshake_s * 4, "a fetch waited for strangers to give up"

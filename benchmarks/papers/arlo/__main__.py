@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers.arlo --table 6a`: run the cases of a table or figure, and write the page."""
+"""`python -m benchmarks.papers.arlo --table 6a`: run the cases of a table or figure and write the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of the evaluation: system, devices, workload and results."""
+"""Simulate one run of the evaluation: system, devices, workload and results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
 class System(msgspec.Struct, frozen=True):
-    """`dynamic`: inflation of dynamic runtimes. `within_capacity`: limit the longest runtime to its capacity, too."""
+    """`dynamic`: inflation of dynamic runtimes. `within_capacity`: also limit the longest runtime to its capacity."""
 
     dispatch: str
     allocation: str = EVEN
@@ -75,7 +75,7 @@ SYSTEMS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`least`: fewest devices under scaling; 0 = no scaling. `occupies`: overhead keeps a device busy."""
+    """`least`: minimum devices under scaling; 0 = no scaling. `occupies`: True if overhead keeps a device busy."""
 
     system: str
     profile: LatencyProfile
@@ -94,7 +94,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """`late`: share above the objective. `devices`: mean over time. `most_out`: most concurrent replacements."""
+    """`late`: share above the objective. `devices`: mean over time. `most_out`: maximum concurrent replacements."""
 
     requests: int
     lost: int
@@ -148,7 +148,7 @@ def _dispatcher(system: System, runtimes: Sequence[int], case: Case) -> Dispatch
         return RandomDispatcher(case.workload.seed)
     if system.dispatch == RS:
         return RuntimeQueues[int](levels)
-    if system.dispatch == ILB:  # With one level, Algorithm 1 balances the load within the shortest runtime.
+    if system.dispatch == ILB:  # Algorithm 1 with one level balances the load in the shortest runtime.
         return RuntimeQueues[int](levels, peeked=1)
     strategies = {IG: inter_groups_greedy, PACK_ANY: pack_any_runtime, PACK_SHORTEST: pack_shortest_runtime}
     return BucketDispatcher(levels, strategies[system.dispatch])

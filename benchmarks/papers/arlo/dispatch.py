@@ -1,8 +1,8 @@
-"""The choice of an instance for systems other than Arlo (`RuntimeQueues`); Figure 4's example.
+"""Choose instances in the systems other than Arlo (`RuntimeQueues`), and simulate the example of Figure 4.
 
-INFaaS takes the busiest instance that is long enough and has free capacity (§5). First reading: the instance can answer
-in time; all runtimes count. Second reading: the shortest runtime with an instance where at most one request waits.
-Inter-groups Greedy (§5.2.3) takes the least loaded instance that is long enough. ST and DT balance load (§5): by the
+INFaaS uses the busiest instance that is long enough and has free capacity (§5). Variant 1: the instance can answer in
+time; all runtimes count. Variant 2: the shortest runtime with an instance where at most one request waits.
+Inter-groups Greedy (§5.2.3) uses the least loaded instance that is long enough. ST and DT balance load (§5): by the
 least loaded instance, or at random.
 """
 
@@ -19,7 +19,7 @@ from stoker.manager.policies.arlo.dispatch import THRESHOLD
 
 
 class LoadBuckets:
-    """The instances of one runtime by load. Each bit of `mask` is set if instances have its load."""
+    """Instances of one runtime by load. Bit n of `mask` is set if an instance has load n."""
 
     def __init__(self) -> None:
         self.mask = 0
@@ -50,7 +50,7 @@ Choose = Callable[[Sequence[LoadBuckets], Sequence[int], int], tuple[int, int]]
 
 
 class BucketDispatcher:
-    """Instances by load. `runtimes`: lengths and capacities."""
+    """Instances by load. `runtimes`: pairs of length and capacity."""
 
     def __init__(self, runtimes: Sequence[tuple[int, int]], choose: Choose) -> None:
         self._lengths = [length for length, _ in runtimes]
@@ -89,7 +89,7 @@ class BucketDispatcher:
 
 
 class RandomDispatcher:
-    """Every request to an instance drawn at random. All instances have one runtime."""
+    """Send every request to a random instance. All instances have one runtime."""
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(f"dispatch {seed}")
@@ -148,7 +148,7 @@ def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[in
 
 
 _ROOM = 2
-"""Second reading: an instance with this many requests is full."""
+"""Number of requests of a full instance in variant 2."""
 
 
 def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
@@ -158,14 +158,14 @@ def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first:
 
 RUNTIMES = ((128, 80), (256, 40), (512, 20))
 GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
-"""Figure 4's GPUs: number, runtime, requests. GPU1 comes first, so the requests before the example fill GPU0 second."""
+"""GPUs of Figure 4: number, runtime, requests. GPU1 is first, so earlier requests fill GPU0 second."""
 FIRST, LATER = (100,) * 8, (400,) * 14
 PATIENT = 0.99
-"""A threshold at which Algorithm 1 demotes requests as in the paper."""
+"""Threshold with which Algorithm 1 demotes requests like in the paper."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How many of the first eight requests each GPU got, and how many requests were late."""
+    """Number of the first eight requests per GPU, and number of late requests."""
 
     first: tuple[int, int, int, int]
     late: int

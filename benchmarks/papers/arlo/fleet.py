@@ -1,9 +1,9 @@
-"""Devices per runtime, replacement of instances (§4), Arlo's reallocation (§3.3), and scaling.
+"""Manage devices per runtime: replacement of instances (§4), Arlo's reallocation (§3.3), and scaling.
 
-An instance answers its requests one by one. A replaced instance answers its requests, then is out of service for one
-second, as an added device is. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
-recent requests reaches 95 % of the objective. It releases the least busy device below 50 % over a minute. ST, DT and
-INFaaS use INFaaS's headroom (§5).
+An instance answers requests one by one. A replaced instance finishes its requests, then is out of service for one
+second, like an added device. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
+recent requests reaches 95 % of the objective, and releases the least busy device below 50 % over a minute. ST, DT
+and INFaaS use the headroom of INFaaS (§5).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Trace
 from stoker.manager.policies.arlo.allocation import LatencyTable, NotEnoughDevicesError, RuntimeDemand, allocate
 
 _LESS = 0.97
-"""Factor that reduces the requests until the devices suffice."""
+"""Factor that reduces the demand until the devices suffice."""
 
 
 def demands(
     lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
 ) -> list[RuntimeDemand]:
-    """Return the demand on each runtime during one objective (§3.3), from request lengths and `rate` per second.
+    """Return the demand on each runtime during one objective period (§3.3), from request lengths and `rate` per second.
 
-    `overload_s`: the longest runtime's added mean latency per request above an instance's capacity (eq. 5).
+    `overload_s`: added mean latency of the longest runtime per request above the capacity of an instance (eq. 5).
     """
     counts = Counter(lengths)
     total = sum(counts.values())
@@ -81,7 +81,7 @@ class Agenda:
 
 
 class Fleet:
-    """The devices. `rows`: for each runtime, the seconds of a request by its length."""
+    """All devices. `rows`: for each runtime, seconds of a request by length."""
 
     def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]], agenda: Agenda) -> None:
         self.dispatcher = dispatcher
@@ -91,9 +91,9 @@ class Fleet:
         self.counts = [0] * len(rows)
         """Instances of each runtime, including starting ones."""
         self.work_s = 0.0
-        """Seconds that all requests computed, without padding."""
+        """Computing seconds of all requests without padding."""
         self.out, self.most_out, self.replaced = 0, 0, 0
-        """Instances out of service for a replacement: now, and at most; the number of all replacements."""
+        """Instances out of service for a replacement (current, maximum), and number of all replacements."""
         self._runtime_rows, self._runtime_of = rows, list[int]()
         self._agenda = agenda
         self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
@@ -157,7 +157,7 @@ class Fleet:
 
 
 class Replacements:
-    """Change a fleet to the newest counts by the fewest replacements, a few at a time."""
+    """Change a fleet to the newest counts with the fewest replacements, a few at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -192,11 +192,11 @@ _ENOUGH = 100
 
 
 Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
-"""Return the devices of each runtime, from all devices, lengths of requests, and requests a second."""
+"""Return devices per runtime, from all devices, request lengths, and requests per second."""
 
 
 class Reallocation:
-    """Arlo's Runtime Scheduler. In a run shorter than two periods its first allocation is in the middle."""
+    """Arlo's Runtime Scheduler. In a run shorter than two periods the first allocation is in the middle."""
 
     def __init__(
         self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float

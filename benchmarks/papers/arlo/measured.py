@@ -1,7 +1,7 @@
-"""Stored results: of cases, of Table 2 and Figure 9 measured here, and of a session's policy.
+"""Store results of cases, of Table 2 and Figure 9 measured here, and of the session policy.
 
-Figure 9 sends busy runtimes two requests per instance at once. Times are processor time. The session policy `arlo` also
-answers Figure 6a's requests; its first minute does not count.
+Figure 9 sends two requests per instance at once to busy runtimes. Times are processor time. The session policy `arlo`
+also answers the requests of Figure 6a; the first minute does not count.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ LEVELS = 12
 LOADS = 0.5, 0.95
 """Shares of busy devices in Table 2."""
 LIGHT = 0.7
-"""The page separates problems below and above this load."""
+"""Load that separates the problems on the page."""
 FULL = 0.4
-"""Share of the capacity in use before Figure 9's burst."""
+"""Share of capacity in use before the burst of Figure 9."""
 BURSTS = 5
 _LENGTHS = 5_000
 
 
 class SolvingTime(msgspec.Struct, frozen=True):
-    """`loads`: each run's share of busy devices."""
+    """`loads`: share of busy devices in each run."""
 
     devices: int
     runtimes: int
@@ -117,13 +117,13 @@ def _burst_ms(queues: RuntimeQueues[int], lengths: list[int]) -> float:
 
 DEVICES, BEGINS_S = 10, 60.0
 ENDS_S = {1_000.0: 150.0, 4_000.0: 90.0}
-"""Seconds of requests by rate. Figure 6a has the first rate; the second keeps the devices busy."""
+"""Seconds of requests by rate: the rate of Figure 6a, and a rate that keeps devices busy."""
 _MESSAGE_S = settings.OVERHEAD_S / 2
 _GB = 1_000_000_000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """One seed: the session's policy and the model on the same requests."""
+    """Run the session policy and the model with equal requests of one seed."""
 
     seed: int
     rate: float

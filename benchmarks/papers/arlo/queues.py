@@ -1,4 +1,4 @@
-"""The simulation's event loop. An instance answers in order, so a request's end is known at dispatch."""
+"""Event loop of the simulation. Instances answer in order, so the end of a request is known at dispatch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupie
     rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
     busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)
     latencies = served.latencies
-    ends: list[tuple[float, int]] = [(inf, -1)]  # An end that never comes, so the heap is never empty.
+    ends: list[tuple[float, int]] = [(inf, -1)]  # A sentinel keeps the heap non-empty.
     work_s, next_at = 0.0, agenda.next_at
 
     def end_until(now: float) -> None:

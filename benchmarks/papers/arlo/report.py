@@ -333,7 +333,7 @@ def random_dispatch(cells: Cells) -> str:
 
 
 def _contradiction(cells: Cells) -> dict[str, str]:
-    """Return RS's mean in Table 4's traces, by devices and latency."""
+    """Return the mean of RS in the traces of Table 4, by devices and latency."""
     system = within_capacity(ARLO)
     return {
         f"rs_{devices}_{longest:g}": cells.values(of_latency(tables.of_trace_4(devices), system, longest), mean_ms)

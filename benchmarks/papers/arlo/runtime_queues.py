@@ -1,6 +1,6 @@
-"""The instances of each runtime by load, for the policy's Algorithm 1 (`choose_head`). Pure.
+"""Keep the instances of each runtime by load, for Algorithm 1 of the policy (`choose_head`), without I/O.
 
-A session keeps its libraries in the core's `LoadIndex`. A heap per runtime costs less for instances without slots.
+A session uses `LoadIndex` of the core. A heap per runtime costs less for instances without slots.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, choo
 Instance = TypeVar("Instance", bound=Hashable)
 
 _STALE = 4
-"""Heap entries per instance at which a level is cleaned up."""
+"""Heap entries per instance that trigger a cleanup of a level."""
 
 
 class RuntimeTooShortError(ValueError):
-    """A request is longer than every runtime that has an instance."""
+    """A request is longer than every runtime with an instance."""
 
     def __init__(self, tokens: int, longest: int) -> None:
         super().__init__(f"a request of {tokens} tokens, and the longest runtime takes {longest}")
@@ -57,7 +57,7 @@ class _RuntimeLevel(Generic[Instance]):
 
 
 class RuntimeQueues(Generic[Instance]):
-    """The instances of every runtime by load. `runtimes`: rising lengths in tokens, with capacities."""
+    """Instances of every runtime by load. `runtimes`: increasing lengths in tokens, with capacities."""
 
     def __init__(
         self, runtimes: Sequence[tuple[int, int]], *, threshold: float = THRESHOLD, decay: float = DECAY,
@@ -94,7 +94,7 @@ class RuntimeQueues(Generic[Instance]):
         return self._level_of[instance].loads[instance]
 
     def _heads(self, tokens: int) -> Iterator[tuple[int, int, Instance]]:
-        """Yield load, capacity and head of each runtime that is long enough and has an instance."""
+        """Yield load, capacity and head of each runtime that is long enough and has instances."""
         levels = self._levels
         for at in range(bisect_left(self._lengths, tokens), len(levels)):
             level = levels[at]

@@ -1,4 +1,4 @@
-"""Settings of all runs, fixed on 2026-11-26 before any run with the page's seeds."""
+"""Settings of all runs, fixed on 2026-11-26 before any run with the seeds of the page."""
 
 from __future__ import annotations
 
@@ -7,72 +7,72 @@ FIXED_ON = "2026-11-26"
 BASE_MS = 4.86
 """Latency of Bert-Base at 512 tokens (§2.2)."""
 LARGE_MS = (6.0, 8.0, 10.0, 12.0)
-"""Latencies of Bert-Large at 512 tokens at which the loads of the paper's figures can be served: 6 ms for ST in Figure
-6b, 12 ms for Arlo in Table 4. The paper gives only the ratio (§2.1).
+"""Latencies of Bert-Large at 512 tokens that can serve the loads in the paper: 6 ms for ST in Figure 6b, 12 ms for
+Arlo in Table 4. The paper gives only the ratio (§2.1).
 """
 SLO_S = {"base": 0.150, "large": 0.450}
-"""Objectives (§5, workloads)."""
+"""Latency objectives (§5, workloads)."""
 
 SEEDS = (4, 5, 6)
 GRID_SEEDS = (4, 5)
-"""Seeds of runs at each latency of Bert-Large. Earlier versions, before the changes that the page lists, used seeds 1
+"""Seeds of runs at each latency of Bert-Large. Versions before the changes listed on the page used seeds 1
 to 3.
 """
 
 PERIOD_S = 120.0
 """Period of the Runtime Scheduler (§5)."""
 OVERLOAD_S = PERIOD_S / 2
-"""Second reading of the allocation. §3.3 limits each instance to its capacity, but eqs 3 and 5 let the longest runtime
-exceed it. A request above the capacity adds half the time until the next allocation.
+"""Added latency of a request above capacity (variant 2): half the time until the next allocation. §3.3 limits each
+instance to its capacity, but eqs 3 and 5 let the longest runtime exceed its capacity.
 """
 OVERHEAD_S = 0.0008
-"""Part of each request's latency (§5.2.1) in which no device is busy."""
+"""Overhead per request (§5.2.1) during which no device is busy."""
 REPLACEMENT_S = 1.0
 """Seconds that a replaced instance is out of service after its last request (§4)."""
 REPLACED_AT_ONCE = 0.05
 """Share of all devices that are replaced at once; at least one device (§4: "small batches")."""
 
 BURST_RATE, BURST_S, CALM_S = 2.0, 0.1, 0.3
-"""A burst has twice the mean rate and lasts 0.1 s on average; calm has 2/3 of the mean rate and lasts 0.3 s (§5)."""
+"""Bursts have twice the mean rate for 0.1 s on average; calm periods have 2/3 of the mean rate for 0.3 s (§5)."""
 
 SPAN = 512 / 125
-"""Scale of lengths: the longest text of the paper's trace, about 125 tokens, becomes 512 (§5)."""
+"""Scale of lengths: the longest text in the paper, about 125 tokens, becomes 512 (§5)."""
 LONG_SHARE, LONG_SWING = 1 / 3, 1 / 6
-"""Share of requests from the file's long part, and the amplitude of this share's wave."""
+"""Share of requests from the long part of the file, and amplitude of the wave of this share."""
 DRIFT_PERIOD_S = 480.0
-"""Period of this wave; Figure 12 shows about ten minutes."""
+"""Period of the wave; Figure 12 shows about ten minutes."""
 SECOND_SWING = 0.5
-"""In each second the share is multiplied by a random number at most this far from 1 (Figure 1b)."""
+"""Maximum distance from 1 of the random factor of the share in each second (Figure 1b)."""
 
 RATED_SECONDS_S = {"bursty, rated seconds, 10 s": 10.0, "bursty, rated seconds, 60 s": 60.0}
-"""Patterns of Table 4's other reading, with the period of their wave: bursty, with a rate for each second."""
+"""Wave periods of the bursty patterns with a rate per second, the other variant of Table 4."""
 RATED_MS = (8.0, 9.0, 10.0)
-"""Latencies of Bert-Large in these patterns: RS's mean of Table 4 lies between those at 8 and 10 ms."""
+"""Latencies of Bert-Large in these patterns; the mean of RS in Table 4 is between results at 8 and 10 ms."""
 RATE_SWING = 0.3
-"""In these patterns each second's rate is multiplied by a random number at most this far from 1."""
+"""Maximum distance from 1 of the random factor of the rate in each second of these patterns."""
 MILD_INFLATION = 1.8
-"""Inflation of `dt, random` at 512 tokens: a paper of two models gives one greatest inflation (§2.2)."""
+"""Inflation of `dt, random` at 512 tokens: §2.2 gives one maximum inflation for two models."""
 MILD_BURST_RATES = {"mildly bursty": 1.5}
-"""Rate of a burst relative to the mean, in Figure 10a with random dispatch."""
+"""Rate of bursts relative to the mean in Figure 10a with random dispatch."""
 FRESH_FIXED_ON = "2026-11-30"
 FRESH_SEEDS = (10, 11, 12)
-"""Seeds of random dispatch and of Table 4's other reading. Seeds 1 to 3 chose the two numbers above; seeds 7 to 9
-judged an inflation of 2.0.
+"""Seeds of random dispatch and of the other variant of Table 4. The two numbers above were chosen with seeds 1 to 3;
+an inflation of 2.0 was judged with seeds 7 to 9.
 """
 
 UTILIZATIONS = (0.65, 0.75, 0.85)
-"""Busy share of the devices with ideal runtimes for all requests; Table 3 and Figure 11 give no load. The first setting
-was 0.85 alone with seeds 1 to 3, but more requests were late than in the paper.
+"""Busy share of devices with ideal runtimes; Table 3 and Figure 11 give no load. The first setting was only 0.85 with
+seeds 1 to 3, but more requests were late than in the paper.
 """
 
 HEADROOM = 1.05
-"""INFaaS adds devices for this multiple of the work of the last five seconds."""
+"""INFaaS provides devices for this multiple of the work of the last five seconds."""
 HEADROOM_OVER_S, HEADROOM_STAYS_S = 5.0, 30.0
 SCALE_UP_AT, SCALE_DOWN_AT = 0.95, 0.50
 """Ratios of the 98th percentile to the objective that add and release a device (§4)."""
 RECENT_S, SCALE_DOWN_EVERY_S = 10.0, 60.0
-"""Requests that ended in the last 10 s are recent; §4 gives no number. At most one release a minute (§4)."""
+"""Requests ended in the last 10 s are recent (§4 gives no number); at most one release per minute (§4)."""
 FIRST_DEVICES = 5
 """Devices at the start of Figure 8 (§5.1.3)."""
 LOAD_SWING, LOAD_PERIOD_S = 0.6, 300.0
-"""Amplitude and period of the load. Figure 8 gives no load; here the mean load is the work of ST's first devices."""
+"""Amplitude and period of the load. Figure 8 gives no load; our mean load is the work of the first devices of ST."""

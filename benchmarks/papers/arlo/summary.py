@@ -1,4 +1,4 @@
-"""The first table of `docs/reproduction/arlo.md` (bar, paper, ours, met), and intervals."""
+"""Make the first table of `docs/reproduction/arlo.md` (bar, paper, ours, met), with intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.papers.common import table
 Of = Callable[[Case], Result | None]
 MISSING = "–"
 NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
-"""The paper's names of the other systems, by ours."""
+"""Names of the other systems in the paper, by our names."""
 PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
 
 
@@ -77,7 +77,7 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
 def less(
     of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
 ) -> Interval | None:
-    """Return the percent by which one system's number is below the others', on the same requests."""
+    """Return the percent by which a system is below each other system, on equal requests."""
     found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
@@ -122,18 +122,18 @@ class Cells(msgspec.Struct, frozen=True):
 
 TARGET_RATE = 150_000
 NEAR = 5.0
-"""Percentage points from the paper's number, with random dispatch."""
+"""Allowed percentage points from the paper with random dispatch."""
 AT_MOST = 2.0
-"""A session's 98th percentile relative to the model's."""
+"""Limit of the 98th percentile in a session relative to the model."""
 
 Reading = Callable[[str], str]
-"""One of Arlo's systems in one reading of its allocation."""
+"""An Arlo system with one variant of its allocation."""
 BOTH: tuple[Reading, ...] = (str, within_capacity)
 COLUMNS = ("bar", "paper", "`arlo`", "met", "`arlo, within capacity`", "met")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`is_met`: None = not run. `why`: a remark."""
+    """`is_met`: None = not run. `why`: remark."""
 
     here: str = MISSING
     is_met: bool | None = None
@@ -146,7 +146,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table, with a finding for each reading of Arlo's allocation."""
+    """A line of the table with a finding per variant of Arlo's allocation."""
 
     bar: str
     paper: str
@@ -200,7 +200,7 @@ def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> It
 
 
 def rising(of: Of, cases: Sequence[Case], systems: Sequence[str], what: Callable[[Measures], float]) -> Iterator[bool]:
-    """For each case of the first system, yield True if the systems' numbers rise."""
+    """For each case of the first system, yield True if the numbers of the systems increase."""
     for case in cases:
         if case.system == systems[0]:
             found = [of(with_system(case, system)) for system in systems]
@@ -222,7 +222,7 @@ def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 def _below(
     of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float], said: str
 ) -> Finding:  # fmt: skip
-    """Check if Arlo's number is below each other system's. `said`: text for a system and its failed runs."""
+    """Check if Arlo is below each other system. `said`: text for a system and its failed runs."""
     held = {
         system: [what(one) < what(other) for one, other in pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several
@@ -267,7 +267,7 @@ def random_verdicts(of: Of) -> Iterator[Verdict]:
 
 
 def _larger_of_both(of: Of, pair: str, ours: str, theirs: str) -> Interval | None:
-    """Return by how much the 98th percentile is lower in the figure of the two where this is more, over seeds."""
+    """Return the reduction of the 98th percentile over seeds, in the figure with the larger reduction."""
     cases = [case for part in "ab" for case in tables.random_dispatch(f"{pair}{part}")]
     seeds = {case.workload.seed for case in cases}
     of_seeds = (

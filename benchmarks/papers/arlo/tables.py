@@ -1,6 +1,6 @@
-"""Arlo's tables and figures as cases by `--table` name, and the paper's numbers.
+"""Define Arlo's tables and figures as cases by `--table` name, with the numbers of the paper.
 
-Traces are shorter than the paper's.
+Traces are shorter than in the paper.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Workload, make_trace
 
 DT_, INFAAS_, ST_ = "DT", "INFaaS", "ST"
 READINGS: dict[str, tuple[str, ...]] = {ST_: (ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
-# Percent by which Arlo's mean and 98th percentile are lower ("up to": the larger number of the two streams).
+# Percent by which Arlo reduces mean and 98th percentile ("up to": larger number of two streams).
 MEAN_LESS: dict[str, dict[str, float]] = {
     "6a": {ST_: 70.3, DT_: 23.7, INFAAS_: 24.9},
     "6b": {ST_: 66.7, DT_: 29.2, INFAAS_: 39.3},
@@ -48,7 +48,7 @@ TABLE_2 = {(50, 8): 0.156, (200, 12): 0.623, (1000, 16): 2.612}  # seconds by de
 BAR_TABLE_2_S = 0.3
 FIGURE_9_MS = 0.737  # 2,400 requests, 1,200 instances
 FIGURE_11 = {8: (14.16, 84.04), 16: (14.45, 81.74)}  # mean and p98 by runtimes
-FIGURE_11_LATE = {4: 2.5, 8: 0.0}  # per cent of the requests above the objective
+FIGURE_11_LATE = {4: 2.5, 8: 0.0}  # percent of requests above the objective
 TABLE_3 = {  # mean, p50, p98
     ARLO_EVEN: (455.19, 21.13, 3407.02), ARLO_GLOBAL: (80.58, 8.21, 1514.53), ARLO: (11.51, 8.02, 75.04)
 }  # fmt: skip
@@ -65,21 +65,21 @@ STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
-"""The model of Table 3 and Figure 11."""
+"""Model of Table 3 and Figure 11."""
 RANDOM = (ST_RANDOM, DT_RANDOM, *ARLOS)
-"""Systems of the tables with random dispatch for ST and DT."""
+"""Systems in tables with random dispatch for ST and DT."""
 RANDOM_FIGURES = {
     "6a": ("stable", BASE),
     "6b": ("stable", LARGE[0]),
     "10a": ("mildly bursty", BASE),
     "10b": ("mildly bursty", SLOWEST),
 }
-"""Arrivals and models; Bert-Large has the latency of the grid at which ST's mean is nearest the paper's."""
+"""Arrivals and models. Bert-Large has the grid latency at which the mean of ST is nearest to the paper."""
 RANDOM_READINGS = {ST_: ST_RANDOM, DT_: DT_RANDOM}
 RANDOM_OF = {ours: theirs for theirs, ours in RANDOM_READINGS.items()}
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
-"""Fewest devices in Figure 8, with and without the release of the first devices."""
+"""Minimum devices in Figure 8, with and without release of the first devices."""
 ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, within_capacity(ARLO_GLOBAL), within_capacity(ARLO))
 _STRATEGIES_4 = (ARLO_ILB, ARLO_IG, ARLO)
 DISPATCHES_4 = (*_STRATEGIES_4, *map(within_capacity, _STRATEGIES_4))
@@ -90,7 +90,7 @@ TRACES_4 = {
     80: (20_000.0, 20.0, settings.GRID_SEEDS),
     1000: (250_000.0, 2.0, settings.GRID_SEEDS[:1]),
 }
-"""Table 4's traces: requests a second, seconds and seeds, by devices."""
+"""Traces of Table 4: requests per second, seconds and seeds, by devices."""
 FASTER_6B_MS, LONGER_10B_S = (4.0, 5.0, 5.5), (20.0, 30.0)
 APART_4 = {
     "as above": ("bursty", 1.0), "no drift": ("bursty", 0.0), "no bursts": ("stable", 1.0), "neither": ("stable", 0.0)
@@ -144,7 +144,7 @@ def rated_seconds(pattern: str) -> list[Case]:
 
 
 def random_dispatch(figure: str) -> list[Case]:
-    """Return a figure's runs of `RANDOM`, on seeds of their own."""
+    """Return runs of `RANDOM` in a figure with separate seeds."""
     first = FIXED[figure]()[0]
     pattern, profile = RANDOM_FIGURES[figure]
     workloads = [replace(first.workload, seed=seed, pattern=pattern) for seed in settings.FRESH_SEEDS]

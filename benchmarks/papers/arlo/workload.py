@@ -1,9 +1,9 @@
-"""Requests (arrival times and lengths), and a runtime's latency by its length (§2).
+"""Generate requests (arrival times and lengths), and the latency of a runtime by length (§2).
 
-Latency rises in steps of 64 tokens (§3.3), linearly from the first to the last step. The slope within a step follows
-from the latencies at 20 and 64 tokens (§2). Lengths come from tweets in `../shared/data/lengths` (`missing`), times
-512/125 (§5), at most 512. Lengths do not drift within the file's two parts, so we vary the share of the second part: in
-a slow wave, and randomly each second. Arrivals are Poisson (`stable`) or Markov-modulated (`bursty`).
+Latency increases in steps of 64 tokens (§3.3), linearly from the first to the last step. The latencies at 20 and 64
+tokens (§2) give the slope in a step. Lengths come from tweets in `../shared/data/lengths` (`missing`), times 512/125
+(§5), at most 512. Lengths do not drift in the two parts of the file, so we vary the share of part two: in a slow wave,
+and randomly each second. Arrivals are Poisson (`stable`) or Markov-modulated (`bursty`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from benchmarks.papers.arlo.settings import BASE_MS, SLO_S
 LONGEST = 512
 STEP = 64
 RATIO = {"base": 4.22, "large": 5.25}
-"""Latency at 512 tokens over 64 (§2.1)."""
+"""Ratio of latencies at 512 and 64 tokens (§2.1)."""
 RATIO_20 = 4.28
-"""Latency at 512 tokens over 20, Bert-Base (§2.2)."""
+"""Ratio of latencies at 512 and 20 tokens of Bert-Base (§2.2)."""
 _WITHIN_STEP = (1 - RATIO["base"] / RATIO_20) * STEP / (STEP - 20)
 INFLATION = 1.22, 3.56
-"""Least and most inflation by dynamic compilation (§2.2)."""
+"""Minimum and maximum inflation by dynamic compilation (§2.2)."""
 
 
 def inflation(shape: str, tokens: int) -> float:
@@ -78,9 +78,9 @@ EARLIER = 20_000
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`rate`: mean requests a second. `pattern`: `stable`, `bursty`, or a name in `settings`.
+    """`rate`: mean requests per second. `pattern`: `stable`, `bursty`, or a name in `settings`.
 
-    `swings`: the rate varies over minutes (Figure 8). `drift`: drift of lengths relative to `settings`.
+    `swings`: True if the rate varies over minutes (Figure 8). `drift`: drift of lengths relative to `settings`.
     """
 
     rate: float
@@ -96,7 +96,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Arrival times, lengths, and lengths of the period before."""
+    """Arrival times, lengths, and lengths of the previous period."""
 
     times: list[float]
     lengths: list[int]

@@ -1,1 +1,1 @@
-"""The context paper's evaluations in the simulator."""
+"""Evaluations of Pervasive Context Management in the simulator."""

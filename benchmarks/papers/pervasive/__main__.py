@@ -21,7 +21,7 @@ from benchmarks.papers.pervasive.predict import Found
 PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
 _STARTS_PER_FIT, _QUICK_STARTS = 5, 4
 _FEWEST = paper.RUNS[0].batch
-"""Inferences per call in a quick run; smaller calls would be 150,000 calls."""
+"""Inferences per call in a quick run, because smaller sizes need 150,000 calls."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

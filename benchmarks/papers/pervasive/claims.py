@@ -1,7 +1,7 @@
-"""The predicted numbers of the paper against ours.
+"""Compare predicted numbers with the paper.
 
-Figure 8's ratio divides full by partial runs of the same parameters, call size and first loss. Figure 9's section
-compares completed inferences with the capacity.
+The ratio of Figure 8 divides full by partial runs with equal parameters, call size and first loss. The section on
+Figure 9 compares completed inferences with capacity.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def called(awareness: Awareness) -> str:
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """An assumption about an open detail, and the interval of all sets under it."""
+    """An assumption about an unspecified detail, and the interval of all parameter sets with this assumption."""
 
     name: str
     low: float
@@ -43,7 +43,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A predicted number of the paper. `text`: the paper's words; `unit`: follows the number."""
+    """A predicted number of the paper. `text`: quotation; `unit`: text after the number."""
 
     figure: str
     awareness: Awareness
@@ -135,7 +135,7 @@ def gains_section(found: Found) -> str:
 
 
 BAR = 0.05
-"""Our bar: inferences are proportional to capacity within this share of all inferences."""
+"""Our bar: maximum deviation from proportionality to capacity, as a share of all inferences."""
 _FIGURES = ("9a", "9b")
 
 
@@ -168,7 +168,7 @@ _PANELS = (
 
 
 def decided(claim: Claim, name: str) -> str:
-    """Return words on whether a variant of Figure 9 was kept or written when the answer was known."""
+    """Return text that says if a variant of Figure 9 was written before or after the answer was known."""
     if not claim.figure.startswith("9"):
         return ""
     return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"

@@ -1,7 +1,7 @@
-"""The page's sections on Figure 8: workers that share a disk, and the share of each kind of GPU.
+"""Write the sections on Figure 8: workers that share a disk, and the share of each kind of GPU.
 
-Figure 6 gives the rate of all GPUs and the text gives the time of each loss, so the result is linear in the TITANs'
-share.
+Figure 6 gives the rate of all GPUs, and the text gives the time of each loss, so the result is linear in the share of
+TITANs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAID = paper.FIGURE_8[Awareness.DISK]
 
 
 class Case(NamedTuple):
-    """A kind of node and the order of its losses. `alone`: the result with one GPU per node."""
+    """A kind of node and the order of losses. `alone`: result with one GPU per node."""
 
     sharing: Sharing
     from_s: float
@@ -101,9 +101,9 @@ def of_titans(parameters: Parameters, awareness: Awareness) -> float:
 
 
 def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
-    """Return the TITANs' share at which Figure 8 ends with `done` inferences; above 1 is impossible.
+    """Return the share of TITANs with which Figure 8 ends with `done` inferences; above 1 is impossible.
 
-    `begins_s`: when GPUs begin; `late_s`: delay of the first loss. Each GPU loses half a call.
+    `begins_s`: start time of GPUs; `late_s`: delay of the first loss. Each GPU loses half a call.
     """
     [static] = [run for run in paper.RUNS if run.awareness is awareness and run.batch == BATCH]
     rate = paper.INFERENCES / (static.seconds - begins_s)

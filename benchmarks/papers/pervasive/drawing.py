@@ -1,4 +1,4 @@
-"""The page's figures: the paper's numbers and the simulated runs."""
+"""Draw the figures of the page: numbers of the paper and simulated runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _over_time(
     every = [one.looks for each in runs for one in each]
     rows = range(max(map(len, every)))
     seconds = [row * LOOK_S for row in rows]
-    # Finished tasks count after the end of a run; GPUs do not.
+    # Completed tasks count after the end of a run, but GPUs do not.
     columns = [
         [looks[min(row, len(looks) - 1)][which] for looks in every if not which or row < len(looks)] for row in rows
     ]

@@ -1,16 +1,16 @@
-"""Fit parameter sets to Figures 6 and 7, with a closed form of the static runs that is fast enough for a search.
+"""Fit parameter sets to Figures 6 and 7, with a fast closed form of the static runs.
 
-In the closed form twenty workers pull tasks of constant time from one queue. The last task begins at the first moment
-by which all workers together can have begun all tasks. The simulator checks the sets.
+In the closed form twenty workers take tasks of constant time from one queue. The last task starts at the first time
+when all workers together can have started all tasks. The simulator checks the sets.
 
-With seven numbers and ten unknowns no set is the best. We draw many starts within the bounds, and improve each only
-until no number is off by more than a limit; longer searches would end in one corner of the bounds. We keep the sets
-that are farthest apart (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the
-rounding of the text (2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
+Seven numbers do not determine ten unknowns. We draw many starts within the bounds, and improve each start only until
+every error is below a limit; longer searches would end in one corner of the bounds. We keep the sets that are farthest
+apart (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the rounding error of
+the text (2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
 
-Bounds are physical. *Loads*: 3.7 GB of weights and an environment of 10.5 GB with 10 GB of memory (§4.1), from a disk
-that workers share. *The older GPU*: 1 if the host limits, 1.25 by memory bandwidth, 2.8 by 32-bit arithmetic, 6 with
-tensor cores. *`warm_items`*: a process's first inferences are slower.
+Bounds are physical. *Loads*: 3.7 GB of weights and an environment of 10.5 GB with 10 GB of memory (§4.1), from a shared
+disk. *Slowdown of the older GPU*: 1 if the host is the limit, 1.25 by memory bandwidth, 2.8 by 32-bit arithmetic, 6
+with tensor cores. *`warm_items`*: the first inferences of a process are slower.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BOUNDS = {
     "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
 }
 MOST_SLOWER = 6.0
-"""Largest slowdown of a TITAN X against an A10; the smallest is 1."""
+"""Maximum slowdown of a TITAN X compared with an A10; the minimum is 1."""
 
 
 def possible(parameters: Parameters) -> bool:
@@ -110,8 +110,8 @@ def errors(parameters: Parameters) -> dict[paper.Run, float]:
 CLOSE, FAIR = 0.02, 0.05
 SEED = 0
 FIRST_SEARCHED, FIRST_COMMIT, SEARCHED_AGAIN = "2026-11-21", "95c044e", "2026-11-27"
-"""Date of the sets in a file without a date. This commit wrote the only such file with the first predictions; the same
-search found the same sets again.
+"""Date of the sets in a file without a date. This commit wrote the only such file with the first predictions; a
+repeated search found equal sets.
 """
 _STEPS = 2500
 _DRAWS = 10_000
@@ -121,7 +121,7 @@ _LEAST = 1e-3
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A parameter set, and its largest relative error in closed form."""
+    """A parameter set, and its maximum relative error in closed form."""
 
     worst: float
     parameters: Parameters
@@ -132,7 +132,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
-    """Return a start's first fair set and its first close set."""
+    """Return the first fair set and the first close set of a start."""
     parameters, found = _draw(Stream(seed, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
         parameters = _improve(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
@@ -144,7 +144,7 @@ def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
 
 
 def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
-    """Return `count` sets: the most central close set, then close and fair sets in turn, the farthest first."""
+    """Return `count` sets: the most central close set, then alternating close and fair sets, farthest first."""
     close = [each for each in found if each.close]
     if not close:
         return ()

@@ -1,4 +1,4 @@
-"""The page's sections on Figures 6 and 7."""
+"""Write the sections on Figures 6 and 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the context paper's runs (Pervasive Context Management §4)."""
+"""Numbers in the paper Pervasive Context Management (§4)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ A10, TITAN = "NVIDIA A10", "NVIDIA TITAN X (Pascal)"
 EACH = 10
 """GPUs of each kind (§4.1)."""
 MODEL_BYTES, ENVIRONMENT_BYTES, LOADED_BYTES = 3_700_000_000, 10_500_000_000, 7_400_000_000
-"""The model on disk, its environment, and the loaded model (§4.1)."""
+"""Sizes of the model on disk, the environment, and the loaded model (§4.1)."""
 SHARED_BYTES_PER_S = 84e9 / 8
 """Bandwidth of the shared file system: 84 Gb/s (§4.1)."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """`batch`: inferences per call. `most`: an upper limit in the text, or 0."""
+    """`batch`: inferences per call. `most`: upper limit in the text, or 0."""
 
     figure: str
     awareness: Awareness
@@ -39,11 +39,11 @@ RUNS = (
     Run("7", Awareness.DISK, 1000, 3_200.0), Run("7", Awareness.FULL, 1, 3_300.0),
     Run("7", Awareness.FULL, 1000, 2_900.0, 3_300.0),
 )  # fmt: skip
-"""Runs of §4.2 and §4.3. Full awareness with calls of 1000 is between the best and the worst."""
+"""Runs of §4.2 and §4.3. Full awareness with 1000 inferences per call is between the best and the worst."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """The share by which a run is shorter than with `against`."""
+    """Share by which a run is shorter than `against`."""
 
     awareness: Awareness
     against: Awareness
@@ -55,14 +55,14 @@ REDUCTIONS = (
     Reduction(Awareness.DISK, Awareness.NONE, 0.491),
     Reduction(Awareness.FULL, Awareness.DISK, 0.453),
 )
-"""The reductions of run time that §4.2 states."""
+"""Reductions of run time in §4.2."""
 SPREAD = 0.136
-"""Full awareness's worst call size over its best, minus 1 (§4.3)."""
+"""Run time of the worst call size divided by the best under full awareness, minus 1 (§4.3)."""
 
 PREEMPTED_FROM_S, PREEMPTED_EVERY_S = 900.0, 60.0
 """One GPU is lost each minute, A10s first (§4.4)."""
 FIGURE_8 = {Awareness.DISK: 46_000.0, Awareness.FULL: 62_900.0}
-"""Completed inferences; with full awareness three GPUs dropped out early."""
+"""Completed inferences (three GPUs dropped out early under full awareness)."""
 LOST_EARLY = 3
 
 FIGURE_9A_S, FIGURE_9A_GPUS = 5_000.0, (4, 20)
@@ -83,14 +83,14 @@ SINGLE: Mapping[str, float] = {
     "NVIDIA RTX 6000 Ada Generation": 91.1, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 37.4,
     "NVIDIA H100 80GB HBM3": 66.9,
 }  # fmt: skip
-"""Peak 32-bit rates from data sheets, not from the paper, in 10^12 operations/s."""
+"""Peak 32-bit rates in 10^12 operations/s, from data sheets and not from the paper."""
 
 TENSOR: Mapping[str, float] = {
     "NVIDIA Quadro RTX 6000": 130.5, A10: 125.0, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,
     "NVIDIA RTX 6000 Ada Generation": 364.0, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 149.7,
     "NVIDIA H100 80GB HBM3": 989.0,
 }  # fmt: skip
-"""Peak 16-bit rates, on tensor cores where a GPU has them."""
+"""Peak 16-bit rates, with tensor cores if present."""
 
 OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})
 """GPUs from before 2018."""

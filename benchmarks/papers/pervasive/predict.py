@@ -1,25 +1,25 @@
-"""Predict Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7 only.
+"""Predict Figures 8, 9a and 9b from parameters fitted only to Figures 6 and 7.
 
-A prediction is a range over the parameter sets and over details that the text leaves open. No detail uses the end times
-of the paper's runs.
+A prediction is a range over parameter sets and over unspecified details. No detail uses end times of runs in the
+paper.
 
-- Figure 8: the first GPU is lost at 900 s or a minute later. With full awareness three GPUs, all of one kind, dropped
-  out "early".
+- Figure 8: the first GPU is lost at 900 s or a minute later. Under full awareness three GPUs of one kind dropped out
+"early".
 
-- Figure 9a: from 4 to 20 GPUs, one GPU every one, two or four minutes, evenly or slowly at first; half A10s and half
-  TITANs, or mixed as in the cluster.
+- Figure 9a: from 4 to 20 GPUs, one GPU per one, two or four minutes, evenly or slowly at first; half A10s and half
+TITANs, or mixed as in the cluster.
 
-- Figure 9b: 186 GPUs after 100 to 600 s; the speeds of six kinds.
+- Figure 9b: 186 GPUs after 100 to 600 s; speeds of six kinds.
 
 - Inferences per call (100 in §4.2, 100 and 1,000 in §4.3).
 
-Figure 8's partial run is also simulated with nodes whose workers share a disk, as an upper limit of this effect.
-Workers of a node load together, and a load without neighbours reads for `reads / gpus` of the usual load time.
+The partial run of Figure 8 is also simulated with nodes whose workers share a disk, as an upper limit of this effect.
+Workers of a node load together; a worker that loads alone reads for `reads / gpus` of the usual load time.
 
-Figure 9's *distance* is the largest difference between completed inferences and a line proportional to capacity, as a
-share of all inferences. Capacity counts each GPU by its inferences a second. *Connected*: from a worker's connection to
-the end of the run. *Hot*: while the GPU holds the context, until the last dispatch. *Evenly*: as *hot*, and a call's
-inferences count evenly over its run.
+The *distance* in Figure 9 is the maximum difference between completed inferences and a line proportional to capacity,
+as a share of all inferences. Capacity counts each GPU by its inferences per second. *Connected*: from the connection
+of a worker to the end of the run. *Hot*: while the context is loaded, until the last dispatch. *Evenly*: like *hot*,
+with the inferences of a call spread over its run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Distance(msgspec.Struct, frozen=True):
 
 
 def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
-    """Return the distances of a run without lost pilots. `rates`: inferences a second by pilot number."""
+    """Return the distances of a run without lost pilots. `rates`: inferences per second by pilot number."""
     connected: list[tuple[float, float]] = []
     hot: list[tuple[float, float]] = []
     ends: list[tuple[float, float]] = []
@@ -110,7 +110,7 @@ def _farthest(
 
 
 EARLY_S = (60.0, 600.0)
-"""Seconds at which Figure 8's three GPUs may have dropped out."""
+"""Possible seconds at which three GPUs dropped out in Figure 8."""
 HALVES: Mapping[str, float] = {paper.A10: 1.0, paper.TITAN: 1.0}
 NONE_LOST = "from 900 s, none lost early (for comparison, not counted)"
 RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
@@ -120,11 +120,11 @@ RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("slowly at first, 20 after 64 min, half and half", 3840.0, 2.0, HALVES),
     ("a GPU more every 2 min, as the cluster", 1920.0, 1.0, paper.TABLE_1),
 )
-"""Figure 9a's ramps: name, seconds, curvature, kinds of GPU."""
+"""Ramps of Figure 9a: name, seconds, curvature, kinds of GPU."""
 RAMPS_9B_S = (200.0, 100.0, 400.0, 600.0)
 RAMPS_WRITTEN = "2026-11-26"
-"""Date on which both ramps were rewritten (commit 4995f9b), when the predictions of the first ones (95c044e) were
-known. Some of the first ramps ended with the paper's runs.
+"""Date on which both ramps were rewritten (commit 4995f9b), after the predictions with the first ramps (95c044e). Some
+of the first ramps ended with the runs in the paper.
 """
 _FIRST_RAMPS_9B = ((200.0, 0), (400.0, 0), (600.0, 0), (200.0, 1))
 """The kept ramps of Figure 9b: seconds, and an index into `PEAKS`. No ramp of 9a was kept."""
@@ -137,12 +137,12 @@ BATCHES = (BATCH, 1000)
 LOOK_S = 10.0
 
 Look = tuple[float, float]
-"""Completed inferences, and GPUs, at one moment."""
+"""Completed inferences and GPUs at one time."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One simulated run. `value`: seconds (9a, 9b) or inferences (8). `variant`: the assumption. `off`: the distances
-    (Figure 9 only).
+    """A simulated run. `value`: seconds (9a, 9b) or inferences (8). `variant`: assumption. `off`: distances (only
+    Figure 9).
     """
 
     figure: str
@@ -231,7 +231,7 @@ def _simulated(
     parameters: Parameters, pools: worlds.Pools, awareness: Awareness, *, batch: int = BATCH, until_s: float = math.inf,
     peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None,
 ) -> tuple[Simulation, float]:  # fmt: skip
-    # the paper's manager does not compare the kinds of GPUs
+    # the manager in the paper does not compare kinds of GPUs
     policies = msgspec.structs.replace(policy(worlds.POLICIES[awareness]).make(), compares_kinds=False)
     world = limited(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
     calls = arrivals(worlds.sweep(batch), seed=0)
@@ -249,12 +249,12 @@ def _looks(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
 
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))
-"""Nodes of two or five GPUs whose loads read the disk for half or all of their time."""
+"""Nodes of two or five GPUs whose loads read the disk for half or all of the load time."""
 _ENDS_S = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """Figure 8, partial: completed inferences if the first GPU is lost at `from_s`."""
+    """Completed inferences in Figure 8 (partial) if the first GPU is lost at `from_s`."""
 
     sharing: Sharing
     from_s: float
@@ -262,7 +262,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """A parameter set on nodes that share disks: the partial runs of Figures 6 and 8."""
+    """Partial runs of Figures 6 and 8 for a parameter set on nodes with shared disks."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]
@@ -287,7 +287,7 @@ def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The record. `simulated`: static runs with the most central fit. `predictions`, `shared`: by fit."""
+    """The record. `simulated`: static runs of the most central fit. `predictions`, `shared`: results by fit."""
 
     facts: Facts
     starts: int

@@ -1,4 +1,4 @@
-"""Write `docs/reproduction/context-paper.md`: paper, prediction and unknowns."""
+"""Write `docs/reproduction/context-paper.md`: paper, predictions and unknowns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's runs as scenarios: `stoker simulate context-paper-8`."""
+"""Write runs of the paper as scenarios: `stoker simulate context-paper-8`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.site import BASELINES, Duration
 FOLDER = Path(scenario.__file__).parent / "scenarios"
 _HEAD = "# Written by `make reproduce`, which says what of it is known: docs/reproduction/context-paper.md\n"
 _LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (Awareness.DISK,)}
-"""The paper's other versions in each figure."""
+"""Other versions of the paper in each figure."""
 
 
 def texts(parameters: Parameters) -> dict[str, str]:

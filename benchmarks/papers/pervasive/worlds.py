@@ -1,4 +1,4 @@
-"""The paper's runs as worlds of the simulator."""
+"""Build simulator worlds for runs of the paper."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]
 Pools = Mapping[str, Steps]
-"""Numbers of GPUs by kind, each from a time on."""
+"""GPUs by kind, as pairs (start in seconds, number)."""
 POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
-"""Policies that match the paper's three versions (§4.2)."""
+"""Policies for the three versions in the paper (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
 _DIGITS = 4
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """Nodes whose workers, one per GPU, share a disk. `reads`: the part of a load that reads the disk; `spread`: GPUs
-    are lost from all nodes in turn.
+    """Nodes whose workers, one per GPU, share a disk. `reads`: disk-bound part of a load; `spread`: GPUs are lost
+    from all nodes in turn.
     """
 
     gpus: int
@@ -43,7 +43,7 @@ class Sharing(msgspec.Struct, frozen=True):
 def world(
     parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
 ) -> World:
-    """Return a cluster. `peaks`: rates to scale the kinds that were not fitted."""
+    """Return a cluster. `peaks`: peak rates that scale the unfitted kinds."""
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
         files=(Files("model", Size(paper.MODEL_BYTES)), Files("environment", Size(paper.ENVIRONMENT_BYTES))),
@@ -53,7 +53,7 @@ def world(
         item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
         warm_items=int(p.warm_items),
         warm_item_s=Duration(p.warm_item_s),
-        page_cache=sharing is None,  # A worker has 10 GB of memory (§4.1), less than the files.
+        page_cache=sharing is None,  # The files exceed the 10 GB of worker memory (§4.1).
     )
     sources = tuple(
         SourceModel(
@@ -80,7 +80,7 @@ def load_s(parameters: Parameters, kind: str) -> float:
 
 
 class SharedDisks(Simulation):
-    """Workers of a node read its disk together."""
+    """A simulation in which workers of a node share its disk."""
 
     def __init__(
         self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
@@ -104,7 +104,7 @@ class SharedDisks(Simulation):
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
-    """Return the seconds of an inference: fitted for two kinds, else a power of the peak rate."""
+    """Return seconds per inference: fitted for two kinds, else a power of the peak rate."""
     fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
     if kind in fitted:
         return fitted[kind]

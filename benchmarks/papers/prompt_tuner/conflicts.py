@@ -1,7 +1,7 @@
-"""Which of the paper's numbers a drawn set meets, and which pairs no set meets at once.
+"""Compute which numbers of the paper each drawn set meets, and which pairs of numbers no set meets.
 
-Each number is a difference: percentage points of late jobs, or percent of our cost. A set meets a number if it is off
-by at most a limit, a share of the number. Two numbers conflict if sets meet each of them, and no set meets both.
+Each number is a difference: percentage points of late jobs, or percent of our cost. A set meets a number if the error
+is at most a given share of the number. Two numbers conflict if sets meet each number but no set meets both numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDI
 
 
 class Number(msgspec.Struct, frozen=True):
-    """A number of the paper, and how to compute it. `of_parts`: only the sets that were looked at have it."""
+    """A number of the paper with its computation. `of_parts`: known only for examined sets."""
 
     what: str
     low: float
@@ -60,7 +60,7 @@ def _more(system: System, one: Evaluation) -> float:
 
 
 _SMALL = 2.0
-"""Percent of cost: a smaller number is within the noise of a seed, so it has no limit here."""
+"""Percent of cost below which a number has no limit, because seeds differ by more."""
 
 
 def _percent(times: tuple[float, float]) -> tuple[float, float]:
@@ -72,7 +72,7 @@ MAIN = NUMBERS[:4]
 
 
 class Single(msgspec.Struct, frozen=True):
-    """A number, the closest set's index and value, and the sets within the limit."""
+    """A number, index and value of the closest set, and the sets within the limit."""
 
     number: Number
     closest: int
@@ -81,7 +81,7 @@ class Single(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """Two numbers, the set that is closest to both, and its values."""
+    """Two numbers, the set closest to both numbers, and the values of this set."""
 
     numbers: tuple[Number, Number]
     closest: int
@@ -101,7 +101,7 @@ def singles(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: floa
 
 
 def pairs(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float) -> list[Pair]:
-    """Return all pairs of the main numbers, and the other pairs that conflict."""
+    """Return all pairs of main numbers, and all other conflicting pairs."""
     met = {single.number.what for single in singles(sets, looked_at, limit=limit) if single.within}
     found = []
     for one, other in combinations(NUMBERS, 2):

@@ -1,4 +1,4 @@
-"""The sets of values that the text leaves open (`grid.toml`, fixed before the first run)."""
+"""Load the sets of unspecified values (`grid.toml`, fixed before the first run)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The anchor of late jobs in percent, its limit as a share, and the sizes and seeds of the search's steps."""
+    """`late`: target of late jobs in percent. `within`: its limit as a share. Others: search steps."""
 
     late: float
     within: float
@@ -43,8 +43,8 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seeds of the results, how many of them the scheduler's parts and the smaller tables use, and the limit of a
-    conflict as a share.
+    """Seeds of the results, numbers of seeds for scheduler parts and smaller tables, and the limit of a conflict as a
+    share.
     """
 
     seeds: tuple[int, ...]
@@ -64,7 +64,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """One set: the place of its value in each line of the grid."""
+    """A set: index of its value in each line of the grid."""
 
     places: tuple[int, ...]
 
@@ -89,7 +89,7 @@ def every_choice(grid: Grid) -> list[Choice]:
 
 @cache
 def median_slo_s(parameters: Parameters, seeds: tuple[int, ...]) -> float:
-    """Return the median SLO of the jobs at medium load, S = 1."""
+    """Return the median SLO of jobs at medium load, S = 1."""
     found = (jobs(paper.LOADS["medium"], parameters, seed=seed) for seed in seeds)
     return median(slo_s(job, 1.0, parameters) for some in found for job in some)
 

@@ -1,12 +1,12 @@
-"""The jobs of §6.1, generated because the paper's trace is not public. `grid.toml` has other values.
+"""Generate the jobs of §6.1, because the trace of the paper is not public. `grid.toml` has further values.
 
-- *Arrivals*: each load is one trace of 20 minutes. One minute has five times the mean count (§2.2); the others have
-  exponential shares. Gaps within a minute are exponential (§6.1).
+- *Arrivals*: each load is one trace of 20 minutes. One minute has five times the mean count (§2.2); other minutes have
+exponential shares. Gaps within a minute are exponential (§6.1).
 
-- *Work*: a lognormal duration and the replicas are drawn independently. Their product, divided by the seconds of an
-  iteration, is the limit of iterations.
+- *Work*: a lognormal duration and the number of replicas are independent. Their product, divided by the seconds of an
+iteration, is the iteration limit.
 
-- *Prompts*: the bank's prompt needs fewer iterations, by the speedups of Figure 9b. A lookup takes as long as in §6.3.
+- *Prompts*: a prompt from the bank needs fewer iterations, by the speedups of Figure 9b. Lookup times are from §6.3.
 
 Draws depend only on seed, model and job number, so all policies get the same jobs.
 """
@@ -26,8 +26,8 @@ from stoker.manager.sim.client import Arrival
 
 
 class Model(msgspec.Struct, frozen=True):
-    """`item_s`: an iteration on one replica of `devices` GPUs. `bank_s`: a lookup among 3,000 candidates. `speedup`:
-    least and most ratio of iterations without and with the bank.
+    """`item_s`: seconds of an iteration on a replica of `devices` GPUs. `bank_s`: seconds of a lookup among 3,000
+    candidates. `speedup`: minimum and maximum ratio of iterations without and with the bank.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Bank(enum.Enum):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A tuning job with its seconds on its trace's replicas. `speedup`: with 3,000 candidates."""
+    """A tuning job with its seconds on the replicas of the trace. `speedup`: with 3,000 candidates."""
 
     at_s: float
     model: str
@@ -111,7 +111,7 @@ def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) ->
 
 
 def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> Arrival:
-    """Return the simulated arrival of a job. The bank changes the needed iterations, not their limit."""
+    """Return the simulated arrival of a job. The bank changes the required iterations, not the limit."""
     model = MODELS[job.model]
     most = max(1, round(job.duration_s * job.replicas / model.item_s))
     banked = uses_bank(job, emergence, parameters, bank)
@@ -164,7 +164,7 @@ def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> lis
     counts = [0] * minutes
     counts[fullest] = most
     others = [minute for minute in range(minutes) if minute != fullest]
-    for _ in range(count - most):  # Give each job to the minute that lacks most of its share (Webster's method).
+    for _ in range(count - most):  # Assign each job to the minute that lacks most of its share (Webster's method).
         open_minutes = [minute for minute in others if counts[minute] < most]
         counts[max(open_minutes, key=lambda minute: shares[minute] / (2 * counts[minute] + 1))] += 1
     return counts

@@ -14,7 +14,7 @@ LOADS: Mapping[str, Mapping[str, int]] = {
     "qwen-7b-r1": {"qwen-7b-r1": 70},
     "vicuna-7b": {"vicuna-7b": 65},
 }
-"""Jobs of each model in 20 minutes (§6.1). The last load is ours: the medium load's jobs of Figure 3's model."""
+"""Jobs per model in 20 minutes (§6.1). The last load is ours: jobs of the model of Figure 3 at medium load."""
 GPUS = 32
 SERVER_GPUS = 8
 MINUTES = 20
@@ -35,13 +35,13 @@ TABLE_8: Mapping[str, Row] = {
     "no-delay": Row(15.6, 26.6),
     "no-budget": Row(16.3, 23.2),
 }
-"""Violations and cost of PromptTuner, whole and without single parts, at medium load and S = 1.0."""
+"""Violations and cost of PromptTuner, complete and without single parts, at medium load and S = 1.0."""
 
 FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "elastic-flow": (48.0, 51.0)}
-"""Percentage points by which PromptTuner's violations are below a baseline's (Figure 7a, §6.2)."""
+"""Percentage points of fewer violations with PromptTuner than with a baseline (Figure 7a, §6.2)."""
 SAVED = 23.0
-"""Percent of INFless's cost saved at medium load, S = 1 (Figure 7d)."""
+"""Percent of the cost of INFless that is saved at medium load, S = 1 (Figure 7d)."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
-"""Effect of reused prompts on violations (points) and cost (percent), in Figures 8a and 8b."""
+"""Effect of reused prompts on violations (points) and cost (percent) in Figures 8a and 8b."""
 INITIALISATION = (0.11, 0.50)
-"""Share of a job's latency in which INFless initialises, mean and maximum (Figure 3b)."""
+"""Initialization share of job latency under INFless, mean and maximum (Figure 3b)."""

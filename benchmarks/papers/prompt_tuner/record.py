@@ -1,4 +1,4 @@
-"""The record of the page: each run's numbers. The search's steps and all tables are computed from these runs."""
+"""Store the numbers of each run. Search steps and all tables are computed from these runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
-    """One run. `violations` in percent, `paid_s` in device-seconds, `allocated` as a share of all devices. Shares of a
-    job's latency in which its instances started: the mean, and the largest of any job.
+    """A run. `violations` in percent, `paid_s` in device-seconds, `allocated` as a share of all devices; share of
+    job latency during instance starts (mean and maximum).
     """
 
     places: tuple[int, ...]
@@ -58,7 +58,7 @@ def read(path: Path) -> Record:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Runs of one system with one set, one for each seed."""
+    """Runs of one system with one set, one run per seed."""
 
     choice: Choice
     group: Group
@@ -67,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Book:
-    """Runs by name. `simulate`: how to get a missing run; without it a missing run is an error."""
+    """Runs by name. `simulate`: function for missing runs; if None, a missing run is an error."""
 
     def __init__(
         self, grid: Grid, kept: Iterable[KeptRun] = (), *, simulate: Callable[[list[Case]], list[Result]] | None = None,
@@ -78,7 +78,7 @@ class Book:
         self._simulate, self._smaller = simulate, smaller
 
     def bring(self, every: Iterable[Wanted]) -> None:
-        """Simulate the missing runs, all at once. Raises LookupError if the book is only read."""
+        """Simulate all missing runs together. Raises LookupError in a read-only book."""
         missing: dict[Case, tuple[Wanted, int]] = {}
         for one in every:
             seeds = [seed for seed in one.seeds if _name(one, seed) not in self.kept]
@@ -102,7 +102,7 @@ def _name(one: Wanted, seed: int) -> tuple[tuple[int, ...], str, str, int]:
 
 
 class Evaluation:
-    """One set under some seeds. Systems are compared with ours seed by seed."""
+    """One set under some seeds. Systems are compared with our scheduler seed by seed."""
 
     def __init__(self, book: Book, choice: Choice, seeds: Sequence[int]) -> None:
         self.book, self.choice, self.seeds = book, choice, tuple(seeds)
@@ -121,16 +121,16 @@ class Evaluation:
         return estimate([seconds * self.price_s for seconds in self.paid_s(group, system)])
 
     def points(self, group: Group, system: System) -> MeanEstimate:
-        """Return how many percentage points more jobs are late than with ours."""
+        """Return percentage points of late jobs minus those of our scheduler."""
         return difference(self.late(group, system), self.late(group))
 
     def saved(self, group: Group, system: System) -> MeanEstimate:
-        """Return the percentage of the system's cost that ours saves."""
+        """Return the percentage of the cost of the system that our scheduler saves."""
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
         return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
 
     def times(self, group: Group, system: System) -> MeanEstimate:
-        """Return the system's cost over ours."""
+        """Return the cost of the system divided by ours."""
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
         return estimate([theirs / ours for theirs, ours in pairs])
 

@@ -32,12 +32,12 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
 BARS = {"infless": (10.0, 1.2), "elastic-flow": (30.0, 1.8)}
-"""Our targets, set below the paper's numbers: points of late jobs, and times our cost."""
+"""Our targets, below the numbers of the paper: points of late jobs, and multiples of our cost."""
 
 
 class Page:
-    """The record's runs, and the search repeated on them. Seeds: `one` has all of the judgement, `some` is for the
-    scheduler's parts, `few` for the smaller tables.
+    """Runs of the record with a repeated search. Seeds: `one` has all seeds, `some` is for scheduler parts, `few` for
+    smaller tables.
     """
 
     def __init__(self, record: Record) -> None:
@@ -53,7 +53,7 @@ class Page:
         self.looked_at = [self.found.drawn.index(choice) for choice in self.found.looked_at]
 
     def without(self, part: Part) -> tuple[MeanEstimate, MeanEstimate]:
-        """Return points and times the cost of the scheduler without a part."""
+        """Return points and relative cost of the scheduler without a part."""
         return self.some.points(MEDIUM, part.system), self.some.times(MEDIUM, part.system)
 
 
@@ -72,7 +72,7 @@ def write(record: Record) -> str:
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A bar against a baseline at medium load. `paper`: the paper's number, or nothing."""
+    """A bar against a baseline at medium load. `paper`: number of the paper, or empty."""
 
     name: str
     what: str
@@ -188,7 +188,7 @@ def _pairs_told(count: int) -> str:
 
 
 def part_signs(page: Page) -> Iterator[tuple[str, str]]:
-    """Yield each part's verdicts: late jobs and cost."""
+    """Yield verdicts of each part: late jobs and cost."""
     for part in PARTS:
         points, times = page.without(part)
         yield _sign(points, 0.0), _sign(times, 1.0, below=not part.dearer)
@@ -300,7 +300,7 @@ def pairs(page: Page) -> str:
 
 
 def _again(page: Page, pair: conflicts.Pair) -> str:
-    """Say by how much the headline set misses a pair of numbers under the seeds of the scheduler's parts."""
+    """Return text on how far the headline set misses a pair of numbers under the seeds of scheduler parts."""
     values = [number.of(page.some) for number in pair.numbers]
     off = max(number.off(value) for number, value in zip(pair.numbers, values, strict=True))
     return f"{'; '.join(f'{value:.1f}' for value in values)}: off by {off:.0%}"

@@ -1,8 +1,8 @@
-"""The evaluation's runs as values: systems, and the groups of jobs that they meet.
+"""Define the runs of the evaluation: systems and groups of jobs.
 
-INFless has two readings, side by side. *Literal*: it serves jobs by arrival, predictions are 10 % longer, and a job's
-instances hold their devices while they wait for the others (§3.2). *Tuned*: the best of these settings and their
-alternatives, found on seeds of the search. ElasticFlow resizes running jobs (§3.1). No system learns.
+INFless has two variants. *Literal*: jobs run in order of arrival, predictions are 10 % longer, and instances of a job
+reserve devices while waiting for more instances (§3.2). *Tuned*: the best of these settings and alternatives on search
+seeds. ElasticFlow resizes running jobs (§3.1). No system learns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Settings = tuple[tuple[str, bool | int | float | str], ...]
 
 
 class System(msgspec.Struct, frozen=True):
-    """A policy with its settings, and the jobs that get prompts from the bank."""
+    """A policy with settings, and the jobs with prompts from the bank."""
 
     policy: str
     settings: Settings = ()
@@ -54,7 +54,7 @@ class Group(msgspec.Struct, frozen=True):
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
     ) -> Iterator[Case]:
-        """Yield a system's runs, one per seed, on a cluster divided by `smaller`."""
+        """Yield runs of a system, one per seed, on a cluster divided by `smaller`."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         for seed in seeds:
             yield Case(counts, self.emergence, system, seed, paper.GPUS // smaller, parameters)
@@ -62,7 +62,7 @@ class Group(msgspec.Struct, frozen=True):
 
 MEDIUM = Group("medium, S = 1")
 HEAVY = (Group("llama-30b", "llama-30b"), Group("qwen-7b-r1", "qwen-7b-r1"))
-"""Table 7. The text gives no S; here it is 1.0."""
+"""Runs of Table 7, with S = 1.0 because the text gives no S."""
 VICUNA = (
     Group("Vicuna-7B's jobs alone", "vicuna-7b"),
     Group("Vicuna-7B's jobs alone, three times as many", "vicuna-7b", times=3),
@@ -70,20 +70,20 @@ VICUNA = (
 """Jobs of Figure 3's model (§3)."""
 
 OURS = System("prompt-tuner", (("learn", False),))
-"""Our scheduler as in the paper: it plans jobs with their maximum iterations."""
+"""Our scheduler like in the paper: plans use maximum iterations."""
 LITERAL = System("infless", (("order", "arrival"), ("hold", True), ("margin", 0.1)))
 TUNINGS = tuple(
     LITERAL.having(order=order, hold=hold, margin=margin)
     for order, margin, hold in product(("arrival", "deadline"), (0.0, 0.1), (False, True))
 )
-"""The settings that *INFless tuned* is chosen from."""
+"""Candidate settings of *INFless tuned*."""
 ELASTIC_FLOW = System("elastic-flow", (("slot_s", 1.0),))
 STATIC = frozenset({ELASTIC_FLOW.policy})
-"""Policies with a cluster of fixed size."""
+"""Policies on a cluster of fixed size."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Our scheduler without a part. The paper's difference: points of late jobs, and the factor of the cost."""
+    """Our scheduler without a part. Differences in the paper: points of late jobs, and cost factor."""
 
     what: str
     system: System
@@ -109,7 +109,7 @@ PARTS = (
 NO_BANK = PARTS[3].system
 
 Baselines = Mapping[str, System]
-"""Systems by the names of the page."""
+"""Systems by name on the page."""
 
 
 def baselines(tuned: System) -> Baselines:

@@ -1,6 +1,6 @@
-"""The rule of `grid.toml` as code: from the drawn sets to the headline set and INFless's tuned setting.
+"""Implement the search rule of `grid.toml`: from drawn sets to the headline set and the tuned setting of INFless.
 
-The rule reads runs from a `Book`, so the page repeats the whole search on the record's runs.
+The rule reads runs from a `Book`, so the page repeats the whole search on runs of the record.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def book_of(runs: Runs, grid: Grid, *, tell: Callable[[int, int], None], smaller
 
 
 class Signs(msgspec.Struct, frozen=True):
-    """Signs of the scheduler's parts that agree with the paper by the mean, for violations and for cost."""
+    """Number of scheduler parts whose mean effect has the sign of the paper, for violations and for cost."""
 
     points: int
     times: int
@@ -108,7 +108,7 @@ class Signs(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The steps of the search. `tuned`: INFless's best setting."""
+    """Steps of the search. `tuned`: best setting of INFless."""
 
     drawn: tuple[Choice, ...]
     looked_at: tuple[Choice, ...]
@@ -164,7 +164,7 @@ def tuned(book: Book, headline: Choice) -> System:
 
 
 def judged(found: Found, grid: Grid) -> list[Wanted]:
-    """Return the runs of the results, all with the headline set."""
+    """Return all result runs with the headline set."""
     judge = grid.judge
     seeds, some, few = judge.seeds, judge.seeds[: judge.parts], judge.seeds[: judge.few]
     every, usual = (OURS, *baselines(found.tuned).values()), (OURS, LITERAL, ELASTIC_FLOW)

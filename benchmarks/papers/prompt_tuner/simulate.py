@@ -1,8 +1,8 @@
-"""One run: the paper's clusters as worlds of the simulator, with the policies of a live session.
+"""Simulate a run on the clusters of the paper with policies of live sessions.
 
-A server has eight GPUs. A GPU has one model at a time; a cold start is a constant of the model. All policies know the
-models' profiles (§5.3). A job is in time if its result arrives within its SLO. A GPU costs from the order to load a
-model until its process ends, or always in systems that never release GPUs.
+A server has eight GPUs. A GPU has one model at a time; the cold start is a constant of the model. All policies know
+the model profiles (§5.3). A job is in time if its result arrives within its SLO. A GPU costs from the load order until
+the process ends, or always in systems that never release GPUs.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def _context(model: Model, parameters: Parameters) -> ContextModel:
 
 
 _ROUNDING_S = 1e-3
-"""Seconds that a job may exceed its SLO, for messages to the manager and back."""
+"""Seconds that a job may exceed its SLO because of message latency."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A run's results, in seconds and device-seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran;
-    `all_s`: the whole cluster. `start_share`: part of a job's latency while its libraries started.
+    """Results of a run in seconds and device-seconds. `held_s`: with a loaded or loading model; `busy_s`: with a job;
+    `all_s`: whole cluster. `start_share`: share of job latency during library starts.
     """
 
     jobs: int
@@ -120,7 +120,7 @@ class _Calls:
             job = self._jobs[call]
             if what == Happened.CALL_BEGAN:
                 self._began.setdefault(job, at_s)
-            if at_s <= self._began.get(job, at_s):  # Count only a job's first run.
+            if at_s <= self._began.get(job, at_s):  # Count only the first run of a job.
                 self._ran_on.setdefault(job, set()).add(library)
         elif what == Happened.CALL_ENDED:
             self._ended[self._jobs[call]] = at_s
@@ -132,7 +132,7 @@ class _Calls:
         return {job: at_s - came[job].at_s for job, at_s in self._ended.items() if job not in self.failed}
 
     def starts(self) -> list[float]:
-        """Return, for each job, the share of its latency in which its libraries were loading before it began."""
+        """Return the share of latency during library loads before the start, for each job."""
         found = []
         for job, took_s in self.latencies_s().items():
             loads = [self._loads[library] for library in self._ran_on[job] if library in self._loads]
@@ -150,7 +150,7 @@ def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float)
 
 
 _LONGEST_S = 4 * 3600.0
-"""Longest run in seconds; unfinished jobs count as violations."""
+"""Maximum seconds of a run; unfinished jobs count as violations."""
 _KNOWN_AT_S = 1e-3
 
 

@@ -1,1 +1,1 @@
-"""SchedMate's evaluations on our own collections."""
+"""Evaluations of SchedMate on our collections."""

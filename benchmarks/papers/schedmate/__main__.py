@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers.schedmate WHAT`: SchedMate's failure handler, on a labelled corpus.
+"""`python -m benchmarks.papers.schedmate WHAT`: evaluate SchedMate's failure handler on a labelled corpus.
 
 `failures` evaluates the shipped handler. `train` makes the shipped scorer. `validate` holds out each type of the
 training part in turn. `record` runs the programs again. `record-clusters` runs the jobs on a real Slurm and Open MPI

@@ -1,8 +1,8 @@
-"""The collection for testing estimates: small recipes of twelve families (`collection.toml`), and their figures.
+"""Measure the collection for tests of estimates: small recipes of twelve families (`collection.toml`).
 
 `python -m benchmarks.papers.schedmate.collection [--held-out]` measures the collection on this CPU and writes its JSON.
-Each recipe runs in a forked process with one thread. Times are the least CPU time after a warm-up; memory is the growth
-of the process.
+Each recipe runs in a forked process with one thread. Times are the minimum CPU time after a warm-up; memory is the
+growth of the process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FAMILIES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(),
 
 
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
-    """Return seeded random points of each family's grid; with `held_out`, other points, unused for decisions."""
+    """Return seeded random points of the grid of each family; with `held_out`, points unused for decisions."""
     found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
         text = sources[f"{family.name}.py"].decode()
@@ -88,21 +88,21 @@ def _with_constants(text: str, constants: dict[str, int]) -> str:
 LOADS, RUNS = 5, 7
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
-"""While this file exists, another process measures and this one waits."""
+"""While this file exists, another process measures and this process waits."""
 
 
 def main() -> int:
     held_out = side_options(__doc__, held_out=False).held_out
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import numpy  # noqa: F401 # one thread from its import on
+    import numpy  # noqa: F401 # use one thread
     import torch
     import transformers
 
     torch.set_num_threads(1)
-    transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
+    transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # lazy imports
     rows = []
     order = recipes(held_out=held_out)
-    random.Random(0).shuffle(order)  # Other load on this machine then affects all families alike.
+    random.Random(0).shuffle(order)  # Other load on this machine then affects all families equally.
     for recipe in order:
         while QUIET.exists():
             time.sleep(5)
@@ -136,7 +136,7 @@ def _measured(recipe: CollectedRecipe) -> dict[str, Any]:
 
 def _figures(recipe: CollectedRecipe) -> dict[str, float]:
     names: dict[str, Any] = {"__name__": recipe.family}
-    sys.modules[recipe.family] = type(sys)(recipe.family)  # dataclasses need it
+    sys.modules[recipe.family] = type(sys)(recipe.family)  # required by dataclasses
     exec(compile(recipe.source, f"{recipe.family}.py", "exec"), names)
     before = _resident_bytes("VmRSS")
     context = names["load"](**recipe.load)

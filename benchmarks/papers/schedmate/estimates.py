@@ -1,7 +1,7 @@
-"""`python -m benchmarks.papers.schedmate.estimates`: the quality of estimates for recipes that were never measured.
+"""`python -m benchmarks.papers.schedmate.estimates`: measure the quality of estimates for unmeasured recipes.
 
-Each recipe is estimated from all others. SchedMate reports relative errors under 100 % for 85.7 % of its estimates of
-durations, Lucid 27.7 % (§5.4, Figure 12); the bar is 86 %. A small constant meets this bar too, so the page also shows
+Each recipe is estimated from all other recipes. SchedMate reports relative errors under 100 % for 85.7 % of estimated
+durations, Lucid for 27.7 % (§5.4, Figure 12); the bar is 86 %. A small constant also meets this bar, so the page shows
 constants, and the share within a factor of two.
 """
 
@@ -47,8 +47,8 @@ def facts_of(rows: list[Row]) -> Facts:
 def estimated(
     rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
 ) -> dict[str, dict[str, float]]:
-    """Return estimates by recipe and quantity from the history rows that are `apart` from the recipe; 0 without such
-    rows. `average`: the paper's plain mean.
+    """Return estimates by recipe and quantity from history rows that are `apart` from the recipe; 0 without rows.
+    `average`: use the plain mean of the paper.
     """
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}

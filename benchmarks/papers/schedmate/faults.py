@@ -1,8 +1,9 @@
-"""Infrastructure faults among user mistakes that look similar: `python -m benchmarks.papers.schedmate.faults`.
+"""`python -m benchmarks.papers.schedmate.faults`: infrastructure faults among similar user mistakes.
 
-A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in), meets every kind of
-fault and mistake twenty times. *Retried*: a fault's call completed on another pilot, or a mistake's call ran more than
-once; *at once*: without a second try on the first pilot. *Lost budget*: Parsl counted a failure, or Stoker a death.
+A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in), gets every kind of
+fault and mistake twenty times. *Retried*: a call with a fault completed on another pilot, or a call with a mistake ran
+more than once; *at once*: without a second try on the first pilot. *Lost budget*: Parsl counted a failure, or Stoker
+counted a death.
 
 Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, the
 out-of-memory killer. Simulated: a torch operator throws the texts of CUDA and NCCL; driver and probe read files.
@@ -35,7 +36,7 @@ RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
-"""Matches texts of a call that count a death against the call."""
+"""Pattern of story lines in which a death counts for the call."""
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.papers.schedmate.language_model URL MODEL`: what a language model adds to the rules.
+"""`python -m benchmarks.papers.schedmate.language_model URL MODEL`: compare rules with and without a language model.
 
-*Lines* are those of the ten held-out formats, read by the rules, by the rules with the model, and by the model alone as
-for formats that no rule knows. *Failures* are the 308 logs of the test part, with the shipped rules and without those
-that know their texts. Both are also scored with the right answers in place of the model's: no model can add more.
-Without URL and MODEL the scores are printed without a model, and no record is written.
+*Lines*: the ten held-out formats, read by the rules, by rules and model, and by the model alone (like formats that no
+rule matches). *Failures*: the 308 logs of the test part, with all shipped rules and without rules that match their
+texts. Correct answers in place of model answers give an upper limit for both. Without URL and MODEL the program prints
+scores without a model, and writes no record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_an
 
 
 class Remembering(ModelEndpoint):
-    """An endpoint that asks no question twice."""
+    """An endpoint that caches answers to repeated questions."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
@@ -53,7 +53,7 @@ class Remembering(ModelEndpoint):
 
 
 class ByHand(ModelEndpoint):
-    """Right answers for the held-out formats (`line_answers.toml`), in place of a model's."""
+    """Correct answers for the held-out formats (`line_answers.toml`) in place of model answers."""
 
     def __init__(self) -> None:
         super().__init__(LanguageModel("http://127.0.0.1:9/v1", "by hand"))
@@ -84,7 +84,7 @@ def lines(endpoint: ModelEndpoint | None) -> dict[str, Any]:
 
 
 def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
-    """Return the scores of the 308 logs. The model is asked once about failures that begin with the same text."""
+    """Return the scores of the 308 logs. The model gets one question for failures with an equal start."""
     jobs = list(corpus(test=True))
     opinions: dict[str, Fault] = {}
     counts = {"doubted": 0, "believed": 0}

@@ -1,7 +1,7 @@
-"""Generated logs of trainings in public formats.
+"""Generate training logs in public formats.
 
-A run has a seed, uneven steps (one in fifty takes four times as long) and a falling noisy loss, and ends before its
-last step.
+A run has a seed, uneven steps (one of fifty takes four times as long) and a decreasing noisy loss, and ends before
+its last step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ START = datetime(2026, 3, 7, 21, 58, 13, 250_000)
 
 @dataclass
 class State:
-    """A run after a step. `epoch`, `i` (step within the epoch) and `step` (over all) count from 0."""
+    """State of a run after a step. `epoch`, `i` (step in the epoch) and `step` (in the run) count from 0."""
 
     chance: random.Random
     epochs: int
@@ -97,7 +97,7 @@ _PRINTS_MORE = ("nanogpt", "maxtext")
 
 @dataclass
 class Log:
-    """Lines with their times, and the true values at their end."""
+    """Log lines with times, and the true values after the last line."""
 
     lines: list[tuple[float, str]]
     values: dict[str, float]
@@ -212,7 +212,7 @@ def _header(lines: list[str], state: State) -> list[str]:
 
 
 Formats = dict[str, tuple[Format, str]]
-"""Each format, and the metrics in its logs."""
+"""Metrics in the logs, by format."""
 
 
 def _formats(part: str) -> Formats:

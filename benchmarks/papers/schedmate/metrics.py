@@ -1,8 +1,8 @@
-"""`python -m benchmarks.papers.schedmate.metrics`: SchedMate's metric tracker (§3.2, §5) on logs with known values.
+"""`python -m benchmarks.papers.schedmate.metrics`: test SchedMate's metric tracker (§3.2, §5) on known values.
 
-Every log is read in its middle and at its end; half of the logs have many lines without progress. A metric is *found*
-if it has a value, *right* within a tenth of the truth. RMSRE is the root mean squared relative error of found values.
-The paper reports 84.3 % found and 0.42 for step times. The formats in HELD_OUT.txt of
+Every log is read in the middle and at the end; half of the logs have many lines without progress. A metric is *found*
+if it has a value, and *right* within a tenth of the true value. RMSRE is the root mean squared relative error of found
+values. The paper reports 84.3 % found, and an RMSRE of 0.42 for step times. The formats in HELD_OUT.txt of
 `benchmarks/corpora/metric_logs.tar.xz` were chosen before the first rule, and are judged separately.
 """
 
@@ -45,7 +45,7 @@ _AT_0 = START.timestamp()
 
 @dataclass
 class Case:
-    """A log, size and time of an earlier look, its end time, and the true values then."""
+    """A log, size and time of the first read, end time, and true values at the end."""
 
     form: str
     name: str
@@ -122,7 +122,7 @@ def _real_cases() -> Iterator[Case]:
 
 
 _TELL_FRACTION = ("hf_trainer", "tqdm_nested")
-"""Formats with the finished share of the run; the other frameworks print no total."""
+"""Formats that contain the finished share of the run; other formats have no total."""
 
 
 def _given(progress: LoggedProgress | None, name: str) -> float | None:
@@ -163,7 +163,7 @@ def _judge(case: Case, folder: Path, show: str, learned: Learned | None) -> list
 
 
 class Learned(NamedTuple):
-    """Formats that a language model explains while logs are read."""
+    """Formats explained by a language model while logs are read."""
 
     formats: LineFormats
     endpoint: ModelEndpoint
@@ -178,7 +178,7 @@ def _track(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:
 
 
 def rows_of(cases: list[Case], show: str, learned: Learned | None = None) -> dict[str, dict[str, float]]:
-    """Return the scores of each format, and of all."""
+    """Return the scores of each format and of all formats."""
     judged: dict[str, list[tuple[str, float | None]]] = {}
     logs: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +228,7 @@ def _speed(cases: list[Case]) -> dict[str, float]:
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
 
 JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
-"""Records of formats that are judged once. The second round came after rules that the first round led to."""
+"""Records of formats that are judged once. Rules changed between round one and round two."""
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""The time that advice blocks the manager's loop: `python -m benchmarks.papers.schedmate.stall`.
+"""Measure how long advice blocks the manager loop: `python -m benchmarks.papers.schedmate.stall`.
 
-`AdvisorLink` is used as in the manager's loop: about 500 iterations and ten questions a second. The advisor is the
-shipped process, a process that takes nine seconds per answer, or one that is killed every two seconds. The bar is 1 ms.
+`AdvisorLink` runs like in the manager loop, with about 500 iterations and ten questions per second. The advisor is the
+shipped process, a process with nine seconds per answer, or a process killed every two seconds. The bar is 1 ms.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _ms(seconds: float) -> float:
 
 def main() -> int:
     side_options(__doc__)
-    gc.freeze()  # As the manager does.
+    gc.freeze()  # Like the manager.
     gc.set_threshold(100_000, 50, 100)
     rows = {}
     with tempfile.TemporaryDirectory() as place:

@@ -1,1 +1,1 @@
-"""SLINFER's evaluation in the simulator: `tables.py` has the cases."""
+"""SLINFER's evaluation in the simulator. `tables.py` contains the cases."""

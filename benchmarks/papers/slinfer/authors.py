@@ -1,7 +1,7 @@
-"""The reading "authors' program": the settings of SLINFER's published program, a row at a time.
+"""The variant "authors' program": settings of SLINFER's published program, added row by row.
 
-`authors_program.toml` holds the values and where they come from. Rows that need another policy or simulator are not
-here; `docs/reproduction/slinfer.md` lists them.
+`authors_program.toml` contains the values with sources. Rows that require another policy or simulator are omitted;
+`docs/reproduction/slinfer.md` lists these rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def program() -> Program:
 
 
 def nodes_of(rows: Iterable[str], size: str, nodes: Nodes) -> Nodes:
-    """Return the nodes for models of one size, with the memory and the loads of these rows."""
+    """Return nodes for models of one size, with memory and load times of these rows."""
     wanted, found = program(), nodes
     if "memory" in rows:
         memory, caps = wanted.memory, wanted.caps
@@ -90,7 +90,7 @@ def nodes_of(rows: Iterable[str], size: str, nodes: Nodes) -> Nodes:
 
 
 def objective_of(rows: Iterable[str], objective: Objective) -> Objective:
-    """Return the objectives that the scheduler works with."""
+    """Return the objectives that the scheduler uses."""
     if "margin" not in rows:
         return objective
     share = program().margin.share
@@ -114,7 +114,7 @@ def baseline_settings(rows: Iterable[str]) -> dict[str, float]:
 
 
 def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
-    """Return the policy `slinfer` with these rows. They replace parts of this one copy of the policy."""
+    """Return the policy `slinfer` with these rows, which replace parts of this policy object."""
     policies = SHIPPED["slinfer"].make(**settings)
     if not rows:
         return policies

@@ -1,4 +1,4 @@
-"""One run: system, models, nodes, workload and results."""
+"""Simulate one run: system, models, nodes, workload and results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: of the models, in turn. `settings`: of the policy. `for_s`: 0 = the whole half hour. `program`: rows of
-    the reading "authors' program" (`authors.ROWS`).
+    """`sizes`: model sizes in turn. `settings`: policy settings. `for_s`: 0 = half an hour. `program`: rows of the
+    variant "authors' program" (`authors.ROWS`).
     """
 
     system: str
@@ -111,7 +111,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
 
 
 LONGEST = {"LongBench": 32_768}
-"""Longest text of a workload; otherwise 4,096 tokens."""
+"""Maximum text length by workload; the default is 4,096 tokens."""
 
 
 def records(path: Path) -> Store[Case, Result]:

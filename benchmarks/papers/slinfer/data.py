@@ -1,7 +1,7 @@
-"""Data of SLINFER's authors (github.com/BarrinXu/SLINFER): workloads and a latency profile (§VI-B).
+"""Read data of SLINFER's authors (github.com/BarrinXu/SLINFER): workloads and a latency profile (§VI-B).
 
-The files are in `../shared/data/slinfer` (`missing`). A workload has 128 functions in groups of eight by call rate. For
-fewer models take the first of each group, as the authors' program does.
+The files are in `../shared/data/slinfer` (`missing`). A workload has 128 functions in groups of eight by call rate.
+Smaller workloads use the first functions of each group, like the authors' program.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stoker.protocol.calls import Objective
 
 DATA = ROOT.parent / "shared" / "data" / "slinfer"
 OBJECTIVE = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
-"""min(max(0.5, L / 512), 8) s to the first token, 0.25 s for each further token (§IX-A)."""
+"""Objective: min(max(0.5, L / 512), 8) s to the first token, 0.25 s for each further token (§IX-A)."""
 
 
 GROUP = 8
-"""Functions per group of similar call rate."""
+"""Number of functions per group of similar call rate."""
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
-    """One model on one kind of device. `limit`, `shared_limit`: most concurrent requests of an instance under the
-    baselines, on a whole and on half a device; 0 if unknown.
+    """A model on one kind of device. `limit`, `shared_limit`: maximum concurrent requests of an instance under the
+    baselines, on a whole and on half a device; 0 = unknown.
     """
 
     times: StepTimes
@@ -73,7 +73,7 @@ class _Function(msgspec.Struct, frozen=True):
 def read_workload(
     name: str, models: int, *, objective: Objective = OBJECTIVE, for_s: float = 0.0
 ) -> list[Arrival]:  # fmt: skip
-    """Return the requests to this number of models (`model-0`, ...) in `for_s` seconds (0: all)."""
+    """Return requests to this number of models (`model-0`, ...) in `for_s` seconds (0 = all)."""
     path = Path(DATA / f"{name}.json")
     functions = msgspec.json.decode(path.read_bytes(), type=list[_Function])
     if not 1 <= models <= len(functions):

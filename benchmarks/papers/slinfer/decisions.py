@@ -1,8 +1,9 @@
-"""The cost of SLINFER's decisions: shadow validations, choices for calls, and a simulated run with all of them.
+"""Measure the cost of SLINFER's decisions: shadow validations, decisions for calls, and a simulated run.
 
-128 models of 7B on four CPU and four GPU nodes, with the workload of SLINFER's authors. A *candidate* is one shadow
-validation. A *decision* is all computation for a call until a library takes it or it waits (§IX-H, Figure 33). A
-waiting call is decided again in each round of 0.1 s; rounds have their own line. Times are processor time of one core.
+The run has 128 models of 7B on four CPU and four GPU nodes, with the workload of SLINFER's authors. A *candidate* is
+one shadow validation. A *decision* is all computation for a call until a library accepts the call or the call waits
+(§IX-H, Figure 33). Rounds of 0.1 s decide about waiting calls again; rounds have a separate line. Times are processor
+time of one core.
 
     python -m benchmarks slinfer_decisions python -m benchmarks.papers.slinfer.decisions [--for-s 300]
 """
@@ -37,7 +38,7 @@ CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Time decisions in a part of the workload; then simulate the whole half hour once, untimed."""
+    """Time decisions in a part of the workload; then simulate the whole half hour once without timing."""
     if reason := missing():
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, for_s = (1, 40.0) if quick else (3, 120.0)
@@ -68,7 +69,7 @@ class DecisionTimer:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
         self.decisions_s: dict[tuple[int, int], float] = {}
-        """Seconds by call number and number of the round before."""
+        """Seconds by call number and number of the previous round."""
         self._weighed = 0
         self._round = 0
 
@@ -143,7 +144,7 @@ def main() -> None:
     policies, watch = make(), DecisionTimer()
     if not asked.plain:
         reactor.on_offer_weighed = watch.weighings(reactor.on_offer_weighed)
-        reactor.why_late = watch.validations(why_late)  # type: ignore[attr-defined]  # the reactor calls it by this name
+        reactor.why_late = watch.validations(why_late)  # type: ignore[attr-defined]  # the reactor calls this
         policies.dispatch.place = watch.placements(policies.dispatch.place)  # type: ignore[method-assign]
         policies.dispatch.round = watch.rounds(policies.dispatch.round)  # type: ignore[method-assign]
     simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=asked.for_s), policies, seed=0)

@@ -1,7 +1,7 @@
-"""Drop a waiting call when its queueing delay exceeds its time to first token (SLINFER §IX-B).
+"""Drop a waiting call if its queueing delay exceeds its objective for the first token (SLINFER §IX-B).
 
-A call that waits for a load gets a grace period as long as the cold start (§IX-A). For policies that see every call:
-`waits` adds a waiting call and returns a timer; `fired` returns the drops.
+A call that waits for a load gets a grace period equal to the cold start (§IX-A). A policy calls `waits` for each
+waiting call, which returns a timer; `fired` returns the drops.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stoker.protocol.ids import CallId
 
 _KEY = "late-drops"
 _ROUNDING_S = 1e-6
-"""Tolerance in seconds: a clock may count in microseconds."""
+"""Tolerance in seconds, because a clock may count in microseconds."""
 
 
 class LateDrops:
     def __init__(self) -> None:
         self._due: list[tuple[float, CallId]] = []
-        """Time to check each call, as a heap. Calls that left are skipped."""
+        """Heap of the check times of calls. Calls that left are skipped."""
         self._timer_at = float("inf")
 
     def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
@@ -32,7 +32,7 @@ class LateDrops:
         return self._set_timer(view.now)
 
     def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
-        """Return the drops and the next timer; nothing for another policy's timer."""
+        """Return the drops and the next timer; nothing for the timer of another policy."""
         if key != _KEY:
             return ()
         self._timer_at = float("inf")

@@ -1,10 +1,10 @@
-"""The measures of SLINFER's evaluation, from a run's log and samples (§IX-B to §IX-I).
+"""Compute the measures of SLINFER's evaluation from the log and samples of a run (§IX-B to §IX-I).
 
-A request meets its objectives in one of two readings. *Strict*: each token is in time by eq. 1 (§VI-A). *Mean*: the
-first token and the mean time per output token are in time, as in the authors' `draw.py`. The first token of a request
-that arrives before its instance is ready may take the load time longer (§IX-A); the authors' program leaves out the
-seconds of the load that allocate the cache. *Nodes used*: the mean over time of
-nodes with an instance. *Decode speed*: tokens of one kind's nodes divided by their used seconds.
+Two definitions decide if a request meets its objectives. *Strict*: each token is in time by eq. 1 (§VI-A). *Mean*: the
+first token and the mean time per output token are in time, as in the authors' `draw.py`. If a request arrives before
+its instance is ready, the deadline of the first token is extended by the load time (§IX-A); the authors' program
+excludes the seconds for cache allocation. *Nodes used*: mean number of nodes with an instance. *Decode speed*: tokens
+of nodes of one kind divided by the used seconds of these nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTHING: Mapping[str, float] = {}
 
 
 class KindUse(msgspec.Struct, frozen=True):
-    """Means over nodes of one kind. `tokens_per_s`: of a used node; `running`: requests of a busy instance."""
+    """Means over nodes of one kind. `tokens_per_s`: per used node; `running`: requests per busy instance."""
 
     nodes: float
     instances: float
@@ -38,7 +38,7 @@ class KindUse(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Shares of all requests. `ttft`: share within each of `TTFT_POINTS_S`."""
+    """Shares of all requests. `ttft`: share within each time of `TTFT_POINTS_S`."""
 
     requests: int
     met_strict: float
@@ -94,7 +94,7 @@ class _Told:
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
         self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        """Begin and library of each run, by call."""
+        """Start and library of each run, by call."""
         self.over: dict[int, list[float]] = defaultdict(list)
         self.failed: set[int] = set()
         self.first: dict[int, float] = {}
@@ -103,7 +103,7 @@ class _Told:
         self.started: dict[int, tuple[float, int]] = {}
         """Time and pilot of each library's start."""
         self.ready: dict[int, tuple[float, float]] = {}
-        """Time of each library's readiness, and the seconds of its load."""
+        """Time when each library is ready, and seconds of its load."""
         self.ended: dict[int, float] = {}
         self.moved = 0
         rows = zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True)
@@ -191,8 +191,8 @@ _EVERY_S = 1.0
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """Means over the loaded instances of one kind of node. `memory_used`: share with weights and tokens; `cache_used`:
-    of caches; `resizing`: share of samples with a resize; `batch_p50`, `batch_p95`: largest batch of each busy node.
+    """Means over loaded instances on a kind of node. `memory_used`: share of weights and tokens; `cache_used`: share
+    of caches; `resizing`: share of samples with a resize; `batch_p50`, `batch_p95`: largest batch per busy node.
     """
 
     memory_used: float

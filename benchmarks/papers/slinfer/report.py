@@ -35,13 +35,13 @@ READINGS: tuple[Callable[[Result], float], ...] = (
     lambda one: 100 * one.measures.met_strict,
     lambda one: 100 * one.measures.met_mean,
 )
-"""Percent of requests that met their objectives, strict and mean."""
+"""Percent of requests that met their objectives by the strict and the mean definition."""
 PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
-"""The paper's system of which a system here is another reading."""
+"""System of the paper, for systems here that are variants."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`miss`: why the bar is missed; empty = met, None = not run."""
+    """`miss`: reason for a missed bar; empty = met, None = not run."""
 
     bar: str
     paper: str
@@ -75,7 +75,7 @@ def interval(low: float, high: float) -> str:
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """Return the percent by which one system meets more objectives, the smaller of the readings first."""
+    """Return the percent by which a system meets more objectives under both definitions, smaller value first."""
     if ours is None or theirs is None:
         return None
     found = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in readings(ours))
@@ -83,12 +83,12 @@ def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | No
 
 
 def readings(result: Result) -> tuple[Callable[[Result], float], ...]:
-    """Return the readings of a request's objectives: the authors' program has only the second."""
+    """Return the definitions of met objectives; the authors' program has only the mean definition."""
     return READINGS[1:] if result.case.program else READINGS
 
 
 def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float | None) -> list[str]:
-    """Return the differences from the paper that exceed the bar in both readings."""
+    """Return differences from the paper that exceed the bar under both definitions."""
     points: list[str] = []
     if met is not None:
         low, high = sorted(each(result) for each in READINGS)
@@ -231,7 +231,7 @@ class _Page:
         return [*cells, f"{100 * result.measures.dropped:.1f}", within]
 
     def found(self) -> str:
-        """Return the opening's findings, from the verdicts of the ratios and of Table III."""
+        """Return the findings in the introduction, from the verdicts of ratios and of Table III."""
         parts = []
         for name, program in (("in the authors' program", True), ("read plainly", False)):
             systems = tables.PROGRAM_SYSTEMS[:-1] if program else (SLLM, SLLM_C, SLLM_CS)
@@ -244,7 +244,7 @@ class _Page:
         return f"*Found*, against these ranges: {'. '.join(parts)}. {said}.".replace(". read", ". Read")
 
     def largest_row(self) -> str:
-        """Return which row of the authors' program moves the ratio over `sllm+c` most; empty if it is not known."""
+        """Return the row of the authors' program with the largest effect on the ratio over `sllm+c`, or ""."""
         moved = {row: self._moved(row) for row in authors.ROWS}
         known = {row: points for row, points in moved.items() if points is not None}
         if len(known) < len(moved):
@@ -270,7 +270,7 @@ class _Page:
         return self._in_program("128 x 7B", [("all rows", SEVEN, ""), *named])
 
     def small(self) -> str:
-        """Return the ratio over `sllm` for 3B, which is above the range, also without the row *cache* of `sllm`."""
+        """Return text about the 3B ratio over `sllm`, with and without the row *cache*."""
         cases = (SLINFER, ""), (SLLM, ""), (SLLM, "cache")
         ours, theirs, other = (self.get(tables.in_program(system, SMALL, without=row)) for system, row in cases)
         return f"{_more(ours, theirs)} %, and {_more(ours, other)} % if `sllm` has no row *cache*"

@@ -1,17 +1,17 @@
 """ServerlessLLM and its two extensions in SLINFER's evaluation (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
 
-An instance serves up to `limit` concurrent requests, on a whole node, or with `+s` on half a node.
+An instance serves up to `limit` concurrent requests on a whole node, or on half a node with `+s`.
 
-1. A request goes to an instance below its limit, on CPUs first, in turn, as in ServerlessLLM's router.
-2. If loading instances cannot take all waiting requests, another one is loaded, on the first kind of node with free
-   memory, on used nodes before empty ones.
-3. Otherwise requests wait; a freed device goes to the model that has waited longest.
+1. A request is sent to an instance below its limit, on CPUs first, in turn, as in ServerlessLLM's router.
+2. If loading instances cannot take all waiting requests, another instance is loaded on the first kind of node with
+free memory, on used nodes before empty nodes.
+3. Otherwise requests wait; a freed device is used for the model that has waited longest.
 4. An instance that is idle for `keep_alive_s` is unloaded.
-5. A request that waits longer than its time to first token is dropped (§IX-B).
+5. A request that waits longer than its objective for the first token is dropped (§IX-B).
 
-`Polling` has the rules of the authors' program instead of 1, 3 and 5. A request goes to the instances of its model in
-turn, also to one that is loading, and then stays there. If none has room, it loads another. A request for which there
-is no node tries again every `poll_s` seconds, without a queue, and is dropped once it is late.
+`Polling` replaces rules 1, 3 and 5 by rules of the authors' program. Requests are assigned to instances of their model
+in turn, including loading instances. If all instances are full, another instance is loaded. A request without a node
+retries every `poll_s` seconds, without a queue, and is dropped when late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.manager.policies.where_to_load import suits
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
-"""Limits by name of the context and kind of device."""
+"""Limits by context name and kind of device."""
 _SCALE = "scale-out"
 _POLL = "poll/"
 _OPEN = (LibraryState.LOADING, LibraryState.READY)
@@ -40,7 +40,7 @@ def sllm(
     *, limits: Limits, parts: Mapping[tuple[str, str], int] | None = None, keep_alive_s: float = 1.0,
     cpu_keep_alive_s: float | None = None, poll_s: float = 0.0,
 ) -> Policies:  # fmt: skip
-    """Return the policies. `cpu_keep_alive_s`: of instances on CPUs; None = `keep_alive_s`. `poll_s`: see `Polling`."""
+    """Return the policies. `cpu_keep_alive_s`: for CPU instances; None = `keep_alive_s`. `poll_s`: for `Polling`."""
     scale_out = ScaleOut(limits, parts or {})
     keep_alive = KeepAlive(keep_alive_s, keep_alive_s if cpu_keep_alive_s is None else cpu_keep_alive_s)
     if poll_s:
@@ -49,7 +49,7 @@ def sllm(
 
 
 class KeepAlive:
-    """Unloads idle instances after a time that depends on the kind of device."""
+    """Unloads idle instances after a keep-alive by kind of device."""
 
     def __init__(self, keep_alive_s: float, cpu_keep_alive_s: float) -> None:
         self._timers = IdleTimers(keep_alive_s)
@@ -163,7 +163,7 @@ class UpToLimit(Quiet):
 
 
 class Polling(Quiet):
-    """Dispatch as in the authors' program: no queue, and a new try every `poll_s` seconds."""
+    """Dispatch as in the authors' program: no queue, and a retry every `poll_s` seconds."""
 
     asks_every_call = True
     honours = UpToLimit.honours
@@ -173,9 +173,9 @@ class Polling(Quiet):
         self._keep_alive = keep_alive
         self._poll_s = poll_s
         self._bound: dict[LibraryId, dict[int, Call]] = {}
-        """Requests that wait for each loading instance."""
+        """Number of requests that wait for each loading instance."""
         self._turn: dict[Context, int] = {}
-        """Place of the instance that each model tries first."""
+        """Index of the instance that each model tries first."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         return library.slots
@@ -236,7 +236,7 @@ class Polling(Quiet):
 
 
 class Promised(Quiet):
-    """Residency: an instance has the memory that its load was promised."""
+    """Residency in which an instance keeps the memory reserved for its load."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
         return ()
@@ -246,7 +246,7 @@ class Promised(Quiet):
 
 
 class WhereFree(Promised):
-    """Residency: a freed device loads for the longest waiting request."""
+    """Residency that loads for the longest waiting request on a freed device."""
 
     def __init__(self, scale_out: ScaleOut) -> None:
         self._scale_out = scale_out

@@ -23,20 +23,20 @@ NODES_USED: dict[tuple[str, int, str, str], float] = {  # Figure 22 and Table II
     **{(SEVEN, models, SLINFER, GPU): nodes for models, nodes in zip(LOADS, (0.9, 2.5, 4.0), strict=True)},
     **{(LARGE, 128, system, GPU): 4.0 for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)},
 }
-MET: dict[tuple[str, int, str], float] = {  # Table III: per cent of the requests, prefill and decode in one instance
+MET: dict[tuple[str, int, str], float] = {  # Table III: percent of requests, with prefill and decode in one instance
     **{(SEVEN, models, SLLM_CS): met for models, met in zip(LOADS, (99.0, 93.0, 65.0), strict=True)},
     **{(SEVEN, models, SLINFER): met for models, met in zip(LOADS, (99.0, 99.0, 86.0), strict=True)},
 }
 MORE_MET = {SLLM: (86.0, 154.0), SLLM_C: (47.0, 62.0), SLLM_CS: (18.0, 70.0)}
-"""Percent more objectives met by SLINFER at 128 models, smallest and largest of all sizes (§IX-B)."""
-TABLE_II = {  # requests that an instance with a whole node serves at once
+"""Percent more objectives met by SLINFER at 128 models: minimum and maximum over sizes (§IX-B)."""
+TABLE_II = {  # maximum concurrent requests of an instance on a whole node
     (CPU, SEVEN, 2048): 27, (CPU, SEVEN, 4096): 15, (GPU, SEVEN, 2048): 66, (GPU, SEVEN, 4096): 32,
     (GPU, LARGE, 2048): 33, (GPU, LARGE, 4096): 16,
 }  # fmt: skip
 RESIZING = {0.0: 11.3, 0.25: 1.4}
-"""Percent of an instance's life spent on resizing, by watermark (§IX-I5)."""
+"""Percent of instance lifetime spent on resizing, by watermark (§IX-I5)."""
 BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
-"""Allowed difference from the paper's numbers; seconds of one core for 128 models."""
+"""Allowed difference from the paper; seconds of one core for 128 models."""
 
 SYSTEMS = (*BASELINES, SLINFER)
 QUICK_S = 300.0
@@ -51,11 +51,11 @@ NODES_24 = [Nodes(gpus=2, cpus=cpus) for cpus in range(5)] + [Nodes(gpus=gpus, c
 NODES_32 = [Nodes(gpus=count, cpus=count) for count in range(1, 5)]
 DATASETS = ("AzureConv", "AzureCode", "HumanEval", "LongBench")
 BURSTS = (0.5, 1, 2)
-"""Requests per second of Figure 27's workloads, which last 10 minutes. That with 4 is not in the data."""
+"""Requests per second of the workloads of Figure 27 (10 minutes each). The data lack the workload with 4."""
 BURST_S = 600.0
 KEEP_ALIVES_S = (0.0, 1.0, 4.0, 10.0)
 PROGRAM_SYSTEMS = (SLLM, SLLM_C, SLLM_CS_STATIC, SLINFER)
-"""The systems of the authors' program, whose `sllm+c+s` lets an instance sleep for as long as it has computed."""
+"""Systems in the authors' program, where an instance of `sllm+c+s` sleeps for as long as it has computed."""
 
 
 def _grid(systems: Iterable[str], sizes: Iterable[str], loads: Iterable[int] = LOADS) -> list[Case]:
@@ -71,7 +71,7 @@ def kept(system: str, seconds: float) -> Case:
 
 
 def in_program(system: str, size: str, *, without: str = "") -> Case:
-    """Return a case of 128 models in the reading "authors' program", without a row. Baselines have no caps."""
+    """Return a case of 128 models in the variant "authors' program", without a row. Baselines have no caps."""
     without = "" if without == "caps" and system != SLINFER else without
     return Case(system, 128, (size,), program=tuple(row for row in authors.ROWS if row != without))
 
@@ -108,7 +108,7 @@ _MEMORY_BYTES, _GIB = 80 * 2**30, 2**30 / 1e9
 
 
 def concurrency(kind: str, size: str, length: int) -> int:
-    """Return Table II's largest batch that fits and whose decode step is short enough."""
+    """Return the largest batch of Table II that fits and meets the decode objective."""
     profile = profile_of(size, kind)
     seconds, fits = StepSeconds(profile.times), ROWS
     if kind == GPU:

@@ -1,7 +1,7 @@
-"""The nodes of SLINFER's evaluation (§IX-A), and language models as contexts.
+"""Build the nodes of SLINFER's evaluation (§IX-A), and language models as contexts.
 
-Four nodes with an A100 of 80 GB, and four with 32 cores with AMX. A load into a GPU moves 12.6 GB/s. Open details
-follow the authors' program: a CPU loads nothing. A CPU node has a GPU's memory.
+Four nodes have an A100 of 80 GB, and four nodes have 32 cores with AMX. A GPU load transfers 12.6 GB/s. Details
+missing in the paper follow the authors' program: CPU loads take no time, and a CPU node has the memory of a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from stoker.site import Duration, Size
 NODES = 4
 GPU, CPU = "gpu", "cpu"
 KINDS = (CPU, GPU)
-"""Best kind first (§IX-A)."""
+"""Kinds of devices, best first (§IX-A)."""
 MEMORY_BYTES = 80_000_000_000
 LOAD_BYTES_PER_S = 12.6e9
 LONGEST_PROMPT = 32_768
-"""Prompts are read whole (§V)."""
+"""Engine rules that read each prompt in one step (§V)."""
 PAGE_TOKENS = 16
 MOST_OUTPUT = 2048
 ROWS = 256
@@ -30,7 +30,7 @@ RESIZE_S = Duration(0.03)
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds of a GPU load for its cache."""
+    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds per GB of cache in a GPU load."""
 
     gpus: int = NODES
     cpus: int = NODES
@@ -87,7 +87,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
 
 
 def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
-    """Return models whose cache grows from `longest` tokens."""
+    """Return models whose cache starts with `longest` tokens."""
     models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)
 

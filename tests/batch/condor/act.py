@@ -72,7 +72,7 @@ def _submit(folder: Path, text: str, *, terse: bool, dry_run: str) -> int:
 
 
 def _ads(text: str, *, cluster: int) -> list[Ad]:
-    """Raises ValueError or RuntimeError (HTCondor's exceptions are both) with the command's message."""
+    """Raises ValueError or RuntimeError (base classes of HTCondor's exceptions) with the message of the command."""
     if not re.search(r"^\s*queue\b", text, re.IGNORECASE | re.MULTILINE):
         raise ValueError("No 'queue' commands found in the submit file")
     ads = []

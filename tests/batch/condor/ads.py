@@ -37,7 +37,7 @@ def turn(ad: Ad, status: int, **attributes: Any) -> None:
 
 
 def no_longer_held(ad: Ad) -> dict[str, Any]:
-    """Return the changes to a held job's ad on release."""
+    """Return the ad changes when a held job is released."""
     held = {"HoldReason": None, "HoldReasonCode": None, "HoldReasonSubCode": None}
     return {**held, **{f"Last{name}": ad[name] for name in held if name in ad}}
 
@@ -49,7 +49,7 @@ def value(ad: Ad, name: str, default: Any = None) -> Any:
 
 
 def is_true(ad: Ad, expression: str) -> bool:
-    """Return True if an expression is true of this ad. Raises SyntaxError or ValueError if it is no expression."""
+    """Return True if an expression is true for this ad. Raises SyntaxError or ValueError for an invalid expression."""
     return bool(classad.ExprTree(expression).eval(ad) is True)
 
 

@@ -6,7 +6,7 @@ import sys
 
 folder, *words = sys.argv[1:]
 here = os.open(".", os.O_RDONLY)
-os.chdir(folder)  # a socket's path must be short
+os.chdir(folder)  # socket paths must be short
 with socket.socket(socket.AF_UNIX) as door:
     door.connect("commands")
     socket.send_fds(door, ["\0".join(words).encode()], [1, 2, here])

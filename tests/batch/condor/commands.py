@@ -1,4 +1,4 @@
-"""The process that runs the pool's commands: HTCondor's bindings load slowly, and tests query often."""
+"""Run all pool commands in one process, because HTCondor's bindings load slowly and tests query often."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(folder: Path, command: str, arguments: list[str]) -> int:
 
 def serve(folder: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    os.chdir(folder)  # a socket's path must be short
+    os.chdir(folder)  # socket paths must be short
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{SOCKET}.new")
         door.listen(64)

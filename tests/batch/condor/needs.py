@@ -1,4 +1,4 @@
-"""Finds HTCondor's daemons, or the bindings for the stand-in."""
+"""Find the HTCondor daemons, or the Python bindings for the stand-in."""
 
 from __future__ import annotations
 

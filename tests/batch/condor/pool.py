@@ -1,4 +1,4 @@
-"""A pool for a test: machines, commands for PATH, faults of jobs."""
+"""The stand-in pool: machines, commands for PATH, faults of jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARED_PORT = {
     "SECMAN:2007": "SECMAN:2007:Failed to end classad message.",
     "SECMAN:2011": "SECMAN:2011:Connection closed during command authorization. Probably due to an unknown command.",
 }
-"""The commands' error if the schedd is dead but its shared_port daemon lives."""
+"""Error of the commands if the schedd is dead but the shared_port daemon lives."""
 
 
 class Pool:
@@ -100,7 +100,7 @@ class Pool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """Hold the job, which has used this much memory for `held_for_s`."""
+        """Hold the job, backdated by `held_for_s` seconds, with `used_mb` MB of used memory."""
         with self._queue.change():
             ad = self.ad(job)
             more = {"ResidentSetSize_RAW": used_mb * 1024} if used_mb else {}
@@ -115,7 +115,7 @@ class Pool:
             self._queue.put(ad)
 
     def hold_for_a_moment(self, job: str) -> None:
-        """Hold and release a job before the schedd or a client looks."""
+        """Hold and release a job before the schedd or a client queries it."""
         self.change(job, JobStatus=IDLE, LastJobStatus=HELD)
 
     def change(self, job: str, **attributes: Any) -> None:
@@ -143,14 +143,14 @@ class Pool:
         (self.folder / "lost" / name).touch()
 
     def crash(self, name: str) -> None:
-        """Cut a machine's power: its jobs die, and it sends nothing."""
+        """Power off a machine: its jobs die without a message."""
         self.lose(name)
         for start in self._starts():
             if start["machine"] == name:
                 _kill_tree(start["pid"])
 
     def kill_master(self, name: str) -> None:
-        """Kill a machine's condor_master: its starters end and their folders are cleared, but the jobs live on."""
+        """Kill the condor_master of a machine: starters end and clear their folders, but jobs survive."""
         for start in self._starts():
             if start["machine"] == name:
                 with suppress(psutil.Error):
@@ -161,7 +161,7 @@ class Pool:
                 shutil.rmtree(start["sandbox"], ignore_errors=True)
 
     def orphans(self) -> list[psutil.Process]:
-        """Return living processes of jobs whose starters were killed."""
+        """Return running job processes whose starters were killed."""
         return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
 
     def _starts(self) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ class Pool:
 def _kill_tree(pid: int) -> None:
     with suppress(psutil.Error):
         starter = psutil.Process(pid)
-        # kill the starter first: it could report how its job ended
+        # kill the starter first, because it would report the end of its job
         for process in [starter, *starter.children(recursive=True)]:
             with suppress(psutil.Error):
                 process.kill()

@@ -73,7 +73,7 @@ _NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to conn
 
 
 class Asked:
-    """A parsed command line. Raises ValueError with the real command's message."""
+    """A parsed command line. Raises ValueError with the message of the real command."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.ids: list[str] = []
@@ -97,7 +97,7 @@ class Asked:
                 self.limit = int(next(words))
             elif word == "-autoformat" or word.split(":")[0] in ("-af", "-autoformat"):
                 self.letters = word.partition(":")[2]
-                self.attributes += list(words)  # all further words are attributes, ids too
+                self.attributes += list(words)  # all further words are attributes, including ids
             elif word.startswith("-") and word not in ("-allusers", "-nobatch", "-all"):
                 raise ValueError(f"Error: unrecognized argument {word}")
             elif not word.startswith("-"):
@@ -135,7 +135,7 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
 
 
 def condor_history(folder: Path, arguments: list[str]) -> int:
-    """Print jobs that have left the queue, latest first. This reads a file, so the schedd may be down."""
+    """Print jobs that left the queue, latest first, from a file, so the schedd may be down."""
     try:
         asked = Asked(arguments)
         found = [ad for ad in Queue(folder).history() if asked.matches(ad)]

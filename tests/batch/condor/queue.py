@@ -1,4 +1,4 @@
-"""Job ads of the queue and the history in SQLite, changed atomically by commands and the schedd."""
+"""Store job ads of queue and history in SQLite; commands and the schedd change them atomically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS history (number INTEGER PRIMARY KEY AUTOINCREMENT, cl
 CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
 """
 NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>"
-"""The commands' error for a killed schedd with a known address."""
+"""Error of the commands for a killed schedd with a known address."""
 
 
 class Id(NamedTuple):
@@ -95,7 +95,7 @@ def schedd_is_up(folder: Path) -> bool:
 
 
 def why_down(folder: Path) -> str:
-    """Return the commands' error for a silent schedd."""
+    """Return the error of the commands for a silent schedd."""
     door = folder / "shared_port"
     said = door.read_text() if door.exists() else ""
     return said or f"CEDAR:6001:{NOBODY}"

@@ -1,4 +1,4 @@
-"""A pool of real HTCondor daemons with the stand-in's methods (`pool`)."""
+"""A pool of real HTCondor daemons with the methods of the stand-in (`pool`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = (
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
 _DAEMONS = ("condor_startd", "condor_starter", "condor_procd")
-"""Daemons below a machine's condor_master, without jobs (`condor_exec.exe` in old versions)."""
+"""Daemons below a condor_master, without jobs (`condor_exec.exe` in old versions)."""
 _POOL = """\
 RELEASE_DIR = {release}
 BIN = {release}/bin
@@ -92,7 +92,7 @@ _FOLDERS = ("log", "spool", "execute", "lock", "run")
 
 
 class RealPool:
-    """A running pool. It takes the stand-in's options, but HTCondor chooses `rematch_s`."""
+    """A running pool with the options of the stand-in, except that HTCondor sets `rematch_s`."""
 
     is_real = True
 
@@ -161,7 +161,7 @@ class RealPool:
     # ---- events of jobs
 
     def evict(self, job: str) -> None:
-        """Make the machine reclaim the job's slot: its PREEMPT expression becomes true."""
+        """Make the machine reclaim the slot of the job: its PREEMPT expression becomes true."""
         until(lambda: self.processes(job), what=f"the processes of job {job}")
         name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
         started = self.ad(job)["JobCurrentStartDate"]
@@ -173,7 +173,7 @@ class RealPool:
         self._set(name, "PREEMPT", "False")
 
     def _is_found_again(self, job: str) -> bool:
-        """Return True if a job's new shadow, after the schedd's death, has reached its machine."""
+        """Return True if the new shadow of a job has reached its machine after a schedd death."""
         ad = self.ad(job)
         return _attempts(ad) > self._attempts[job] and not isinstance(ad.get("JobCurrentReconnectAttempt"), int)
 
@@ -230,7 +230,7 @@ class RealPool:
         self._masters[name].wait()
 
     def kill_master(self, name: str) -> None:
-        """Kill a machine's condor_master and start it again, as systemd does."""
+        """Kill and restart the condor_master of a machine, like systemd."""
         self._orphans += self._jobs_of(name)
         daemons, starters = self._daemons_of(name), self._starters(name)
         self._masters[name].kill()
@@ -245,7 +245,7 @@ class RealPool:
         return _running(self._orphans)
 
     def processes(self, job: str) -> list[psutil.Process]:
-        """Return the processes of a running job; none during its start."""
+        """Return the processes of a running job; empty during its start."""
         slot, _, name = self.ad(job).get("RemoteHost", "").rstrip("@").partition("@")
         return [
             process for starter in self._starters(name) if slot in starter.cmdline() for process in _job_below(starter)
@@ -266,7 +266,7 @@ class RealPool:
     # ---- daemons
 
     def stop_schedd(self, *, shared_port: str = "") -> None:
-        """Kill the schedd and its shadows, which would compete with the next schedd's shadows; jobs continue."""
+        """Kill the schedd and its shadows, which would compete with the next shadows; jobs continue."""
         if shared_port:
             pytest.skip("this pool has no shared_port daemon")
         if self._schedd is not None:
@@ -359,7 +359,7 @@ class RealPool:
 
 
 def _job_below(starter: psutil.Process) -> list[psutil.Process]:
-    """Return the processes of a starter's job, without the starter's own children for file transfer."""
+    """Return the job processes of a starter, without its children for file transfer."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child for child in starter.children(recursive=True) if child.name() not in _DAEMONS]
     return []

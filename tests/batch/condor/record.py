@@ -1,4 +1,4 @@
-"""`make condor`: run this folder's tests over HTCondor's own daemons and record the run."""
+"""`make condor`: run the tests of this folder with real HTCondor daemons and record the run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _as_a_user() -> list[str]:
-    """Return a prefix for root's commands: run as an ordinary user, to whom root's files belong in a new namespace."""
+    """Return a command prefix that runs root's commands as an ordinary user who owns root's files in a namespace."""
     if os.geteuid():
         return []
     user = next(each for each in pwd.getpwall() if 0 < each.pw_uid < 60_000 and each.pw_gid)
@@ -72,7 +72,7 @@ def _as_a_user() -> list[str]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a test's outcome, as pytest's plugin. An interrupted test has no outcome."""
+    """Record the outcome of a test (pytest hook). An interrupted test has no outcome."""
     results = os.environ.get(_RESULTS)
     if results and (report.when == "call" or report.outcome != "passed"):
         with open(results, "a") as file:

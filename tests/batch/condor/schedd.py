@@ -1,5 +1,5 @@
-"""The schedd, which also does the work of negotiator and shadows: it matches idle jobs with slots, transfers their
-files, starts them and notices their ends.
+"""The stand-in schedd with the work of negotiator and shadows: it matches idle jobs with slots, transfers files,
+starts jobs and notices their ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from batch.condor.queue import Id, Queue, hold_lock, id_of
 
 _AMOUNTS = ("Cpus", "Memory", "Disk")
 OWN_DOMAIN = "submit.pool"
-"""The access point's domain of users and files."""
+"""User and file system domain of the access point."""
 Start = dict[str, Any]
 """The content of `start.json` of a running job: `machine`, `claimed` amounts, `gpus`, and how the job was started."""
 
@@ -59,7 +59,7 @@ class Claim(NamedTuple):
 
 
 def find(job: Ad, machines: Sequence[dict[str, Any]], running: Sequence[Start]) -> Claim | None:
-    """Return the first part of a machine that satisfies the job, and whose own conditions the job satisfies."""
+    """Return the first part of a machine that matches the job in both directions."""
     for machine in machines:
         taken = [start for start in running if start["machine"] == machine["name"]]
         free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
@@ -75,7 +75,7 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
     mine = [gpu for gpu in gpus if "RequireGPUs" not in job or is_true(gpu_ad(gpu), str(job.lookup("RequireGPUs")))]
     mine = mine[: int(value(job, "RequestGPUs", 0))]
     claimed = {name: int(value(job, f"Request{name}", 1)) for name in _AMOUNTS}
-    claimed["Memory"] = -(-claimed["Memory"] // 128) * 128  # as MODIFY_REQUEST_EXPR_REQUESTMEMORY does
+    claimed["Memory"] = -(-claimed["Memory"] // 128) * 128  # like MODIFY_REQUEST_EXPR_REQUESTMEMORY
     slot = f"slot1_{number}@{machine['name']}"
     uuids = [gpu["uuid"] for gpu in mine]
     ad = machine_ad(machine, name=slot, free=claimed, gpus=mine)
@@ -99,7 +99,7 @@ def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
     if claim.gpus:
         names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
         given |= dict.fromkeys(names, ",".join(claim.gpus))
-    elif claim.has_gpus:  # HTCondor's values for a job without GPUs on a machine that has some
+    elif claim.has_gpus:  # values of HTCondor for a job without GPUs on a GPU machine
         given |= {"CUDA_VISIBLE_DEVICES": "10000", "NVIDIA_VISIBLE_DEVICES": "none", "_CONDOR_AssignedGPUs": "10000"}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP", "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_IWD"), str(sandbox))
     return {
@@ -148,7 +148,7 @@ def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
 
 
 def bring_back(job: Ad, sandbox: Path, *, transferred: bool) -> None:
-    """Send the output of an ended job back. Without TransferOutput, send every new file back, as HTCondor does."""
+    """Return the output of an ended job. Without TransferOutput, return every new file, like HTCondor."""
     if not transferred:
         return
     home = Path(job["Iwd"])
@@ -257,7 +257,7 @@ class Schedd:
         return now() - int(ad["EnteredCurrentStatus"]) > seconds
 
     def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
-        """Change a job's state if it is still `was`; return True if it was."""
+        """Change the state of a job if the state is `was`; return True if changed."""
         with self._queue.change():
             for ad in self._queue.jobs():
                 if id_of(ad) == job and ad["JobStatus"] == was:
@@ -281,14 +281,14 @@ class Schedd:
         elif self._pool["hold_over_memory"] and ad["JobStatus"] == RUNNING and self._is_over_memory(ad, start):
             return
         elif vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE):
-            # An idle job with a sandbox was held and released, or removed and put back, between two looks. Signal a new
+            # An idle job with a sandbox was held and released, or removed and re-added, between two looks. Signal a new
             # starter again: it may not handle the signal yet (SIGQUIT is ignored below a background job).
             graceful = vacating or value(ad, "WantGracefulRemoval", False)
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
 
     def _disconnected(self, ad: Ad, place: Path, start: Start, *, since: float) -> None:
-        """Count the job of a silent machine as running until the job's lease ends."""
+        """Count the job of a silent machine as running until its lease ends."""
         lease_s = int(value(ad, "JobLeaseDuration", 2400))
         if ad["JobStatus"] == RUNNING and time.time() - since > lease_s:
             why = f"Job disconnected too long: JobLeaseDuration ({lease_s} seconds) expired"
@@ -296,7 +296,7 @@ class Schedd:
             self._ended(id_of(ad), place, start, {}, vacated=True)
 
     def _is_over_memory(self, ad: Ad, start: Start) -> bool:
-        """Hold a job that uses more memory than requested, with the starter's message."""
+        """Hold a job that exceeds its requested memory, with the message of the starter."""
         asked_mb = start["claimed"]["Memory"]
         used_mb = 0
         for process in psutil.Process(start["pid"]).children(recursive=True):
@@ -330,7 +330,7 @@ class Schedd:
             elif ad["JobStatus"] == RUNNING:
                 turn(ad, IDLE, LastVacateTime=now(), NextRematch=now() + self._pool["rematch_s"])
             turn(ad, int(ad["JobStatus"]), RemoteHost=None)
-            if "signal" in ending or "code" in ending:  # an evicted job's ad also keeps the ending
+            if "signal" in ending or "code" in ending:  # the ad of an evicted job also contains the ending
                 ad["ExitBySignal"] = "signal" in ending
                 ad["ExitSignal" if "signal" in ending else "ExitCode"] = ending.get("signal", ending.get("code"))
             if ad["JobStatus"] in (REMOVED, COMPLETED):

@@ -1,4 +1,4 @@
-"""The meaning of HTCondor's ads. Needs no HTCondor."""
+"""Test the interpretation of HTCondor ads without HTCondor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
         (ad(5, HoldReason="no\n such file", HoldReasonCode=13), BlockPhase.PENDING, "held: no such file"),
     ],
 )
-def test_a_job_in_the_queue(job: Ad, phase: BlockPhase, reason: str) -> None:
+def test_queued_job_has_its_state(job: Ad, phase: BlockPhase, reason: str) -> None:
     verdict = judge(job)
     assert told(verdict) == (phase, reason)
     assert not verdict.remove
@@ -74,7 +74,7 @@ def test_a_job_in_the_queue(job: Ad, phase: BlockPhase, reason: str) -> None:
         (34, 102, LossReason.OUT_OF_MEMORY, "evicted from slot1@n1: why"),
     ],
 )
-def test_an_evicted_job_is_over_for_its_reason(code: int, subcode: int, loss: LossReason, reason: str) -> None:
+def test_evicted_job_has_ended_with_its_reason(code: int, subcode: int, loss: LossReason, reason: str) -> None:
     job = ad(
         1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1",
         VacateReason="why", VacateReasonCode=code, VacateReasonSubCode=subcode,
@@ -90,30 +90,30 @@ def evicted(code: int, **more: Any) -> Ad:
 
 
 @pytest.mark.parametrize("code", [1011, 1022, 1002, 1008])
-def test_a_job_is_evicted_before_its_shadow_notes_its_start(code: int) -> None:
+def test_eviction_is_detected_before_the_shadow_logs_the_start(code: int) -> None:
     verdict = judge(evicted(code))
     assert (verdict.status.phase, verdict.remove) == (BlockPhase.ENDED, True)
 
 
 @pytest.mark.parametrize("code", [1003, 1006, 1026, 1032, 1036])
-def test_a_slot_that_refuses_a_job_ends_only_one_that_ran(code: int) -> None:
+def test_slot_that_refuses_a_job_ends_only_a_job_that_ran(code: int) -> None:
     assert judge(evicted(code)).status.phase is BlockPhase.PENDING
     assert judge(evicted(code), ran=True).status.phase is BlockPhase.ENDED
 
 
-def test_the_owners_hold_of_a_job_that_runs_is_no_eviction() -> None:
+def test_hold_of_a_running_job_by_its_owner_is_no_eviction() -> None:
     look = judge(ad(5, HoldReason="via condor_hold", HoldReasonCode=1, LastJobStatus=2, NumJobStarts=0)).status
     assert (look.phase, look.loss, look.cause, look.holds) == (BlockPhase.PENDING, LossReason.HELD, "", 0)
 
 
 @pytest.mark.parametrize("status", [1, 2])
-def test_a_hold_that_is_over_is_still_told(status: int) -> None:
+def test_hold_that_has_ended_is_still_reported(status: int) -> None:
     look = judge(ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)).status
     assert (look.cause, look.holds) == ("memory", 3)
     assert look.advice.endswith("raise [provider] memory in the site file")
 
 
-def test_a_condor_that_gives_no_code_has_vacated_the_job() -> None:
+def test_missing_vacate_code_counts_as_an_eviction() -> None:
     verdict = judge(ad(1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1"))
     assert told(verdict) == (BlockPhase.ENDED, "evicted from slot1@n1")
     assert verdict.status.loss is LossReason.VACATED
@@ -140,7 +140,7 @@ _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. 
         (1, 0, "via condor_hold (by user ana)", LossReason.HELD, "", ""),
     ],
 )  # fmt: skip
-def test_a_hold_says_what_it_is_for_and_what_to_do(
+def test_hold_reports_its_cause_and_advice(
     code: int, subcode: int, why: str, loss: LossReason, cause: str, advice: str
 ) -> None:
     job = ad(
@@ -151,11 +151,11 @@ def test_a_hold_says_what_it_is_for_and_what_to_do(
     assert (look.reason, look.loss, look.cause, look.advice) == (f"held: {why}", loss, cause, advice)
 
 
-def test_a_job_that_never_ran_loses_no_pilot_by_a_hold() -> None:
+def test_hold_of_a_job_that_never_ran_loses_no_pilot() -> None:
     assert judge(ad(5, HoldReason="no such file", HoldReasonCode=13)).status.loss is None
 
 
-def test_a_hold_that_lasts_is_an_end() -> None:
+def test_hold_over_the_time_limit_ends_the_job() -> None:
     verdict = judge(ad(5, HoldReason="out of disk", HoldReasonCode=34, for_s=121))
     assert told(verdict) == (BlockPhase.ENDED, "held: out of disk")
     assert (verdict.remove, verdict.force) == (True, False)
@@ -168,7 +168,7 @@ def test_holds_by_the_owner_or_for_files_have_no_time_limit(code: int) -> None:
     assert not verdict.remove
 
 
-def test_a_removal_that_hangs_is_forced() -> None:
+def test_removal_that_hangs_is_forced() -> None:
     verdict = judge(ad(3, RemoteHost="slot1_1@n1", for_s=121))
     assert told(verdict) == (BlockPhase.ENDED, "is being removed; slot1_1@n1 does not answer")
     assert (verdict.remove, verdict.force) == (True, True)
@@ -202,7 +202,7 @@ def test_a_removal_that_hangs_is_forced() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
+def test_end_of_a_job_has_its_reason(job: Ad, reason: str, failed: bool) -> None:
     look = ended(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed
@@ -211,7 +211,7 @@ def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "Last"])
-def test_a_held_job_that_the_pool_removed_tells_its_hold(prefix: str) -> None:
+def test_held_job_that_the_pool_removed_reports_its_hold(prefix: str) -> None:
     hold = {f"{prefix}HoldReason": _OVER, f"{prefix}HoldReasonCode": 34, f"{prefix}HoldReasonSubCode": 102}
     look = ended(ad(3, LastJobStatus=5, NumHolds=2, RemoveReason="SYSTEM_PERIODIC_REMOVE", **hold))
     assert (look.loss, look.cause, look.holds) == (LossReason.OUT_OF_MEMORY, "memory", 2)
@@ -340,7 +340,7 @@ Step   Matched   Drained  Condition
         ("781.000:  Job is running.\n", ""),
     ],
 )
-def test_why_no_slot_suits(text: str, told: str) -> None:
+def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> None:
     assert read_analysis(text) == told
 
 
@@ -375,7 +375,7 @@ def test_why_no_slot_suits(text: str, told: str) -> None:
         ("ERROR: User ana@site is disabled", SubmissionRefused, "^User ana"),
     ],
 )
-def test_what_an_error_of_condor_submit_means(words: str, kind: type[Exception], told: str) -> None:
+def test_error_of_condor_submit_is_classified(words: str, kind: type[Exception], told: str) -> None:
     error = failure(words)
     assert type(error) is kind
     assert re.search(told, str(error))
@@ -415,7 +415,7 @@ CEDAR:6001:Failed to connect to <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=sub
         ("", "exit code 1, no output"),
     ],
 )
-def test_what_condor_q_says_of_a_schedd_that_is_away(err: str, told: str) -> None:
+def test_unreachable_schedd_in_condor_q_output_is_recognized(err: str, told: str) -> None:
     assert in_short(CommandResult(1, "", err)) == told
 
 
@@ -434,11 +434,11 @@ def test_what_condor_q_says_of_a_schedd_that_is_away(err: str, told: str) -> Non
         ("To monitor your job(s), run: condor_watch_q -clusters 3\n", []),
     ],
 )
-def test_what_condor_submit_warns_of(err: str, told: list[str]) -> None:
+def test_warning_of_condor_submit_is_recognized(err: str, told: list[str]) -> None:
     assert warnings(err) == told
 
 
-def test_ads_as_condor_q_prints_them() -> None:
+def test_ads_are_parsed_as_condor_q_prints_them() -> None:
     assert read_ads("", command="condor_q") == []
     assert read_ads("[\n]\n", command="condor_history") == []
     two = read_ads(
@@ -450,6 +450,6 @@ def test_ads_as_condor_q_prints_them() -> None:
 @pytest.mark.parametrize(
     "text", ["-- Schedd: submit.pool", '{"ClusterId": 1}', "[1]", '[{"ProcId": 0}]', '[{"ClusterId": 7']
 )
-def test_anything_else_is_trouble_with_the_batch_system(text: str) -> None:
+def test_other_output_is_trouble_with_the_batch_system(text: str) -> None:
     with pytest.raises(BatchTrouble, match="condor_q printed"):
         read_ads(text, command="condor_q")

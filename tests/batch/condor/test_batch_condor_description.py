@@ -25,7 +25,7 @@ def site(text: str = "", *, pilot: str = "") -> Site:
 
 @pytest.fixture
 def ad_of(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes a description's job ad in a folder with a difficult name."""
+    """Return a function that makes the job ad of a description in a folder with an odd name."""
     monkeypatch.setenv("CONDOR_CONFIG", os.devnull)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def ad_of(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return make
 
 
-def test_what_is_asked_for(ad_of: Any) -> None:
+def test_submit_description_requests_what_the_site_sets(ad_of: Any) -> None:
     given = 'gpus = "a10:2"\ncores = 6\nmemory = "10 GB"\naccount = "group_physics"\nrequirements = \'Machine != "n3"\''
     ad = ad_of(describe(site(given, pilot='cache_size = "1 GB"'), session="k3v9", block="b7"))
     assert [ad.eval(f"Request{what}") for what in ("GPUs", "Cpus", "Memory", "Disk")] == [2, 6, 9537, 976563]
@@ -60,7 +60,7 @@ def test_what_is_asked_for(ad_of: Any) -> None:
     assert Path(ad["Cmd"]).name == "stoker-k3v9-b7.sh"
 
 
-def test_what_is_not_said_is_left_to_the_pool(ad_of: Any) -> None:
+def test_unset_options_are_left_to_the_pool(ad_of: Any) -> None:
     text = describe(site(pilot='scratch = "/scratch"'), session="k3v9", block="b7")
     assert "require" not in text
     ad = ad_of(text)
@@ -79,7 +79,7 @@ def test_files_travel_only_where_they_are_not_shared(ad_of: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["a,b", "a\nb", " a", "b "])
-def test_a_file_that_cannot_be_transferred_is_refused(name: str) -> None:
+def test_file_that_cannot_be_transferred_is_refused(name: str) -> None:
     with pytest.raises(SubmissionRefused, match="HTCondor cannot transfer"):
         describe(site(), session="k3v9", block="b7", files=[name])
 
@@ -91,7 +91,7 @@ def test_options_go_in_as_they_stand_and_what_is_ours_comes_after(ad_of: Any) ->
 
 
 @pytest.mark.parametrize("line", ["queue 5", " Queue", "queue in (a b)"])
-def test_a_second_queue_statement_is_refused(line: str) -> None:
+def test_second_queue_statement_is_refused(line: str) -> None:
     with pytest.raises(SubmissionRefused, match="one job a block"):
         describe(site(f"options = ['{line}']"), session="k3v9", block="b7")
 
@@ -106,7 +106,7 @@ def test_a_second_queue_statement_is_refused(line: str) -> None:
         ("titan_x", ["NVIDIA TITAN X (Pascal)", "GeForce GTX TITANX"], ["NVIDIA TITAN Xp"]),
     ],
 )
-def test_a_type_of_gpu_is_a_word_of_its_name(ad_of: Any, kind: str, yes: list[str], no: list[str]) -> None:
+def test_gpu_type_matches_a_word_of_the_device_name(ad_of: Any, kind: str, yes: list[str], no: list[str]) -> None:
     import classad
 
     ad = ad_of(describe(site(f'gpus = "{kind}:1"'), session="k3v9", block="b7"))
@@ -131,7 +131,7 @@ def test_a_type_of_gpu_is_a_word_of_its_name(ad_of: Any, kind: str, yes: list[st
         ("JobStatus = 5; HoldReasonCode = 16; EnteredCurrentStatus = time() - 3600", False),
     ],
 )
-def test_when_a_job_is_removed_by_itself(ad_of: Any, state: str, removed: bool) -> None:
+def test_job_is_removed_automatically_in_listed_cases(ad_of: Any, state: str, removed: bool) -> None:
     import classad
 
     ad = ad_of(describe(site(), session="k3v9", block="b7"))
@@ -141,7 +141,7 @@ def test_when_a_job_is_removed_by_itself(ad_of: Any, state: str, removed: bool) 
     assert ad.eval("PeriodicRemove") is removed
 
 
-def test_jobs_of_other_sessions_are_not_ours(ad_of: Any) -> None:
+def test_jobs_of_other_sessions_are_ignored(ad_of: Any) -> None:
     import classad
 
     mine = classad.ExprTree(of_session("k3v9"))
@@ -150,7 +150,7 @@ def test_jobs_of_other_sessions_are_not_ours(ad_of: Any) -> None:
     assert mine.eval(classad.ClassAd({"Owner": "ana"})) is classad.Value.Undefined
 
 
-def test_the_script_becomes_the_pilot() -> None:
+def test_submitted_script_execs_the_pilot() -> None:
     text = script(site("worker_init = 'module load cuda'"), command="python -m pilot --session '/a b'")
     assert text.startswith("#!/bin/bash\nexport PATH HOME\n")
     assert text.endswith("/etc/profile\nmodule load cuda\nexec python -m pilot --session '/a b'\n")

@@ -79,7 +79,7 @@ def test_blocks_are_submitted_watched_and_cancelled(pool: Pool, manager: Manager
     assert not any(process.is_running() for process in processes)
 
 
-def test_what_condor_refuses_is_told_in_its_words(pool: Pool, manager: ManagerEnd, folder: SessionFolder) -> None:
+def test_refusal_of_condor_is_reported_in_its_own_words(pool: Pool, manager: ManagerEnd, folder: SessionFolder) -> None:
     write_site(folder, requirements="Memory > && 3")
     manager.start_factory()
     manager.submit("b0")
@@ -87,7 +87,7 @@ def test_what_condor_refuses_is_told_in_its_words(pool: Pool, manager: ManagerEn
     assert pool.queued() == []
 
 
-def test_a_schedd_that_goes_away_and_comes_back(make_pool: Callable[..., Pool], manager: ManagerEnd) -> None:
+def test_schedd_outage_ends_and_blocks_continue(make_pool: Callable[..., Pool], manager: ManagerEnd) -> None:
     from batch.condor.machines import machine
 
     pool = make_pool(machine("n1"))
@@ -104,7 +104,7 @@ def test_a_schedd_that_goes_away_and_comes_back(make_pool: Callable[..., Pool], 
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_while_it_submits_nothing_is_submitted_twice(
+def test_factory_killed_during_submission_submits_nothing_twice(
     make_pool: Callable[..., Pool], manager: ManagerEnd, moment: str
 ) -> None:
     from batch.condor.machines import machine

@@ -28,7 +28,7 @@ def write(folder: Path, text: str) -> str:
 SLEEP = "executable = /bin/sleep\narguments = 300\n"
 
 
-def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
+def test_fake_condor_submit_and_condor_q_print_real_formats(new_pool: Pool, tmp_path: Path) -> None:
     sub = write(tmp_path, f'{SLEEP}+Colour = "red"\nqueue 3\n')
     said = new_pool.run("condor_submit", sub, cwd=tmp_path)
     assert (said.returncode, said.stdout) == (0, "Submitting job(s)...\n3 job(s) submitted to cluster 1.\n")
@@ -69,7 +69,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
         (f"{SLEEP}requirements = Memory >\nqueue\n", "(?i)requirements"),
     ],
 )
-def test_what_is_refused(pool: Pool, tmp_path: Path, text: str, error: str) -> None:
+def test_fake_condor_refuses_what_htcondor_refuses(pool: Pool, tmp_path: Path, text: str, error: str) -> None:
     said = pool.run("condor_submit", write(tmp_path, text), cwd=tmp_path)
     assert said.returncode == 1
     assert "ERROR: " in said.stderr
@@ -77,7 +77,7 @@ def test_what_is_refused(pool: Pool, tmp_path: Path, text: str, error: str) -> N
     assert pool.queued() == []
 
 
-def test_what_rm_and_its_kin_print(new_pool: Pool, tmp_path: Path) -> None:
+def test_fake_condor_rm_and_related_commands_print_real_formats(new_pool: Pool, tmp_path: Path) -> None:
     sub = write(tmp_path, f"{SLEEP}queue 3\n")
     for _ in range(3):
         new_pool.run("condor_submit", sub, cwd=tmp_path)
@@ -105,7 +105,7 @@ def test_what_rm_and_its_kin_print(new_pool: Pool, tmp_path: Path) -> None:
         new_pool.wait(name, 3)
 
 
-def test_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
+def test_fake_commands_fail_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
     sub = write(tmp_path, f"{SLEEP}queue\n")
     new_pool.stop_schedd()
     said = new_pool.run("condor_submit", sub, cwd=tmp_path)
@@ -120,7 +120,7 @@ def test_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
     assert (said.returncode, said.stderr) == (1, words)
 
 
-def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, tmp_path: Path) -> None:
+def test_fake_job_outlives_its_schedd_and_ends_with_its_processes(new_pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\nsetsid sleep 300 &\nsleep 300\n")
     (tmp_path / "job.sh").chmod(0o755)
     new_pool.run("condor_submit", write(tmp_path, "executable = job.sh\nqueue\n"), cwd=tmp_path)

@@ -72,7 +72,7 @@ def output(tmp_path: Path, suffix: str = ".out") -> str:
     return next(tmp_path.glob(f"*/submit/stoker-k3v9-b7{suffix}")).read_text()
 
 
-def test_a_job_waits_runs_and_ends(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_job_is_pending_then_running_then_ended(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit('gpus = "h100:1"', command="true")
     job = batch.submit(B7)
     assert seen(batch, job, PENDING).startswith("idle")
@@ -86,7 +86,7 @@ def test_a_job_waits_runs_and_ends(pool: Pool, submit: Callable[..., CondorBatch
     assert seen(batch, job, ENDED) == "exit code 0"
 
 
-def test_a_job_that_fails_says_what_it_printed_last(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_failed_job_reports_its_last_output(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit(command="sh -c 'echo fine; echo oh no >&2; echo no Python here >&2; exit 3'")
     job = batch.submit(B7)
     assert seen(batch, job, ENDED) == "exit code 3: oh no; no Python here"
@@ -106,7 +106,7 @@ def test_it_gets_the_gpus_that_it_asks_for(pool: Pool, submit: Callable[..., Con
     assert environ["TMPDIR"] == environ["_CONDOR_SCRATCH_DIR"]
 
 
-def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = ("GPU-aaaa0001-1d6b", "GPU-bbbb0002-77aa")
     monkeypatch.setenv("STANDIN_NVML", str(standin.Machine(tmp_path, *({"uuid": uuid} for uuid in there)).file))
     nvml = standin.load()
@@ -117,7 +117,7 @@ def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, mo
         assert bool(found.why) is not bool(expected)
 
 
-def test_a_pilot_takes_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> None:
+def test_pilot_uses_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> None:
     ad = tmp_path / ".machine.ad"
     ad.write_text('Name = "slot1_1@n1"\nCpus = 1\nTotalCpus = 64.0\nTotalMemory = 9999999\nMemory = 100\n')
     environ = {"_CONDOR_MACHINE_AD": str(ad)}
@@ -128,14 +128,14 @@ def test_a_pilot_takes_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> Non
     assert cpu.memory_bytes(environ) == cpu.memory_bytes({})
 
 
-def test_pilots_in_slots_side_by_side_share_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pilots_in_neighbouring_slots_share_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     (tmp_path / "ad").write_text("Cpus = 3\n")
     slots = [{"_CONDOR_MACHINE_AD": str(tmp_path / "ad"), "_CONDOR_SLOT": f"slot1_{number}"} for number in (1, 2, 3)]
     assert [cpu.cores(environ) for environ in slots] == [(0, 1, 2), (3, 4, 5), (0, 6, 7)]
 
 
-def test_an_evicted_job_is_over_and_another_can_be_submitted_at_once(
+def test_evicted_job_has_ended_and_another_can_be_submitted_at_once(
     pool: Pool, submit: Callable[..., CondorBatch]
 ) -> None:
     batch = submit()
@@ -148,7 +148,7 @@ def test_an_evicted_job_is_over_and_another_can_be_submitted_at_once(
     pool.wait(job, 3)
 
 
-def test_an_eviction_is_seen_after_the_schedd_came_back(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_eviction_is_seen_after_a_schedd_outage(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -159,7 +159,7 @@ def test_an_eviction_is_seen_after_the_schedd_came_back(own_pool: Pool, submit: 
     assert seen(batch, job, ENDED).startswith("preempted from slot1_1@n1")
 
 
-def test_the_owners_hold_is_no_eviction(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_hold_by_the_owner_is_no_eviction(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -169,7 +169,7 @@ def test_the_owners_hold_is_no_eviction(pool: Pool, submit: Callable[..., Condor
     assert (held.loss, held.cause) == (LossReason.HELD, "")
 
 
-def test_slots_are_read_where_startd_means_daemons(pool: Pool) -> None:
+def test_slots_are_found_if_startd_ads_describe_daemons(pool: Pool) -> None:
     found = surroundings.read_nodes(pool.run(*surroundings._NODES).stdout)
     assert sorted((node.cores, node.memory_bytes, node.gpus) for node in found) == [
         (8, 32_000 * 1024**2, gpus) for gpus in (0, 0, 1, 2)
@@ -177,7 +177,7 @@ def test_slots_are_read_where_startd_means_daemons(pool: Pool) -> None:
     assert {node.user_domain for node in found} == {pool.run("condor_config_val", "UID_DOMAIN").stdout.strip()}
 
 
-def test_a_job_that_may_not_write_its_output_is_held_with_what_to_do(
+def test_job_with_unwritable_output_is_held_with_advice(
     make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
 ) -> None:
     if make_pool(machine("n1", shared=True, slot_users=True)).is_real:
@@ -190,7 +190,7 @@ def test_a_job_that_may_not_write_its_output_is_held_with_what_to_do(
     assert "shared_files = false" in held.advice
 
 
-def test_a_pool_without_a_negotiator_is_said_to_have_none(
+def test_pool_without_a_negotiator_is_reported(
     make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(machine("n1"), match_s=9999)
@@ -211,7 +211,7 @@ def test_lost_machine_keeps_its_job_until_the_lease_ends(own_pool: Pool, submit:
     assert "JobLeaseDuration (20 seconds) expired" in seen(batch, job, ENDED)
 
 
-def test_a_job_that_takes_too_much_memory_is_held_with_what_to_do(
+def test_job_that_exceeds_its_memory_is_held_with_advice(
     make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
 ) -> None:
     make_pool(machine("n1"), hold_over_memory=True)
@@ -225,7 +225,7 @@ def test_a_job_that_takes_too_much_memory_is_held_with_what_to_do(
 
 
 @pytest.mark.parametrize("error", ["SECMAN:2007", "SECMAN:2011"])
-def test_a_dead_schedd_behind_a_shared_port_is_trouble_and_no_refusal(
+def test_dead_schedd_behind_a_shared_port_is_trouble_and_no_refusal(
     own_pool: Pool, submit: Callable[..., CondorBatch], error: str
 ) -> None:
     batch = submit()
@@ -236,9 +236,7 @@ def test_a_dead_schedd_behind_a_shared_port_is_trouble_and_no_refusal(
         batch.find()
 
 
-def test_a_negotiator_that_takes_its_time_leaves_a_job_idle(
-    make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
-) -> None:
+def test_slow_negotiator_leaves_a_job_idle(make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]) -> None:
     make_pool(machine("n1"), match_s=3)
     batch = submit()
     job = batch.submit(B7)
@@ -257,7 +255,9 @@ def test_job_held_and_released_between_two_queries_is_noticed(pool: Pool, submit
     seen(batch, job, RUNNING)
 
 
-def test_the_pilot_itself_is_told_to_go(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+def test_pilot_process_itself_receives_the_termination_signal(
+    pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
+) -> None:
     said = tmp_path / "said"
     (tmp_path / "job.sh").write_text(
         f"trap 'echo gone in peace >> {said}; exit 0' TERM; echo here > {said}; sleep 300 & wait"
@@ -273,7 +273,7 @@ def test_the_pilot_itself_is_told_to_go(pool: Pool, submit: Callable[..., Condor
     assert not [process for process in processes if process.is_running() and process.status() != "zombie"]
 
 
-def test_a_held_job_waits_with_its_reason_and_then_is_removed(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_held_job_waits_with_its_reason_and_is_then_removed(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     why = "Job has gone over cgroup memory limit of 128 megabytes."
     batch = submit()
     job = batch.submit(B7)
@@ -290,7 +290,7 @@ def test_a_held_job_waits_with_its_reason_and_then_is_removed(pool: Pool, submit
     assert seen(batch, job, ENDED) == f"held by HTCondor: {why}"
 
 
-def test_a_missing_input_file_is_a_hold(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+def test_missing_input_file_holds_the_job(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
     batch = submit(
         "shared_files = false\n[environment]\nkind = 'packed'", files=[tmp_path / 'it\'s, a "session"' / "gone.json"]
     )
@@ -300,7 +300,7 @@ def test_a_missing_input_file_is_a_hold(pool: Pool, submit: Callable[..., Condor
     assert look(batch, job).reason.startswith("held: Transfer input files failure")
 
 
-def test_files_arrive_and_nothing_but_the_output_comes_back(
+def test_input_files_arrive_and_only_output_is_returned(
     pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
 ) -> None:
     home = tmp_path / 'it\'s, a "session"'
@@ -319,7 +319,7 @@ def test_files_arrive_and_nothing_but_the_output_comes_back(
     assert not list(home.rglob("cache"))
 
 
-def test_walltime_is_an_end(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_walltime_ends_a_job(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     if pool.is_real:
         pytest.skip("HTCondor's shadow counts in its own ad, which no command changes: this would take a minute")
     batch = submit('walltime = "2 min"')
@@ -330,7 +330,7 @@ def test_walltime_is_an_end(pool: Pool, submit: Callable[..., CondorBatch]) -> N
     assert seen(batch, job, ENDED) == "out of walltime (2 min)"
 
 
-def test_cancel_takes_what_is_over_and_what_never_was(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_cancel_accepts_finished_and_unknown_jobs(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit(command="true")
     done = batch.submit(B7)
     seen(batch, done, ENDED)
@@ -343,14 +343,12 @@ def test_cancel_takes_what_is_over_and_what_never_was(pool: Pool, submit: Callab
     batch.cancel([])
 
 
-def test_an_unknown_job_is_absent(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_unknown_job_is_absent(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     how = "gone from the queue, and condor_history does not know it"
     assert look(submit(), "999.0") == BatchJobStatus(ENDED, how, absent=True)
 
 
-def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
-    own_pool: Pool, submit: Callable[..., CondorBatch]
-) -> None:
+def test_lost_machine_does_not_keep_a_job_forever(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -363,7 +361,7 @@ def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
     assert job not in pool.queued()
 
 
-def test_the_schedd_is_gone_and_comes_back(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_schedd_restarts_after_an_outage(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -383,7 +381,7 @@ def test_the_schedd_is_gone_and_comes_back(own_pool: Pool, submit: Callable[...,
     seen(batch, job, ENDED)
 
 
-def test_a_bad_requirement_is_refused_in_condors_words(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_bad_requirement_is_refused_in_the_words_of_condor(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit('requirements = "Memory > && 3"')
     with pytest.raises(SubmissionRefused, match=r"(?i)requirements"):
         batch.submit(B7)
@@ -414,7 +412,7 @@ def test_jobs_avoid_excluded_machines_and_probe_one(pool: Pool, submit: Callable
     until(lambda: look(batch, job).no_node, why="no machine is left")
 
 
-def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_mistyped_setting_is_reported_while_the_job_waits(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit("gpus = \"h100:1\"\noptions = ['reqest_memory = 5 TB', '+Fine = 3', 'request_cpus = 2']")
     job = batch.submit(B7)
     warned = "condor_submit warned: the line 'reqest_memory = 5 TB' was unused by condor_submit. Is it a typo?"
@@ -426,7 +424,9 @@ def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Call
     assert ["unused" in looks[each].reason for each in (job, other)] == [True, False], "the warning is reported once"
 
 
-def test_a_dry_run_shows_what_is_submitted(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+def test_dry_run_shows_the_submitted_description(
+    pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
+) -> None:
     settings = "gpus = \"a10:1\"\nworker_init = 'echo begun'"
     submit(settings, command="true").submit(B7)
     site = parse_site(SITE + settings, file="pool.toml")
@@ -435,9 +435,7 @@ def test_a_dry_run_shows_what_is_submitted(pool: Pool, submit: Callable[..., Con
         assert output(tmp_path, suffix) in shown
 
 
-def test_a_second_factory_finds_the_jobs_of_its_session_and_site(
-    pool: Pool, submit: Callable[..., CondorBatch]
-) -> None:
+def test_second_factory_finds_the_jobs_of_its_session_and_site(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     jobs = {submit().submit(BlockId(block)): block for block in ("b1", "b2")}
     submit(session="zzzz").submit(B7)
     assert submit().find() == jobs
@@ -445,7 +443,7 @@ def test_a_second_factory_finds_the_jobs_of_its_session_and_site(
     assert set(other) == set(jobs)
 
 
-def test_commands_that_are_not_there_are_trouble(
+def test_missing_commands_are_trouble(
     submit: Callable[..., CondorBatch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -454,7 +452,9 @@ def test_commands_that_are_not_there_are_trouble(
         batch.find()
 
 
-def test_a_pool_without_history_tells_the_end_all_the_same(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_pool_without_history_still_reports_the_end_of_a_job(
+    own_pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
     (own_pool.bin / "condor_history").write_text(
         "#!/bin/sh\necho '['\necho 'Error: No passed search file and configuration key HISTORY is unset.' >&2\nexit 1\n"
     )
@@ -465,9 +465,7 @@ def test_a_pool_without_history_tells_the_end_all_the_same(own_pool: Pool, submi
     )
 
 
-def test_a_history_that_takes_too_long_is_asked_once(
-    own_pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
-) -> None:
+def test_slow_history_is_queried_once(own_pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
     (own_pool.bin / "condor_history").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 300\n")
     batch = submit("command_limit = '6 s'")
     assert look(batch, "999.0").absent

@@ -45,7 +45,7 @@ def nothing():
 
 @stoker.app(context=nothing())
 def whereabouts(_, go=None):
-    """Return the grants of the pilot's job. Wait first until the file `go` exists, if given."""
+    """Return the grants of the pilot job, after the file `go` exists if given."""
     import time
 
     import psutil
@@ -64,7 +64,7 @@ def write_site(folder: Path, *, provider: str = "", more: str = "", blocks: int 
     return file
 
 
-def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
+def test_call_runs_in_a_slot_with_the_requests_of_the_site(pool, world):
     site = write_site(world.path, provider='gpus = "titan-x:1"')
     with stoker.load(site, run_dir=str(world.runs)) as session:
         given = whereabouts().result(120)
@@ -82,7 +82,7 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
 
 
 @pytest.mark.long
-def test_an_evicted_pilot_costs_no_call(pool, world):
+def test_evicted_pilot_loses_no_call(pool, world):
     folder = world.path / 'it\'s a "path"'
     folder.mkdir()
     with stoker.load(write_site(folder), run_dir=str(folder)) as session:
@@ -123,7 +123,7 @@ def machine_of(ad):
 
 
 @pytest.mark.long
-def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
+def test_killed_condor_master_loses_no_call(pool, world):
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
         go = world.path / "go"
         results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
@@ -158,7 +158,7 @@ def test_dead_machine_is_replaced_before_condor_notices(make_pool, world):
 
 
 @pytest.mark.long
-def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, world):
+def test_two_holds_for_one_cause_stop_the_source_with_advice(pool, world):
     why = "Error from slot1_1@n1: Job has gone over memory limit of 2048 megabytes."
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
         slow = whereabouts(world.path / "never")
@@ -178,11 +178,11 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
 
 
 HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"""
-"""A job's second program, which uses more memory than requested."""
+"""A second program in a job that exceeds the requested memory."""
 
 
 @pytest.mark.long
-def test_a_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, world):
+def test_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, world):
     pool = make_pool(machine("n1"), hold_over_memory=True, release_s=2)
     provider = f"memory = \"256 MB\"\nworker_init = '''{HOG}'''"
     site = write_site(world.path, provider=provider, blocks=1)
@@ -197,7 +197,7 @@ def test_a_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, wor
         until(lambda: pool.queued() == [], why="the job is removed")
 
 
-def test_a_block_says_why_it_waits(pool, world):
+def test_block_reports_why_it_waits(pool, world):
     site = write_site(world.path, provider="requirements = 'TARGET.HasTape'")
     with stoker.load(site, run_dir=str(world.runs)) as session:
         told = lambda: any("none meets TARGET.HasTape" in block.reason for block in session.status(20).jobs)  # noqa: E731
@@ -236,7 +236,7 @@ def small(tmp_path: Path) -> SmallEnvironment:
 
 
 @pytest.mark.long
-def test_machines_that_see_nothing_of_ours_get_everything_sent(pool, world, small):
+def test_machines_without_a_shared_file_system_receive_all_files(pool, world, small):
     site = write_site(world.path, provider="shared_files = false", more='[environment]\nkind = "packed"')
     (world.path / "program.py").write_text(PROGRAM)
     command = [small.python, str(world.path / "program.py"), str(site), str(world.runs)]
@@ -256,7 +256,7 @@ def test_machines_that_see_nothing_of_ours_get_everything_sent(pool, world, smal
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_every_promise_holds_on_htcondor(make_pool, world):
+def test_site_suite_promises_hold_on_htcondor(make_pool, world):
     make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path, provider='memory = "1 GB"')
     page = prove(site, world.home)

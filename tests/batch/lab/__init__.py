@@ -1,1 +1,1 @@
-"""A real Slurm on this machine: munged, slurmctld and slurmd start in a second and are removed completely."""
+"""Run a real Slurm on this machine: munged, slurmctld and slurmd start in a second and leave nothing."""

@@ -1,4 +1,4 @@
-"""A cluster: machines with their own networks (a bridge on the head, a cable to each node)."""
+"""A cluster of machines with separate networks: a bridge on the head, a link to each node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_up_bridge(head: Handle, nodes: Sequence[Handle], *, shape: Shape, place:
     )
     for node in nodes:
         cable = _cable(node.name)
-        # run it outside the machines, where the process ids of both are visible
+        # run outside the machines, where all process ids are visible
         _outside(
             "ip",
             "link",
@@ -80,7 +80,7 @@ def _outside(*command: str) -> None:
 
 
 _LONGEST = 60
-"""Longest path of a folder in characters, so that socket names fit."""
+"""Maximum characters of a folder path, so that socket paths fit."""
 _BROOM = 'cat; flock "$1" rm -rf "$2"'
 
 
@@ -214,7 +214,7 @@ class Cluster(Commands):
         self._all_idle(limit_s=PATIENCE_S)
 
     def _up(self, true: Callable[[], bool], *, daemon: str) -> None:
-        """Wait for a condition, but only while the daemon runs."""
+        """Wait for a condition while the daemon runs."""
 
         def up_or_gone() -> bool:
             return true() or not self.machines["head"].runs(daemon)
@@ -240,12 +240,12 @@ class Cluster(Commands):
 
 
 def _folder() -> Path:
-    """Return a new folder with a path short enough for sockets and plain enough for slurm.conf."""
+    """Return a new folder whose path fits sockets and slurm.conf."""
     base = tempfile.gettempdir()
     if len(base) > _LONGEST - 20 or set(base) & set(" \t#=,\"'\\%[]"):
         base = "/tmp"
     folder = Path(tempfile.mkdtemp(prefix="slurm-lab-", dir=base)).resolve()
-    folder.chmod(0o755)  # munged requires that every user can reach its socket
+    folder.chmod(0o755)  # munged requires a socket that every user can reach
     return folder
 
 

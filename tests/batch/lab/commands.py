@@ -1,4 +1,4 @@
-"""Requirements of the lab with advice, and queries of tests through Slurm's commands."""
+"""Check the requirements of the lab, and query Slurm through its commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polling import PATIENCE_S, polls
 
 
 PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
-"""A user's PATH plus the folders of daemons."""
+"""PATH of the user plus the folders of daemons."""
 
 
 def missing_for_slurm() -> str:
@@ -64,7 +64,7 @@ T = TypeVar("T")
 OVER = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 )
-"""States that a job does not leave."""
+"""Final job states."""
 
 
 def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, what: str = "it") -> T:
@@ -75,14 +75,14 @@ def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, what: str = "it
 
 
 class Commands:
-    """Slurm's commands for one cluster. `inside` makes a command that runs on its head."""
+    """Slurm commands for one cluster. `inside` makes a command that runs on the head node."""
 
     def __init__(self, place: Place, *, inside: Callable[..., list[str]]) -> None:
         self._inside = inside
         self.environ = {"SLURM_CONF": str(place.conf), "PATH": PATH}
 
     def ask(self, *command: str, limit_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-        """Run a command on the head node; return its result, also after failure."""
+        """Run a command on the head node; return the result, also of a failed command."""
         environ = {**_clean(), **self.environ}
         return subprocess.run(
             self._inside(*command), capture_output=True, text=True, env=environ, timeout=limit_s, check=False
@@ -135,6 +135,6 @@ class Commands:
 
 
 def _clean() -> dict[str, str]:
-    """Return this process's environment without the variables of Slurm's commands and of sessions."""
+    """Return the environment of this process without variables of Slurm and of sessions."""
     pattern = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SACCT|SALLOC|SRUN|STOKER)_")
     return {name: value for name, value in os.environ.items() if not pattern.match(name)}

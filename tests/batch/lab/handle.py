@@ -16,7 +16,7 @@ _ANSWER_S = 20.0
 
 
 class Handle:
-    """A running machine. `alone`: in its own namespaces."""
+    """A running machine. `alone`: the machine has its own namespaces."""
 
     def __init__(self, name: str, commands: dict[str, list[str]], *, place: Place, alone: bool) -> None:
         self.name = name

@@ -125,7 +125,7 @@ def serve(machine: Machine) -> None:
 
 def main() -> None:
     lock, logs, commands = sys.argv[1:]
-    os.umask(0o022)  # a daemon's usual umask
+    os.umask(0o022)  # the usual umask of daemons
     fcntl.flock(os.open(lock, os.O_RDONLY), fcntl.LOCK_SH)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -13,7 +13,7 @@ class LabError(Exception):
 
 
 class Preempt(enum.Enum):
-    """The effect on a job of `backfill` when a job of `main` needs its node."""
+    """Effect on a `backfill` job if a `main` job needs its node."""
 
     REQUEUE = "REQUEUE"
     """The job returns to the queue."""
@@ -46,7 +46,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A cluster's folder, and consecutive free ports from `port` on."""
+    """The folder of a cluster, and consecutive free ports from `port` on."""
 
     root: Path
     port: int
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def conf(self) -> Path:
-        """The clients' slurm.conf; other configuration files are in its folder."""
+        """The slurm.conf of clients, next to the other configuration files."""
         return self.root / "etc" / "slurm.conf"
 
     @property
@@ -78,7 +78,7 @@ class Place:
         return self.run / "munge.sock"
 
     def make(self) -> None:
-        """Make the folders and the lock, readable by every user for munged, whatever the umask."""
+        """Make the folders and the lock readable by every user for munged, with any umask."""
         for folder in (self.conf.parent, self.logs, self.run, self.root / "state", self.root / "dev"):
             folder.mkdir()
             folder.chmod(0o755)
@@ -86,11 +86,11 @@ class Place:
 
 
 FIRST_PORT, LAST_PORT = 22_000, 31_900
-"""Ports between those of sessions and the kernel's ephemeral ports."""
+"""Ports above those of sessions and below the ephemeral ports of the kernel."""
 
 
 def free_ports(count: int) -> int:
-    """Return the first of `count` consecutive free ports. Concurrent runs start their search at different ports."""
+    """Return the first of `count` consecutive free ports. Concurrent runs search from different ports."""
     rows = list(range(FIRST_PORT, LAST_PORT, 50))
     start = os.getpid() % len(rows)
     for first in rows[start:] + rows[:start]:

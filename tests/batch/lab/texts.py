@@ -1,4 +1,4 @@
-"""A cluster's configuration files as texts, from its shape and place."""
+"""Render the configuration files of a cluster from its shape and place."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def files(shape: Shape, place: Place) -> dict[str, str]:
 
 
 def slurm_conf(shape: Shape, place: Place, *, message_s: int = 5) -> str:
-    """Return the clients' slurm.conf. The daemons' file differs only in `message_s`, the seconds until a message times
-    out.
+    """Return the slurm.conf of clients. The file of daemons differs only in `message_s`, the message timeout in
+    seconds.
     """
     settings = {**_daemons(shape, place), **_scheduling(shape), **_patience(shape), **_accounting(shape, place)}
     settings["MessageTimeout"] = str(message_s)
@@ -152,8 +152,8 @@ def gres_conf(shape: Shape, place: Place) -> str:
 
 
 def cgroup_conf(place: Place) -> str:
-    """slurmd 22.05 needs a cgroup plugin, although it uses no cgroup. The plugin for version 1 accepts a missing mount
-    point.
+    """slurmd 22.05 requires a cgroup plugin, although it uses no cgroup. The plugin for cgroup v1 accepts a missing
+    mount point.
     """
     lines = ["CgroupPlugin=cgroup/v1", "CgroupAutomount=no", f"CgroupMountpoint={place.run}/no-cgroup"]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,3 @@
-"""A block's life in Kubernetes, in a process with the fake package."""
-
 import json
 import sys
 from pathlib import Path

@@ -24,11 +24,11 @@ from stoker.units import show_bytes
 
 _PILOT = "stoker.pilot.main"
 BEAT_S = 0.2
-"""Seconds of a stream's call."""
+"""Seconds that a streaming call takes."""
 
 
 class Whereabouts(NamedTuple):
-    """A call's host, its pilot's process and that process's start time, its library's process, its pilot's block."""
+    """Host of a call, pilot process and its start time, library process, and block of the pilot."""
 
     host: str
     pilot: int
@@ -72,7 +72,7 @@ def facts_of_file(path: str) -> tuple[str, int, int, int]:
 
 
 def leave_pilot(loaded: Any, victim: Whereabouts, how: int, hold_s: float) -> Whereabouts:
-    """On the victim's pilot: send it the signal `how` (0 sends none) and wait. On another pilot: return its place."""
+    """On the victim pilot, send signal `how` (0: none) to the pilot and wait. On another pilot, return the place."""
     here = whereabouts(loaded)
     if not here.same_pilot(victim):
         time.sleep(BEAT_S)
@@ -128,7 +128,7 @@ def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class SeenDevice(NamedTuple):
-    """A call's view: its device, CUDA_VISIBLE_DEVICES, NVML's description, torch's GPUs (-1: no torch), and usable
+    """Facts in a call: device, CUDA_VISIBLE_DEVICES, NVML description, GPUs of torch (-1: no torch), usable
     cores.
     """
 
@@ -149,7 +149,7 @@ def seen_device(_loaded: Any) -> SeenDevice:
 def _torch_gpus() -> int:
     try:
         import torch
-    except Exception:  # a pilot need not have torch
+    except Exception:  # torch is optional on a pilot
         return -1
     return int(torch.cuda.device_count())
 
@@ -158,7 +158,7 @@ _MODES = {0: "shared", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PRO
 
 
 def _nvml_words(name: str) -> str:
-    """Return `NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part` with its memory in use, or NVML's error."""
+    """Return `NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part` with the used memory, or the NVML error."""
     import pynvml
 
     try:
@@ -256,7 +256,7 @@ def variable(_loaded: Any, name: str) -> str:
 
 
 class BothModels(NamedTuple):
-    """One model, loaded by Stoker and by Transformers, or the reason for its absence."""
+    """A model loaded by Stoker and by Transformers, or the reason why no model is available."""
 
     stokers: Any = None
     transformers: Any = None
@@ -278,7 +278,7 @@ def tiny_llama() -> BothModels:
 
 
 class PickledModel(NamedTuple):
-    """A model loaded from a pickle, or the reason for its absence."""
+    """A model loaded from a pickle, or the reason why no model is available."""
 
     model: Any = None
     why: str = ""
@@ -301,7 +301,7 @@ def pickled_llama() -> PickledModel:
 
 
 def origin_and_text(loaded: PickledModel) -> tuple[str, str, int, str]:
-    """Return how the model was loaded, its text after a prompt, this process, and the reason if the model is absent."""
+    """Return how the model was loaded, its text after a prompt, the process id, and the reason without a model."""
     if loaded.why:
         return "", "", os.getpid(), loaded.why
     [text] = loaded.model.generate(["one day"], max_new_tokens=16)
@@ -338,7 +338,7 @@ def _write_llama(folder: Path) -> Any:
 
 
 def two_texts(models: BothModels, prompts: list[str], count: int) -> tuple[list[str], list[str], str]:
-    """Return the texts of Stoker's engine, the texts of Transformers, and the reason if both are missing."""
+    """Return the texts of the Stoker engine, the texts of Transformers, and the reason without texts."""
     if models.why:
         return [], [], models.why
     import torch

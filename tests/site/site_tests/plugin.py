@@ -1,4 +1,4 @@
-"""The site suite's pytest plugin: options, order and limits of tests, and the final page."""
+"""Pytest plugin of the site suite: options, order and limits of tests, and the final page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Run:
-    """The suite's subject, and the outcome of each promise so far."""
+    """The site under test, and the outcome of each promise so far."""
 
     def __init__(self, subject: Subject, config: pytest.Config) -> None:
         self.subject = subject

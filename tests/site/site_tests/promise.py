@@ -1,4 +1,4 @@
-"""The marker of a test in the site suite: title, limit and remedy."""
+"""Mark tests of the site suite with title, time limit and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.units import parse_seconds, show_seconds
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A promise of Stoker. `queues`: the test waits for a pilot, so the queue time is added to its limit."""
+    """A promise of Stoker. `queues`: the test waits for a pilot, so its limit includes the queue time."""
 
     title: str
     limit_s: float
@@ -29,7 +29,7 @@ class BrokenPromiseError(AssertionError):
 
 
 class TooLongError(BrokenPromiseError):
-    """A test ran longer than its limit."""
+    """A test exceeded its time limit."""
 
 
 def promise(title: str, *, limit: str, remedy: str, queues: bool = False) -> pytest.MarkDecorator:

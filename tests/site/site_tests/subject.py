@@ -1,10 +1,10 @@
-"""The site under test, and its sessions. A program has one session at a time, so each ends before the next starts.
+"""The site under test and its sessions. Only one session runs at a time.
 
     main    the unchanged site; on a batch system up to two blocks
     pair    two pilots with a cache each: the same session on a batch system; on this machine, two pilots of one CPU
     short   pilots whose walltime ends while calls run
 
-Pilots of this machine have no walltime and no own cache, so `worker_init` gives them both.
+Local pilots have no walltime and no separate cache, so `worker_init` sets walltime and cache.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Subject:
         self.wait_s = wait_s if wait_s is not None else _LOCAL_WAIT_S if self.site.is_local else _BATCH_WAIT_S
         self.folder = folder
         self.no_pilot = ""
-        """Why no pilot started; empty while a pilot may still start."""
+        """The reason why no pilot started; empty while a pilot may start."""
         self.machines: tuple[str, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.troubles: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Subject:
             try:
                 status = session.status(30.0)
                 error = call.exception() if call.done() else session.over
-            except Exception as trouble:  # Parsl's exception for an executor that has given up
+            except Exception as trouble:  # Parsl raises this for a failed executor
                 status, error = None, trouble
             waited_s = time.monotonic() - began
             if error is not None or status is None:
@@ -226,8 +226,8 @@ class Subject:
     def until(
         self, true: Callable[[Status], Any], *, within_s: float, what: str, found: Callable[[], str] = str
     ) -> Status:
-        """Wait until the session's status meets a condition; return the status. Otherwise the test fails with a
-        sentence. `found` describes the present state for the message.
+        """Wait until the session status meets a condition; return the status. After the limit the test fails with a
+        sentence. `found` describes the current state for the message.
         """
         session = self._session
         if session is None:

@@ -1,4 +1,4 @@
-"""Two pilots copy files from each other and run gangs, and one pilot is lost."""
+"""Two pilots exchange files and run gangs, and calls of a lost pilot run again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.units import show_bytes
 
 _FILE_BYTES = 16_000_000
 _HOLD_S = 90.0
-"""Seconds that a call stays on a pilot which will be lost."""
+"""Seconds of a call on a pilot that will be lost."""
 _NETWORK = "let compute nodes reach each other over TCP: [session] interface and ports, or a rule of the firewall"
 _CALLS = 8
 
@@ -141,7 +141,7 @@ def _victim(subject: Subject) -> Whereabouts:
 
 
 def _leave(subject: Subject, session: Session, victim: Whereabouts, *, how: int) -> None:
-    """Run calls on all pilots while the victim is removed: each call must return from another pilot."""
+    """Run calls on all pilots and remove the victim: each call must return from another pilot."""
     status = session.status()
     devices = sum(len(pilot.devices) for pilot in status.pilots)
     recipe = on_pilot.table("victim")

@@ -1,8 +1,8 @@
-"""Record the output of a real Slurm and a real Open MPI when jobs fail on them.
+"""Record the output of failing jobs on a real Slurm and a real Open MPI.
 
 Slurm's daemons run on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm, munge). Faults are
-real: a node loses power or network, a daemon is killed, a limit is exceeded. The truth is the program's first line that
-is not ordinary (`ORDINARY`).
+real: a node loses power or network, a daemon is killed, a limit is exceeded. The label is the first unusual line of
+the program (see `ORDINARY`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 SLURM, MPI = "slurm", "mpi"
 ORDINARY = re.compile(r"\s*$|(?:.{0,60}INFO.{0,12})?step \d+ rank \d+ |finished$|resuming from ")
 TIMES = 3
-"""Runs of each failure, with other steps, ranks and forms of lines."""
+"""Runs of each failure with different steps, ranks and line formats."""
 _OVER_S = 100.0
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A failing job. `script`: `{run}` is replaced by the program. No `fault`: the job succeeds."""
+    """A failing job. `script`: template with `{run}` for the program. Without `fault` the job succeeds."""
 
     fault: str
     program: str
@@ -56,7 +56,7 @@ def _strike(what: str, cluster: Cluster, job: str) -> None:
             cluster.kill("n2")
         case "kill_slurmctld":
             cluster.kill("slurmctld")
-            time.sleep(45)  # Longer than srun retries.
+            time.sleep(45)  # Wait longer than srun retries.
             cluster.start("slurmctld")
         case "kill_orted":
             inside = cluster.machines["n2"].inside

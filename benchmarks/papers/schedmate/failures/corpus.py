@@ -1,7 +1,7 @@
-"""The labelled corpus: logs of failed jobs, composed by seed from real output (`recorded.msgpack.xz`).
+"""Compose the labelled corpus of failed job logs by seed from real output (`recorded.msgpack.xz`).
 
-A log is a job's header, a run with inserted harmless lines, the failure, and the batch system's last lines. With
-several ranks the other ranks' errors follow as a cascade, which may begin before the failing rank's own lines.
+A log contains a job header, a run with inserted harmless lines, the failure, and the last lines of the batch system.
+With several ranks, errors of other ranks follow as a cascade, which may start before the lines of the failing rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.papers.schedmate.failures.fault_types import FRAMEWORK, INFRASTR
 from benchmarks.papers.schedmate.failures.recording import Run, recorded
 
 LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
-"""Logs per fault type, by kind: about three in ten failures are of the infrastructure (a quarter in the paper)."""
+"""Logs per fault type, by kind: about 30 % infrastructure failures (25 % in the paper)."""
 _SEVERAL_RANKS = 0.75
 _EARLY_CASCADE = 0.25
 CONSEQUENCES = re.compile(
@@ -28,13 +28,13 @@ CONSEQUENCES = re.compile(
     r"|Job step aborted|Force Terminated|launch/slurm: _step_signal)|mpirun: Forwarding signal|Primary job  terminated normally"
     r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
 )
-"""Lines that launchers print at each job's end, which are not part of a failure."""
+"""Lines that launchers print at the end of each job, outside the failure."""
 _NOISE = msgspec.toml.decode(Path(__file__).with_name("noise.toml").read_bytes())
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
 class FailedJob(msgspec.Struct, frozen=True):
-    """A log with its labels. `truth`: number of the failure's first line, from 1; `own`: the failing rank's lines."""
+    """A log with labels. `truth`: number of the first failure line, from 1; `own`: lines of the failing rank."""
 
     name: str
     program: str

@@ -1,7 +1,7 @@
 """Evaluate locator and classifier on the test part, whose fault types are not in training (SchedMate, Table 4).
 
-There are three rule tables: as shipped; for each type without the rows that know one of its lines; without all rows
-that know a line of any test failure. A comparison classifies the last 500 lines.
+Three rule tables are compared: the shipped table; for each type a table without rows that match its lines; a table
+without rows that match lines of any test failure. Another comparison classifies the last 500 lines.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def scored(
     on_last_lines: bool = False,
     opinion: Opinion | None = None,
 ) -> Scores:
-    """Return the scores of the verdicts. `opinion`: asked about verdicts of low confidence."""
+    """Return scores of the verdicts. `opinion`: language model for verdicts of low confidence."""
     verdicts = []
     for job in jobs:
         found = last_lines(job.lines) if on_last_lines else locate(job.lines, rules=rules[job.fault])

@@ -1,5 +1,5 @@
-"""The fault types (`fault_types.toml`). A third of the types of each kind is for the test; types from real clusters are
-divided separately.
+"""Load the fault types (`fault_types.toml`). A third of the types of each kind is the test part; types from real
+clusters are divided separately.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Run the programs, with and without each injection, and record their output.
 
-One process imports PyTorch and Transformers and forks for each run. A line `MARK` before the first line of an injection
-or the last exception gives the truth; it is then removed.
+One process imports PyTorch and Transformers and forks for each run. A line `MARK`, later removed, precedes the first
+line of an injection or the last exception, which is the label.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The output of one run. `truth`: index of the failure's first line, or -1."""
+    """Output of one run. `truth`: index of the first failure line, or -1."""
 
     fault: str
     program: str
@@ -102,7 +102,7 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
         ):
             found.append(_HERE.sub("/opt/conda/lib/python3.11/", line))
     if truth == len(found):
-        truth -= 1  # An option parser writes its message before the mark.
+        truth -= 1  # An option parser prints its message before the mark.
     return Run(fault, program, truth, found)
 
 

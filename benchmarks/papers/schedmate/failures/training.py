@@ -1,6 +1,6 @@
-"""Train the scorer on the training part of the corpus: logistic regression over facts of failures.
+"""Train the scorer (logistic regression over facts of failures) on the training part of the corpus.
 
-`validate` holds out each fault type of the training part in turn; settings are chosen only by it.
+`validate` holds out each fault type of the training part in turn; settings are chosen only by validation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "
 FOLDS = 6
 PARTITIONS = 3
 LEAST_TYPES = 2
-"""Fault types that must share a fact: a fact of one type alone does not generalise."""
+"""Minimum number of fault types with a fact, because facts of one type do not generalise."""
 RIDGE = 1e-3
 _ROUNDS = 600
 _RATE = 4.0
@@ -35,8 +35,8 @@ NEAR_LINES = 3
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """In percent. F1, precision and recall are of `infrastructure`. `accuracy`: infrastructure or not, as in the paper.
-    `component`: of the infrastructure failures that were found.
+    """Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the
+    paper. `component`: accuracy among detected infrastructure failures.
     """
 
     logs: int

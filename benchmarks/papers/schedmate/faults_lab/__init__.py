@@ -1,1 +1,1 @@
-"""Real libraries with broken disks, networks, devices and full memories."""
+"""Run real libraries with broken disks, networks, devices and full memories."""

@@ -1,4 +1,4 @@
-"""Libraries that read and write files as their users do."""
+"""Read and write files with common libraries."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""The benchmark's calls: each meets one fault on its first pilot, or makes one mistake everywhere."""
+"""Define the calls: each call gets one fault on its first pilot, or makes one mistake on every pilot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import stoker
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 
 MESSAGES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("messages.toml").read_bytes())
-"""Texts of CUDA, NVML and NCCL, and the kind of torch exception, by fault."""
+"""Messages of CUDA, NVML and NCCL, and the torch exception type, by fault."""
 GB = 1 << 30
 DECLARED_GB, DECLARED_MB = 10, 900
 SICK_S = 1.5
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 class Device:
-    """A stand-in for a GPU, with the memory of this process and of others."""
+    """A stand-in for a GPU, with the used memory of this process and of other processes."""
 
     def __init__(self, operator: str) -> None:
         import pynvml
@@ -127,7 +127,7 @@ def _strikes(group: str) -> Kind:
 
 def _lost(device: Device, run: Run) -> None:
     if run.strikes and run.case.variant == "lost (NVML)":
-        kept = os.environ["STANDIN_NVML"]  # The pilot still sees a sound GPU, and keeps it.
+        kept = os.environ["STANDIN_NVML"]  # The pilot still sees a working GPU and keeps it.
         lost = Path(run.node, "lost.json")
         lost.write_text(Path(kept).read_text().replace('"memory"', '"state": "lost", "memory"'))
         os.environ["STANDIN_NVML"] = str(lost)
@@ -275,7 +275,7 @@ _OPENED = tuple(
     f"{library}, {when}" for when in surroundings.CALLS for library in files.READERS if when in ("open", "read")
 )
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
-"""numpy.fromfile takes a failing read as the end of its file."""
+"""numpy.fromfile treats a failed read as the end of the file."""
 FAULTS: dict[str, Kind] = {
     "uncorrectable memory error (ECC, NVLink)": _strikes("memory_errors"),
     "lost device": Kind(_lost, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
@@ -305,4 +305,4 @@ MISTAKES: dict[str, Kind] = {
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that look like a fault when they occur once; a few retries are allowed."""
+"""Mistakes that resemble a fault on the first occurrence; a few retries are allowed."""

@@ -1,7 +1,8 @@
-"""Three pilots on one machine, isolated as on three nodes, with faults next to them. Root only.
+"""Isolate three pilots on one machine like on three nodes, and cause faults on these nodes. Requires root.
 
-`Nodes`: a pilot's disk is a tmpfs, its memory a cgroup (version 1), its GPU tests/driver's stand-in. `Neighbours`:
-processes that take memory on request. `meet`: two Gloo ranks. `failing`: strace makes system calls on one file fail.
+`Nodes`: each pilot has a tmpfs as disk, a cgroup (version 1) for memory, and the stand-in GPU of tests/driver.
+`Neighbours`: processes that use memory on request. `meet`: two Gloo ranks. `failing`: strace makes system calls on one
+file fail.
 """
 
 from __future__ import annotations

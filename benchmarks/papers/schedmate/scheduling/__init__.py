@@ -1,4 +1,4 @@
-"""SchedMate's scheduling (§4.3, §5.3) on Philly's jobs: shortest first, with wrong predictions.
+"""Evaluate SchedMate's scheduling (§4.3, §5.3) on Philly jobs: shortest job first with prediction errors.
 
 `settings.py` was fixed before the first result.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers.schedmate.scheduling`: SchedMate's scheduling on Philly's jobs, its page and figure.
+"""`python -m benchmarks.papers.schedmate.scheduling`: simulate SchedMate on Philly jobs; write page and figure.
 
 A stopped run continues.
 """

@@ -1,14 +1,14 @@
-"""Errors of predicted durations: distributions of log(prediction / truth), drawn for each job.
+"""Draw errors of predicted durations for each job, from distributions of log(prediction / truth).
 
-- *Ours*: drawn from the errors of 108 estimates (`our_errors.json`), or of the paper's plain average.
+- *Ours*: the errors of 108 estimates (`our_errors.json`), or errors of the plain average of the paper.
 
 - *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with E[truth /
-  prediction] = 1, so a spread s shifts the mean by s^2 / 2. P(log ratio < log 2) = share then gives s: 0.52 and 1.91.
-  With a right median and the share within a factor of two, s is 0.47 and 1.96.
+  prediction] = 1, so a spread s shifts the mean by s^2 / 2. P(log ratio < log 2) = share then gives s = 0.52 and 1.91.
+  With a correct median and the share within a factor of two, s = 0.47 and 1.96.
 
-- *Shuffled*: each job has another job's duration.
+- *Shuffled*: each job has the duration of another job.
 
-A common factor does not change the jobs' order. `python -m benchmarks.papers.schedmate.scheduling.errors` writes
+A common factor does not change the order of jobs. `python -m benchmarks.papers.schedmate.scheduling.errors` writes
 `our_errors.json`.
 """
 
@@ -62,12 +62,12 @@ def spread_of(share: float) -> float:
 
 
 def spread_both_ways(share: float) -> float:
-    """Return the spread with this share within a factor of two, if the median is right."""
+    """Return the spread with this share within a factor of two, for a correct median."""
     return math.log(2) / NormalDist().inv_cdf((1 + share) / 2)
 
 
 def resampled(log_ratios: Sequence[float], *, unknown_share: float = 0.0) -> Predict:
-    """Draw one of these errors for each job. Jobs without an estimate (`unknown_share`) count as the median."""
+    """Draw an error for each job. Jobs without an estimate (`unknown_share`) have the median prediction."""
 
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
         median_s = statistics.median(durations_s)

@@ -1,7 +1,7 @@
-"""Means and ratios over windows, with intervals from a paired bootstrap.
+"""Compute means and ratios over windows, with intervals from a paired bootstrap.
 
 The unit is a week of a virtual cluster. Weeks are drawn with replacement within each virtual cluster, the same weeks
-for each system. An interval holds the middle 95 % of 2,000 numbers.
+for each system. An interval contains the middle 95 % of 2,000 numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.chance import Stream
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
-"""Indices of windows: one row, or a row per resample."""
+"""Indices of windows: one row in total or per resample."""
 Of = Callable[[Places], Numbers]
 
 

@@ -1,4 +1,4 @@
-"""Results in one file, without single jobs."""
+"""Store results in one file, without single jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.papers.schedmate.scheduling.trace import windows
 
 
 class WindowFacts(msgspec.Struct, frozen=True):
-    """`gpus`: at each load of the settings."""
+    """`gpus`: GPUs at each load of the settings."""
 
     cluster: str
     week: int
@@ -30,7 +30,7 @@ class WindowFacts(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """Shares of relative errors under 100 %, and within a factor of two."""
+    """Share of relative errors under 100 %, and share within a factor of two."""
 
     under_100: float
     within_two: float
@@ -44,7 +44,7 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """`commit`: of the last writer; `peak_bytes`: of the largest process."""
+    """`commit`: commit of the last writer; `peak_bytes`: memory of the largest process."""
 
     fixed_on: str = settings.FIXED_ON
     seed: int = settings.SEED
@@ -75,7 +75,7 @@ class Records:
         return [float(window.jobs) for window in self.kept.windows]
 
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
-        """Return one field of `Measures` by window, as mean over draws. Raises ValueError for a missing run."""
+        """Return a field of `Measures` by window, averaged over draws. Raises ValueError for a missing run."""
         found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
         runs = [each for each in found if each is not None]
         if len(runs) < len(found):

@@ -39,11 +39,11 @@ PREDICTING = {
     simulate.TIRESIAS_OTHER: "Tiresias with three queues",
     simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing",
 }
-"""The page's names of systems, where they differ from ours."""
+"""Names of systems on the page that differ from our names."""
 
 
 class Cells:
-    """Numbers of systems with intervals. `places`: indices of windows (None: all)."""
+    """Results of systems with intervals. `places`: indices of windows (None: all)."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -68,7 +68,7 @@ class Cells:
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
-        """Return the ratios of weeks in which a system is more than 1 % slower than another."""
+        """Return ratios of weeks in which a system is more than 1 % slower than another system."""
         ours, theirs = self._both(system, other, load)
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
@@ -170,7 +170,7 @@ def findings(cells: Cells) -> dict[str, str]:
 
 
 def with_model() -> dict[str, str]:
-    """Return the page's parts about the language model, from its record."""
+    """Return the parts of the page about the language model, from the record."""
     kept = json.loads(MODEL_RECORD.read_text())
     lines, failures = kept["lines"], kept["failures"]
     rows = [

@@ -1,44 +1,44 @@
-"""Settings of all runs, fixed on 2026-11-26 before the first policy ran on the trace."""
+"""Settings of all runs, fixed on 2026-11-26 before the first run on the trace."""
 
 from __future__ import annotations
 
 FIXED_ON = "2026-11-26"
 
 WINDOW_S = 7 * 86_400.0
-"""A window is a week of one virtual cluster from its first job. It begins empty, and ends with its last job."""
+"""A window is a week of a virtual cluster from its first job; the cluster starts empty; the last job ends the run."""
 LEAST_JOBS = 100
 LEAST_GPUS = 4.0
-"""A week counts only with this many jobs and busy GPUs on average; otherwise nothing waits. No week is drawn."""
+"""Minimum jobs and mean busy GPUs of a week, because jobs in smaller weeks never wait. All other weeks are used."""
 
 NODE_GPUS = 8
 MAIN_LOAD = 0.8
 LOADS = (0.6, 0.8, 0.95)
-"""A window's GPUs are its GPU-seconds within the week over its seconds and the load, rounded up to whole pilots, and at
-least the GPUs of its largest job.
+"""Loads. The GPUs of a window are the GPU-seconds in the week divided by seconds and load, rounded up to whole pilots,
+and at least the GPUs of the largest job.
 """
 
 DRAWS = 3
-"""Draws of an error per window, which are averaged."""
+"""Number of error draws per window, which are averaged."""
 SEED = 20261126
 
 PAPER_SHARE, LUCID_SHARE = 0.857, 0.277
-"""Share of relative errors under 100 % (§5.4)."""
+"""Shares of relative errors under 100 % (§5.4)."""
 PAPER_F1 = 67.7
 """F1 of the failure handler with 7 billion parameters (Table 4)."""
 PAPER_OVER_TIRESIAS = 0.84
-"""Mean completion time of standalone SchedMate over Tiresias's (§5.3)."""
+"""Mean completion time of standalone SchedMate divided by that of Tiresias (§5.3)."""
 SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
-"""Spreads of log(prediction / truth) for the sweep; the median is right."""
+"""Spreads of log(prediction / truth) in the sweep, with a correct median."""
 UNKNOWN_SHARE = 0.3
-"""Share of jobs without an estimate, in one system."""
+"""Share of jobs without an estimate in one system."""
 
 TIRESIAS_THRESHOLDS_GPU_S = (18_000.0,)
 TIRESIAS_OTHER_GPU_S = (3_250.0, 7_200.0)
-"""Thresholds of Lucid's published simulator and of Tiresias's own."""
+"""Thresholds of the published simulators of Lucid and of Tiresias."""
 TIRESIAS_RESTART_S = (40.0, 60.0)
-"""Extra seconds of a preempted job, on up to 8 GPUs and on more; from Lucid's simulator."""
+"""Extra seconds of a preempted job on up to 8 GPUs, and on more GPUs, from Lucid's simulator."""
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 LONGEST_S = 400 * 86_400.0
-"""Simulated seconds of a window; a longer run is rejected as wrong."""
+"""Maximum simulated seconds of a window; a longer run is an error."""

@@ -1,7 +1,7 @@
-"""The compared policies, and one window under one policy: the deployed cores in virtual time.
+"""Simulate a window under one of the compared policies, with the real cores in virtual time.
 
-A job is a call of the trace's duration, for a gang with one library per GPU. A start takes no time, but Tiresias's
-policy waits for its restarts. A gang may span pilots of eight GPUs.
+A job is a gang call with the duration in the trace and one library per GPU. Starts take no time, except restarts under
+Tiresias. A gang may span pilots of eight GPUs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ERRORS: dict[str, errors.Predict] = {
     SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
 }  # fmt: skip
-"""Predictions of the systems that run the shortest expected job first."""
+"""Predictions of systems that run the shortest expected job first."""
 SWEEP = tuple(f"spread {spread:g}" for spread in settings.SPREADS)
 
 MAIN = (FIFO, SJF, TIRESIAS, OURS, PAPER, LUCID, SHUFFLED)
@@ -93,7 +93,7 @@ _BYTES = Size(1)
 
 
 class Measures(msgspec.Struct, frozen=True, array_like=True):
-    """In seconds. `wait_s`: mean completion time minus the job's own duration."""
+    """Results in seconds. `wait_s`: mean of completion time minus job duration."""
 
     mean_s: float
     wait_s: float

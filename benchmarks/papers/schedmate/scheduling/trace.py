@@ -1,8 +1,8 @@
-"""Jobs of Microsoft's Philly clusters, in weeks of one virtual cluster.
+"""Read jobs of Microsoft's Philly clusters in weeks of a virtual cluster.
 
 The file in `../shared/data/philly` (`missing`) is from the artifact of Sia: 77,456 rows of `timestamp, duration,
-num_gpus, gpu_time, cluster`. A timestamp counts as arrival. These jobs keep 4 to 29 % of the clusters' nodes busy
-(QSSF's artifact), so a window's GPUs follow from its own jobs and a load (`gpus_at`).
+num_gpus, gpu_time, cluster`. A timestamp counts as arrival. These jobs keep 4 to 29 % of the nodes busy (artifact of
+QSSF), so the GPUs of a window are computed from its jobs and a load (`gpus_at`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A week's jobs of a virtual cluster, in order of arrival."""
+    """Jobs of a week of a virtual cluster, in order of arrival."""
 
     cluster: str
     week: int
@@ -47,7 +47,7 @@ class Window(msgspec.Struct, frozen=True):
         return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
 
     def gpus_at(self, load: float) -> int:
-        """Return the GPUs of whole pilots that the jobs keep busy at this load, at least the largest job's."""
+        """Return the GPUs of whole pilots for the jobs at this load, at least those of the largest job."""
         wanted = max(self.gpus_at_work / load, max(job.gpus for job in self.jobs))
         return settings.NODE_GPUS * math.ceil(wanted / settings.NODE_GPUS)
 

@@ -1,1 +1,1 @@
-"""The part of the `kubernetes` package that Parsl's provider uses, over a dictionary of pods."""
+"""Fake of the `kubernetes` package for Parsl's provider, over a dictionary of pods."""
