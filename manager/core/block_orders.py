@@ -21,7 +21,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def request_probe(manager: Manager, source: SourceState, node: str) -> None:
-    """Order a block of one minute, whose pilot tests the devices of a node."""
+    """Order a one-minute block on a node. Its pilot tests the devices of the node."""
     _order(manager, source, 1, AllowedNodes(only=node))
 
 
@@ -39,7 +39,7 @@ def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNo
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block after its running calls, or at once if it has no pilots."""
+    """Release a block after its running calls end, or immediately if the block has no pilots."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -50,7 +50,7 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def factory_connected(manager: Manager, client: Client) -> None:
-    """Send a factory all open blocks and cancellations. It replaces an earlier factory that may seem connected."""
+    """Send a new factory all open blocks and cancellations. Mark earlier factories as disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
@@ -107,7 +107,7 @@ def check_emptied_block(manager: Manager, id: str) -> None:
 
 
 def release_all_blocks(manager: Manager) -> None:
-    """Write the last records of pilots and sources."""
+    """Write the last records of pilots and sources at the end of the session."""
     for block in manager.state.blocks.values():
         blocks.settle_losses(manager, block)
     for pilot in manager.state.pilots.values():
@@ -138,7 +138,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop the source after a second hold in a row for one cause; release its waiting blocks and this block."""
+    """Stop the source if two jobs in a row were held for one cause. Release its waiting blocks and this block."""
     source = block.source
     if not blocks.record_hold(block, message):
         return
@@ -147,7 +147,7 @@ def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
             release_block(manager, other, _STOPPED)
     if message.phase is BlockPhase.RUNNING:
         release_block(manager, block, _STOPPED)
-    elif not block.leaving and not message.phase.over:  # the hold has ended the block's pilots, so cancel it at once
+    elif not block.leaving and not message.phase.over:  # the hold has ended the block's pilots, so cancel it now
         blocks.mark_released(block, _STOPPED, manager.state.now)
         blocks.cancel_block(manager, block)
     manager.demand_changed = True

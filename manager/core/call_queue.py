@@ -1,14 +1,14 @@
 """Queue a context's waiting calls by priority, then deadline, then arrival.
 
-Each priority has three parts: `fresh`, a deque of new calls without deadline (O(1) amortized); `back`, a heap of calls
-with a deadline and of returned calls (O(log n)); `gangs`, a heap of calls for several libraries, which other calls may
-pass (`single`).
+Each priority level has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back` is a
+heap of calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls for several libraries; other
+calls may pass a gang call (`single`).
 
-With `by_deadline`, calls with a deadline come first; a *late* call's deadline is ignored. With `by_run_time`, a call
-sorts as if it arrived later by `YIELDS` times its expected run time.
+With `by_deadline`, calls with a deadline come first. The deadline of a *late* call is ignored. With `by_run_time`, each
+call is sorted by its arrival time plus `YIELDS` times its expected run time.
 
-Calls *apart* wait for a library that the core chooses (see `retries`); `take` ignores them. A removed call leaves a
-*ghost*: an entry with an old ticket, which is skipped, or swept once ghosts outnumber calls.
+The core chooses the library of a call that waits *apart* (see `retries`); `take` ignores these calls. A removed call
+leaves a *ghost*, which is an entry with an old ticket. Ghosts are skipped, and removed when they outnumber the calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QueueOptions(Protocol):
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run; 0 = unknown. Call `reorder` after each change."""
+        """Expected seconds of a run; 0 = unknown. After each change the caller must call `reorder`."""
 
 
 class Queued(Protocol):
@@ -41,17 +41,17 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """The call's group."""
+        """The group of the call."""
 
 
 C = TypeVar("C", bound=Queued)
 
-# A call's deadline, arrival time, id and ticket, and the call.
+# The call's deadline, arrival time, id and ticket, then the call.
 _Entry = tuple[float, float, int, int, C]
 
-NOT_QUEUED = -1  # Ticket of a call that left the queue; new calls have 0, returned calls a positive number
+NOT_QUEUED = -1  # Ticket of a call that left the queue. New calls have ticket 0, requeued calls a positive ticket
 _SWEEP_AT = 1000
-YIELDS = 10.0  # Multiple of a call's expected run time for which shorter calls may pass it
+YIELDS = 10.0  # With `by_run_time`: a call is sorted as if it arrived this multiple of its run time later
 _MOST_EXAMINED = 64
 
 
@@ -65,7 +65,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A priority queue; `gangs` and `timed` count the gang calls and the calls with a deadline."""
+    """A queue of calls sorted by priority. `gangs` counts the gang calls, `timed` the calls with a deadline."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -95,7 +95,7 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return up to `limit` calls from the head, examining `looks` entries of each part."""
+        """Return up to `limit` calls from the head of the queue. Examine up to `looks` entries of each part."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -121,7 +121,7 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Put a returned call in its old position."""
+        """Return a call to its old position in the queue."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
@@ -143,7 +143,7 @@ class Queue(Generic[C]):
         call.late = True
 
     def demote(self, call: C) -> None:
-        """Ignore a waiting call's deadline and move it back in the queue."""
+        """Ignore the deadline of a waiting call, and move the call back in the queue."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
@@ -185,7 +185,7 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """Return the next gang call, or None. `most`: libraries that it may need; 0 = any number."""
+        """Return the next gang call, or None. `most`: maximum of libraries that it needs; 0 = no maximum."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -201,7 +201,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield the calls with the nearest deadline of each priority."""
+        """Yield the call with the nearest deadline in each heap of each priority."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
@@ -220,7 +220,7 @@ class Queue(Generic[C]):
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Take up to `limit` calls of the head's group."""
+        """Remove and return up to `limit` calls from the head of the queue that are in this group."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:
@@ -313,7 +313,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
 
 
 def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
-    """Yield a heap's entries in order, without changing the heap."""
+    """Yield the entries of a heap in order, without changing the heap."""
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

@@ -1,6 +1,6 @@
-"""End each call exactly once; count its cost and failure.
+"""End each call exactly once; record its cost and failure.
 
-`stoker calls` groups failed calls by function, exception and line.
+`stoker calls` shows failed calls grouped by function, exception and line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
-MOST = 200  # Failure groups; further kinds of failures count together
+MOST = 200  # Maximum number of failure groups; further kinds of failures count in one group
 _OTHERS = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
@@ -67,7 +67,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-MOST_SLOW = 10  # Kept runs of the slowest calls
+MOST_SLOW = 10  # Number of slowest runs that are kept
 _BY_RUN_TIME = operator.attrgetter("run_s")
 
 
@@ -89,11 +89,11 @@ def list_slowest(state: State) -> tuple[SlowCall, ...]:
     )
 
 
-KEPT_FAILURES = 1000  # Failed calls kept for `stoker explain`
+KEPT_FAILURES = 1000  # Number of failed calls kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call; `dispatch.calls_ended` has a shorter path. `waits`: False for a call in no queue."""
+    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if the call is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -121,7 +121,7 @@ def end_silently(manager: Manager, call: Call) -> None:
 
 
 def forget_failure(state: State, outcome: CallEnd) -> None:
-    """Uncount a failure whose result the client has."""
+    """Subtract a failure from the counts, because the client already has its result."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
@@ -185,7 +185,7 @@ def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: 
 
 
 def place_of(holder: Library | Gang) -> str:
-    """Return where a call runs: `lib-3 (cuda:0 of n014)`."""
+    """Return where a call runs, such as `lib-3 (cuda:0 of n014)`."""
     members = holder.members if isinstance(holder, Gang) else (holder,)
     places = [
         f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
@@ -224,8 +224,9 @@ def account_runs(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float,
     failed: bool = False,
 ) -> int:  # fmt: skip
-    """Count a group's runs, deliver the ends in `good`, and return the count. `others`: number of further runs.
-    `failed`: some failed, so their times say nothing about the device.
+    """Count the runs of a group, deliver the ends in `good`, and return the number of runs.
+
+    `others`: number of runs that are not in `good`. `failed`: a run failed, so the times do not measure the device.
     """
     count = len(good) + others
     if good:
@@ -292,14 +293,14 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
         if not context.run_s:
             context.run_s = advice.run_s
     sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
-    if sizes:  # the slowest device kind counts, because the call may run on any
+    if sizes:  # use the slowest device kind, because the call may run on any kind
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.tell(slowest, meet_s=meet_s)
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Record advice on a function that never ran. Return True if it has a run time."""
+    """Record advice on a function that never ran. Return True if the advice contains a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

@@ -1,7 +1,7 @@
 """Events and commands of the manager, and the subjects of advice.
 
-Each event is journalled with its time; a replay gives the same state. Commands run after their events are in the
-journal.
+Each event is written to the journal with its time, so a replay gives the same state. Commands run after their events
+are in the journal.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, Library
 
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
-    """Subject: the load time and memory of a context."""
+    """Subject of advice: the load time and memory of a context."""
 
     recipe: RecipeKey
 
 
 class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
-    """Subject: the cost of a function's calls on a context."""
+    """Subject of advice: the cost of a function's calls on a context."""
 
     function: FunctionKey
     recipe: RecipeKey
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Subject: the cause of a failed call, or failed load (`call` -1)."""
+    """Subject of advice: the cause of a failed call, or of a failed load (`call` is -1)."""
 
     pilot: PilotId
     library: LibraryId
@@ -39,7 +39,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Subject: progress of a running call, read from its output."""
+    """Subject of advice: the progress of a running call, read from its output."""
 
     library: LibraryId
     call: CallId
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame from a client. `sequence`: its number; 0 = not numbered."""
+    """A frame from a client. `sequence`: number of the frame; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -62,7 +62,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame from a pilot. `sequence`: its number; 0 = not numbered."""
+    """A frame from a pilot. `sequence`: number of the frame; 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -70,7 +70,7 @@ class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
 
 
 class PilotCut(_Event, frozen=True, array_like=True, tag="cut"):
-    """A pilot's connection broke; it may return within its lease."""
+    """The connection of a pilot broke. The pilot may reconnect within its lease."""
 
     pilot: PilotId
 
@@ -93,9 +93,9 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
 
-    `sd`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of a
-    gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: relative to the fastest
-    kind. `cache`: memory by cached tokens.
+    `*_sd_s`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of
+    a gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: speed relative to the
+    fastest device kind. `cache`: memory by number of cached tokens.
     """
 
     load_s: float = 0.0
@@ -113,31 +113,32 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """The session's sources. `lease_s`: seconds that pilots wait for an absent manager (0 = unknown)."""
+    """The sources of the session. `lease_s`: seconds that pilots wait for an absent manager (0 = unknown)."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
 
 
 class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
-    """The session outlives its clients (`stoker up`)."""
+    """The session continues without clients (`stoker up`)."""
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The server ends the session: it is unused, or `stoker down` ran."""
+    """The server ends the session because it is unused, or because `stoker down` ran."""
 
     reason: str
 
 
 class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
-    """Expected cost by device kind (`""` = any)."""
+    """Expected cost by device kind; the key `""` means any kind."""
 
     by_kind: dict[str, ContextAdvice]
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Cause of a failure. `kind`: `user`, `framework` or `infrastructure`; `sure`: confidence, 0 to 1; `proof`: log
-    lines.
+    """Cause of a failure.
+
+    `kind`: `user`, `framework` or `infrastructure`. `sure`: confidence from 0 to 1. `proof`: log lines.
     """
 
     kind: str
@@ -148,8 +149,9 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress of a call, read from its output; 0 = unknown. `slowed`: lost share of its best rate; `best_ago_s`:
-    seconds since that rate.
+    """Progress of a call, read from its output; 0 = unknown.
+
+    `slowed`: relative loss since the best rate of the call. `best_ago_s`: seconds since that rate.
     """
 
     done: float
@@ -165,7 +167,7 @@ Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
-    """Advice on a subject; `source` describes its origin."""
+    """Advice on a subject. `source`: where the advice comes from."""
 
     about: About
     advice: Advice
@@ -181,13 +183,13 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal; `lost`: damaged bytes in it."""
+    """The manager restarted from its journal. `lost`: number of damaged bytes in the journal."""
 
     lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """Why no factory is connected; empty if one is."""
+    """Why no factory is connected; empty if a factory is connected."""
 
     reason: str
 
@@ -199,7 +201,7 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise an exception; the manager restarted without it. `role`, `name`: its origin."""
+    """An event made the core raise an exception, and the manager restarted without it. `role`, `name`: the sender."""
 
     role: str
     name: str
@@ -215,27 +217,27 @@ class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """The journal has lost `bytes` here."""
+    """The journal has lost `bytes` bytes at this position."""
 
     bytes: int
     reason: str
 
 
 class NodesHeard(_Event, frozen=True, array_like=True, tag="nodes"):
-    """Nodes that earlier or other sessions excluded, or that may be used again."""
+    """Nodes that other sessions excluded or allowed again."""
 
     records: tuple[NodeRecord, ...]
 
 
 class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
-    """This session shall probe a node; no other session has probed it lately."""
+    """This session may probe a node, because no other session has probed the node lately."""
 
     source: str
     node: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """A new journal begins with these call ends from the old one."""
+    """A new journal begins with these call ends, copied from the old journal."""
 
     ends: list[CallEnd]
 
@@ -260,17 +262,17 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Deliver `TimerFired(key)` at this time, replacing an earlier timer."""
+    """Deliver `TimerFired(key)` at time `at`. Replaces an earlier timer with this key."""
 
     at: float
     key: str
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Ask the advisor, which answers with `AdviceArrived`, later or never.
+    """Ask the advisor a question. The advisor sends `AdviceArrived` later or never.
 
-    `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output (`end` 0 =
-    unknown). `said`: text of a failure.
+    `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output in the log (`end`
+    0 = unknown). `said`: text of a failure.
     """
 
     about: About
@@ -282,7 +284,7 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Record a load's cost, in seconds and bytes. `slots` 0 = unknown."""
+    """Record the cost of a load, in seconds and bytes. `slots`: 0 = unknown."""
 
     recipe: RecipeKey
     name: str
@@ -307,7 +309,7 @@ class RecordRuns(msgspec.Struct, frozen=True):
 
 
 class RecordPace(msgspec.Struct, frozen=True):
-    """Record the seconds per unit of work that gangs of a size need."""
+    """Record the seconds per unit of work that gangs of `size` ranks need."""
 
     recipe: RecipeKey
     kind: str
@@ -316,7 +318,7 @@ class RecordPace(msgspec.Struct, frozen=True):
 
 
 class RecordSpeed(msgspec.Struct, frozen=True):
-    """Record how long equal calls take on one device kind relative to another."""
+    """Record the ratio of the run times of equal calls on two device kinds."""
 
     recipe: RecipeKey
     kind: str
@@ -325,7 +327,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record a block's seconds in the queue and until its first pilot, and that pilot's devices."""
+    """Record a block's seconds in the queue, the seconds from its start to its first pilot, and the pilot's devices."""
 
     source: str
     wait_s: float
@@ -336,7 +338,7 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Record how long a pilot stayed, and how it ended."""
+    """Record how many seconds a pilot was connected, and how it ended."""
 
     source: str
     stay_s: float
@@ -345,20 +347,20 @@ class RecordStay(msgspec.Struct, frozen=True):
 
 
 class RecordPilots(msgspec.Struct, frozen=True):
-    """Record a source's number of connected pilots."""
+    """Record the number of connected pilots of a source."""
 
     source: str
     pilots: int
 
 
 class RecordNode(msgspec.Struct, frozen=True):
-    """Keep a node's record for later and other sessions."""
+    """Keep the record of a node for later sessions and other sessions."""
 
     record: NodeRecord
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Ask to probe a node, `every_s` seconds after the last probe of any session. `ProbeClaimed` is the consent."""
+    """Request to probe a node `every_s` seconds after its last probe by any session. `ProbeClaimed` is the approval."""
 
     record: NodeRecord
     every_s: float
@@ -371,7 +373,7 @@ class DiscardObject(msgspec.Struct, frozen=True):
 
 
 class EndManager(msgspec.Struct, frozen=True):
-    """Send the remaining messages and exit."""
+    """Send the remaining messages, then exit."""
 
     reason: str
 
@@ -397,11 +399,11 @@ Command = ToPilot | ToClient | SetTimer | AskAdvice | ClaimProbe | Record | Disc
 
 
 # ---- messages of the advisor
-LONGEST_MESSAGE = 65_536  # Bytes; longer messages are not sent
+LONGEST_MESSAGE = 65_536  # Maximum bytes of a message; longer messages are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The advisor's answer; `found`: None if it found nothing."""
+    """An answer of the advisor. `found`: None if the advisor found nothing."""
 
     about: About
     found: AdviceArrived | None

@@ -1,9 +1,9 @@
-"""Calls that run on several libraries at once.
+"""Handle calls that run on several libraries at once.
 
-Rank 0 reports where it listens, and the manager tells the other ranks. The call ends with its last member, with rank
-0's result. When a member is lost, the call is requeued with rank 0's last checkpoint. An end because ranks noticed a
-loss (`FailureKind.GANG`) requeues the call unless it repeats. No library waits for an incomplete gang, so gangs cannot
-deadlock.
+Rank 0 reports its address, and the manager sends the address to the other ranks. When the last member ends, the call
+ends with the result of rank 0. When a member is lost, the call is requeued with the last checkpoint of rank 0. If a
+rank ends because it lost another rank (`FailureKind.GANG`), the call is requeued up to `MOST_BREAKS` times. No library
+waits for an incomplete gang, so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang
 
-_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
-MOST_BREAKS = 10  # Breaks that fail a call, although its libraries live
+_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Failures of a rank that break its gang; the call runs again
+MOST_BREAKS = 10  # A call fails after this number of breaks, even if its libraries still run
 
 
 def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
@@ -43,7 +43,7 @@ def remind_of_rank0(manager: Manager, library: Library) -> None:
 
 
 def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Learn a gang's pace from rank 0's reports; the first report may only start the measurement."""
+    """Learn the pace of a gang from the reports of rank 0. The first report may only start the measurement."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
@@ -56,7 +56,7 @@ def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgre
 
 
 def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """Record a member's end. The last member, or a failure, ends the call."""
+    """Record the end of a gang member. A failure, or the end of the last member, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
         manager.state.refuse("end of a gang that is not one")
@@ -73,7 +73,7 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count a rank that was killed for lack of memory. Return True if the call ended."""
+    """Count a rank that was killed because it had too little memory. Return True if the call ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _gave_up(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)

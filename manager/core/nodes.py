@@ -1,16 +1,16 @@
-"""Keep blocks off nodes whose devices failed, until a probe on the node finds no fault.
+"""Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
-A node is excluded if all devices of one kind of a pilot there are quarantined. The manager then releases the pilot's
-block, and later blocks exclude the node.
+A node is excluded if all devices of one kind of a pilot on the node are quarantined. The manager then releases the
+pilot's block. Later blocks exclude the node.
 
-Every `probe_nodes_s` one of the sessions starts a block of one minute on the node alone. Its pilot tests its devices
-and runs no call. The node is excluded until such a pilot has no fault, a person clears the node, or nothing was heard
-of it for `FORGET_NODE_S`.
+Every `probe_nodes_s` one of the sessions starts a one-minute block on the node alone. Its pilot tests its devices and
+runs no call. The node stays excluded until the pilot of a probe finds no fault, an operator clears the node, or
+`FORGET_NODE_S` pass without a report on the node.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
 no node for `probe_nodes_s`.
 
-Sessions share records of nodes (`NodesHeard`); the later record counts.
+Sessions share their records of nodes (`NodesHeard`). The newer record of a node replaces the older record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.protocol.to_manager import BlockUpdate
 from stoker.units import show_seconds
 
 NODES_TIMER = "nodes"
-AGAIN_S = 600.0  # Seconds until the next check if a probe is due, but nothing needs the source
+AGAIN_S = 600.0  # Seconds until the next check if a probe is due but no work needs the source
 
 
 # ---- faults of pilots
@@ -50,7 +50,7 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
 
 
 def judge_reports(manager: Manager, pilot: Pilot) -> None:
-    """Judge a pilot after its own probes. If all its devices work again, include its node."""
+    """Judge a pilot after it tested its own devices. If all devices work again, allow its node again."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
@@ -59,7 +59,7 @@ def judge_reports(manager: Manager, pilot: Pilot) -> None:
 
 
 def why_useless(pilot: Pilot) -> str:
-    """Return the fault of a pilot without a usable device of some kind, else an empty text."""
+    """Return the fault if all devices of one kind of a pilot failed, else an empty text."""
     of_kind: dict[str, list[Device]] = {}
     for device in pilot.devices.values():
         of_kind.setdefault(device.facts.kind, []).append(device)
@@ -98,7 +98,7 @@ def _keep(manager: Manager, record: NodeRecord) -> None:
 
 
 def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
-    """Release a block whose pilots are all useless."""
+    """Release a block if all its pilots are useless."""
     state = manager.state
     block = state.blocks.get(BlockId(pilot.block))
     if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
@@ -111,7 +111,7 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
 
 
 def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
-    """Take the later records of other sessions, or begin a probe that no other session begins."""
+    """Store newer node records of other sessions, or start a probe that this session has claimed."""
     state = manager.state
     if isinstance(event, ProbeClaimed):
         _begin_probe(manager, event)
@@ -132,7 +132,7 @@ def watch_sources(manager: Manager) -> None:
 
 
 def watch_nodes(manager: Manager, name: str) -> None:
-    """Forget old records of a source, end needless probes, request due ones, and set the time of the next check."""
+    """Remove old records of a source, end unneeded probes, request due probes, and schedule the next check."""
     state, now = manager.state, manager.state.now
     source = state.sources.get(name)
     if source is None or state.ending or not state.nodes:
@@ -170,11 +170,11 @@ def _probe_due_at(source: SourceState, record: NodeRecord) -> float:
 
 
 def pilot_reported(manager: Manager, pilot: Pilot) -> None:
-    """Judge a pilot's devices at its hello. The pilot of a probe then exits."""
+    """Judge the devices of a pilot at its hello. If the pilot is part of a probe, release its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
         judge_pilot(manager, pilot)
-        watch_nodes(manager, pilot.source)  # the source is in use, so probes may be due
+        watch_nodes(manager, pilot.source)  # the source is in use, so a probe may be due
     elif not block.leaving:
         _take_answer(manager, block, pilot)
         block_orders.release_block(manager, block, f"its pilot has tested node {block.probes}")
@@ -191,7 +191,7 @@ def _take_answer(manager: Manager, block: Block, pilot: Pilot) -> None:
 
 
 def check_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
-    """If a probe's block is over, record what it cost, and why it ended without an answer."""
+    """If the block of a probe has ended, record its cost, and why it ended without an answer."""
     record = _probed(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
@@ -213,7 +213,7 @@ def _probed(state: State, block: Block) -> NodeRecord | None:
 
 
 def exclude_none_if_no_node_is_left(manager: Manager, message: BlockUpdate) -> None:
-    """Exclude no node for a while if the batch system has no node for a block. Replace blocks that wait."""
+    """If the batch system has no node for a block, exclude no node for `probe_nodes_s`, and replace waiting blocks."""
     state = manager.state
     block = state.blocks.get(message.block)
     if block is None or not message.no_node or not block.allowed.exclude or block.leaving:

@@ -1,21 +1,21 @@
-"""Plan transfers: one pilot reads each object from its origin, and pilots copy it from each other.
+"""Plan transfers: one pilot reads each object from its origin, and pilots copy the object from each other.
 
-Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). Here objects travel in parts from several
-peers, as in BitTorrent.
+Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). In this plan objects are sent in parts
+from several peers, as in BitTorrent.
 
 - *Bounded*: a fetch has up to three peers; a pilot serves up to four fetches (`Limits`).
-- *One reader*: while no serving pilot has the object, one pilot reads its origin.
-- *Rooted*: each fetch has a *sure* peer, which has the object, reads its origin, or asked for it earlier than the
-  fetch's pilot. So no circle of waiting pilots arises.
-- *Once a host*: of pilots that share a cache, one fetches the object.
-- *Live*: a pilot keeps its last place for objects that it has whole or reads. Pilots that wait for a sure peer come
-  first, then rare objects.
-- *Unreachable peers*: a pilot that several peers failed reads the origin, a few such pilots at a time. One failure is
-  enough if no peer ever reached another.
-- *Handed on*: a leaving pilot with the only copy of a needed object stays until another pilot has it.
-- *Bad peers*: a peer that fails several pilots, although other peers serve them, is skipped until its next hello.
+- *One reader*: while no serving pilot has the object, one pilot reads it from its origin.
+- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads it from its origin, or requested it before
+  the pilot of the fetch. So pilots cannot wait for each other in a circle.
+- *Once a host*: if pilots share a cache, one of them fetches the object.
+- *Live*: a pilot reserves its last place for objects that it has completely or reads from their origin. Fetches that
+  wait for a sure peer come first, then rare objects.
+- *Unreachable peers*: if several peers failed a pilot, the pilot reads the object from its origin. Few pilots do
+  this at a time. If no peer ever reached another peer, one failure is enough.
+- *Handed on*: if a leaving pilot has the only copy of a needed object, it stays until another pilot has a copy.
+- *Bad peers*: if a peer fails several pilots while other peers serve them, it is skipped until its next hello.
 
-Each event changes facts (`Transfers`); `settle_transfers` plans at the event's end, in O(log n) for n pilots.
+Each event updates `Transfers`. `settle_transfers` plans at the end of the event, in O(log n) for n pilots.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from stoker.protocol.status import ObjectStatus
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
-MOST_S = 120.0  # Longest stay of a leaving pilot for its objects, in seconds
-_TRIES = 3  # Pilots tried in turn as receivers of an object
+MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
+_TRIES = 3  # Number of pilots tried in turn as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
-    """Copy objects that only this draining pilot has to other pilots. Return the seconds that it stays."""
+    """Copy objects that only this draining pilot has to other pilots. Return the maximum seconds that it stays."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
@@ -139,7 +139,7 @@ def _trouble(object: Object) -> str:
 
 
 def object_trouble(state: State) -> str:
-    """Return a warning if pilots cannot reach each other, or ""."""
+    """Return a warning if pilots cannot reach each other, else an empty text."""
     lonely = state.transfers.lonely
     if not lonely:
         return ""
@@ -153,7 +153,7 @@ def object_trouble(state: State) -> str:
 
 
 def fetch_phase(state: State, library: Library) -> str:
-    """Return a loading library's phase: `fetching from peers n014, n021`, `loading`."""
+    """Return the phase of a loading library, such as `fetching from peers n014, n021` or `loading`."""
     source = _comes_from(state, library)
     return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
 
@@ -231,7 +231,7 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-_MOST_EXAMINED = 16  # Most waiting fetches examined for one that a peer can serve
+_MOST_EXAMINED = 16  # Maximum number of waiting fetches examined to find a fetch that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:
@@ -275,7 +275,7 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _root(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if a fetch has a sure source, or now gets one, which replaces another source of a full fetch."""
+    """Return True if a fetch has or now gets a sure source. The new source replaces another source of a full fetch."""
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -285,7 +285,7 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """Let one pilot read the origin if none has the object. Return True if this fetch's pilot reads it."""
+    """Let one pilot read the origin if no pilot has the object. Return True if this fetch's pilot reads it."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)
@@ -296,7 +296,7 @@ def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
 
 
 def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if enough peers failed a fetch, or no peer can be its sure source."""
+    """True if enough peers failed a fetch, or if no peer can be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -321,7 +321,7 @@ def _alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _offer(transfers: Transfers, peer: Peer) -> None:
-    """Give a peer's free places to waiting fetches, then to fetches with too few peers; rarest object first."""
+    """Assign the free places of a peer to waiting fetches, then to fetches with too few peers. Rare objects first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:
@@ -344,7 +344,7 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
 
 
 def last_resort(transfers: Transfers, peer: Peer) -> None:
-    """Plan again for fetches that only a draining peer can serve."""
+    """Plan fetches again that only a draining peer can serve."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))
@@ -352,11 +352,11 @@ def last_resort(transfers: Transfers, peer: Peer) -> None:
 
 def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
     if not urgent:
-        most = transfers.wants(object)  # the number may have fallen since these fetches were listed
+        most = transfers.wants(object)  # the limit may have dropped since these fetches were listed
         underserved = (x for x in islice(object.underserved.values(), _MOST_EXAMINED) if len(x.sources) < most)
         return next((x for x in underserved if x.may_come_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
-    if transfers.peer_bytes:  # else peers may be unreachable, so stranded fetches wait for the origin
+    if transfers.peer_bytes:  # without peer transfers, peers may be unreachable, so stranded fetches use the origin
         waiting = chain(waiting, object.stranded.values())
     for fetch in islice(waiting, _MOST_EXAMINED):
         if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):

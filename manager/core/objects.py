@@ -1,4 +1,4 @@
-"""Update transfers when pilots join, leave, and need, get or fail to get objects."""
+"""Update transfers when pilots join, leave, or request, receive or fail to receive objects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_BLAMED = 3  # Pilots that a peer failed after which it serves none, if it failed more than it served
+_BLAMED = 3  # A peer that failed this number of pilots serves none, if it failed more pilots than it served
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """Record the objects of a pilot that joins; plan its former fetches."""
+    """Record the objects of a pilot that joins; plan its earlier fetches again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -58,7 +58,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """Exclude a draining pilot from fetches that others can serve. Return the seconds that it stays."""
+    """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds that it stays."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -79,7 +79,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches that a pilot requests, or send their plan again."""
+    """Plan the fetches that a pilot requests. If a fetch is already planned, send its plan again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -95,13 +95,13 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan fetches of a recipe's objects that a pilot lacks; return their names."""
+    """Plan fetches of the objects of a recipe that a pilot lacks. Return the names of the objects."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
         return ()
     planned = []
-    for ref in recipe.objects:  # a recipe may list the same content twice
+    for ref in recipe.objects:  # a recipe may contain the same content twice
         if ref.name not in peer.has and ref.name not in peer.fetches:
             _want(transfers, peer, ref)
             planned.append(ref.name)
@@ -109,7 +109,7 @@ def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
 
 
 def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
-    if ref.name in peer.has:  # it was damaged, or lost before the message about it arrived
+    if ref.name in peer.has:  # the object was damaged, or lost before the message about the loss arrived
         transfers.release(peer, peer.has[ref.name])
     object = transfers.object(ref.name)
     if ref.source or not object.ref.size_bytes:
@@ -123,7 +123,7 @@ def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
 
 
 def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
-    """Record a pilot's object; blame the peers that failed to send it."""
+    """Record an object that a pilot received; count the peers that failed to send it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -191,7 +191,7 @@ def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        transfers.take_over(fetch)  # its cache has lost the object again
+        transfers.take_over(fetch)  # the shared cache has lost the object again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

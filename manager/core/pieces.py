@@ -1,7 +1,7 @@
-"""Pass on pieces of results (`stoker.stream`) and acknowledgements.
+"""Forward pieces of results (`stoker.stream`) and their acknowledgements.
 
-Pieces are not journalled, so they decide nothing and never pass `Core.handle`. Pilots repeat unacknowledged pieces and
-clients ask for missed pieces, so a client has every piece when a call ends.
+Pieces are not in the journal, so they affect no decision and never enter `Core.handle`. Pilots repeat unacknowledged
+pieces, and clients request missed pieces, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations

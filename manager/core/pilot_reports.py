@@ -2,7 +2,8 @@
 
 A disconnected pilot counts as lost after a second.
 
-If a pilot's object cache is too full for a context, the manager stops idle libraries, least recently used first.
+If the object cache of a pilot is too full for a context, the manager stops idle libraries. The least recently used
+library stops first.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
-MOST_HELLOS = 4  # Requests for a newer hello in a row
+MOST_HELLOS = 4  # Maximum number of requests in a row for a newer hello
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    """Return why a pilot is refused, or ""."""
+    """Return why a pilot is refused, or an empty text."""
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         return wrong
     if state.ending:
@@ -81,9 +82,9 @@ def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Ask for a newer hello if frames sent after this one were processed. Return True if so.
+    """Request a newer hello if the manager has processed frames that the pilot sent after this hello.
 
-    Else an old hello would leave wrong records.
+    Return True if a newer hello was requested. An outdated hello would leave wrong records.
     """
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
@@ -131,8 +132,8 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     _requeue_missing(manager, libraries_here, there)
     for library in libraries_here:
         _library(manager, library, there[library.id])
-    # After all libraries are reconciled, because a gang may start on several of them. Libraries that free memory are
-    # first, as when the manager gave the orders.
+    # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
+    # free memory come first, in the order of the manager's original orders.
     for library in sorted(libraries_here, key=lambda x: _FREES.get(x.state, len(_FREES))):
         if pilot.libraries.get(library.id) is library:
             _go_on(manager, library, there[library.id])
@@ -150,13 +151,13 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
     elif call.state is CallState.WAITING and holding.may_go_on(library, call):
         queues.leave_queue(manager, call)
         holding.resume(manager, library, call, why="it has run there all the time and continues")
-    else:  # it runs elsewhere now; a gang starts again as a whole
+    else:  # the call runs on another library now; a gang starts again as a whole
         is_gang = call.group.options.gang[1] > 1
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
 
 
 def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
-    """Requeue calls that never reached their libraries; a gang's call only once."""
+    """Requeue calls that never reached their libraries. A gang call is requeued once."""
     missing: dict[Call, Library] = {}
     for library in here:
         for call in holding.now_holds(library, set(there[library.id].calls)):
@@ -187,7 +188,7 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
-    elif library.is_waking and library.held and not facts.asleep:  # it woke, and the journal lost that
+    elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
         sleepers.take_as_awake(library)
         _serve(manager, library)
     elif sleepers.compare(manager, library, facts):
@@ -199,7 +200,7 @@ def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 
 
 def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """Record a hello's device faults. `lost`: the manager may have missed a repair."""
+    """Record the device faults in a hello. `lost`: the manager may have missed a repair."""
     for device in list(pilot.devices.values()):
         pilots.device_reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
 
@@ -213,9 +214,9 @@ def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
         nodes.judge_reports(manager, pilot)
 
 
-_PART = 16  # A memory measurement is new if it differs by 1/16 of the last measurement
+_PART = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
 _LEAST_BYTES = 16 << 20  # and by at least these bytes
-RECORD_S = 5.0  # Least seconds between two records of run costs
+RECORD_S = 5.0  # Minimum seconds between two records of run costs
 
 
 def is_heartbeat(event: FromPilot) -> bool:
@@ -223,7 +224,7 @@ def is_heartbeat(event: FromPilot) -> bool:
 
 
 def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
-    """True if a heartbeat has new values, or run costs are due."""
+    """True if a heartbeat contains new values, or if run costs must be recorded."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -252,17 +253,17 @@ def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     ending.record_runs(manager)
 
 
-# With these failures the library ended because of one call or its pilot, so its other calls are not blamed.
+# With these failures one call or the pilot ended the library, so the other calls are not blamed.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 
-# With these failures the library ended because of one call, which is already withdrawn.
+# With these failures one call ended the library, and that call is already withdrawn.
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
-        if library.state is not LibraryState.STOPPING:  # a stopping library was told to stop meanwhile
+        if library.state is not LibraryState.STOPPING:  # a stopping library was ordered to stop meanwhile
             state.refuse("library ready twice")
         return
     libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
@@ -307,7 +308,7 @@ def _serve(manager: Manager, library: Library) -> None:
 
 
 def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
-    """Requeue the calls of an ended library, or fail the calls that killed it."""
+    """Requeue the calls of a library that ended, or fail the calls that killed the library."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
     broken = holding.gang_calls_broken_by(state, library, message.running)
@@ -319,7 +320,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # the failure, if the library was killed because other processes hold the memory
+    crowding = None  # set if the library was killed because other processes use the memory
     if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
         crowding = failure
     back = []
@@ -357,8 +358,9 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
 
 
 def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library the kernel killed because other processes used the memory. If False, the caller
-    requeues it.
+    """Handle a call whose library the kernel killed because other processes used the memory.
+
+    Return False if the caller must requeue the call.
     """
     if call.group.options.gang[1] > 1:
         return gangs.gang_lost_memory(manager, library, call, failure)
@@ -391,8 +393,8 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         libraries.fail_waiting_calls(manager, each, evidence)
 
 
-ENDING_S = 2.0  # Seconds until an ending library has usually freed its files
-BUSY_S = 10.0  # Seconds between tries while busy libraries hold their files
+ENDING_S = 2.0  # Seconds after which an ending library has usually freed its files
+BUSY_S = 10.0  # Seconds between tries while busy libraries use their files
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
@@ -417,7 +419,7 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
         ending.append(idle.pop(0))
     if frees_bytes(ending) < lacks_bytes:
         return BUSY_S
-    for other in tuple(ending):  # keep a context that need not end for the space
+    for other in tuple(ending):  # do not end a context whose space is not needed
         rest = [each for each in ending if each is not other]
         if frees_bytes(rest) >= lacks_bytes:
             ending = rest

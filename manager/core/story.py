@@ -27,7 +27,7 @@ def own_block_states(state: State) -> dict[str, str]:
 
 
 def emptied_own_blocks(state: State) -> tuple[str, ...]:
-    """Return a program's blocks that have lost all their pilots."""
+    """Return the blocks of programs that have lost all their pilots."""
     here = {pilot.block for pilot in state.pilots.values()}
     left = {pilot.block for pilot in state.gone_pilots.values()} - here
     return tuple(block for block in state.reported_blocks if block in left)
@@ -89,15 +89,15 @@ def source_failure(source: SourceState) -> str:
     return f"{said}: {source.last_failure}"
 
 
-IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful call, which only the journal keeps
-_SLOW_READER_S = 1.0  # A call that waits less for its reader is not shown as waiting
-PAYLOAD_BYTES = 64_000  # Larger arguments are not sent in an answer
+IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful call; only the journal keeps its history
+_SLOW_READER_S = 1.0  # A call that waits for its reader for fewer seconds is not shown as waiting
+PAYLOAD_BYTES = 64_000  # Larger arguments are not included in an answer
 
-_Told = tuple[str, list[Note]]  # A headline and events
+_Told = tuple[str, list[Note]]  # A headline and a list of events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:
-    """Return the history that `stoker explain` prints of a subject, given its name or an unambiguous prefix."""
+    """Return the history that `stoker explain` prints. `subject`: a name, or an unambiguous prefix of a name."""
     told = _by_name(state, subject)
     if told is not None:
         return _story(subject, told)
@@ -334,7 +334,7 @@ def waits_for(state: State, context: Context) -> str:
 
 
 def _waits_for_faster(context: Context, ready: list[Library]) -> str:
-    """Return why a call waits although libraries on slower device kinds are free; empty if it does not."""
+    """Return why a call waits while libraries on slower device kinds are free; empty if it does not wait for that."""
     speeds = context.speeds
     free = [x for x in ready if x.id in context.idle]
     fastest = max((speeds.get(x.kind) for x in ready), default=1.0)
@@ -345,7 +345,7 @@ def _waits_for_faster(context: Context, ready: list[Library]) -> str:
 
 
 def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
-    """Return the device kinds that are slower than the fastest one, if speeds are known."""
+    """Return the device kinds that are slower than the fastest kind; empty if speeds are unknown."""
     speeds, runs = context.speeds, context.by_kind
     fastest = max(speeds.of, key=lambda kind: (speeds.of[kind], kind), default="")
     return tuple(
