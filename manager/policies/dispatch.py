@@ -1,14 +1,14 @@
-"""Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
+"""Default dispatch, as in Pervasive Context Management (§3): send each call to a library that has its context loaded.
 
-The hottest free library (last used) comes first. If calls are shorter than a round trip to the manager, a library gets
-up to `prefetch_s` of work beyond its slots, at most its share of the queue. A library without work takes calls back
-from others. Calls of a function that has not run, or runs long, are not prefetched.
+The free library that was used last (the hottest) comes first. If calls are shorter than a round trip to the manager, a
+library gets up to `prefetch_s` of work beyond its slots, but at most its share of the queue. A library without work
+takes back calls from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
 
-Of device kinds with different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
-slow one has a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
+If device kinds have different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
+slow library gets a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
 
-`stoker.manager.core.deadlines` has the rules for walltimes and deadlines. A gang starts when enough libraries are free.
-Once enough are ready, free libraries are kept for the next gang.
+`stoker.manager.core.deadlines` contains the rules for walltimes and deadlines. A gang starts when enough libraries are
+free. If enough libraries are ready but not free, the free ones are kept for the gang.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from stoker.manager.policies.base import Quiet, fastest_first
 from stoker.manager.policies.faster_kinds import waits_for_faster
 from stoker.protocol.ids import LibraryId
 
-# Most libraries that are compared for one decision.
+# Maximum number of libraries compared for one decision.
 _MOST_COMPARED = 8
 
 
 class HottestFirst(Quiet):
     """The default dispatch policy.
 
-    `prefetch_s`: backlog in seconds that hides the round trip. `prefetch_calls`: its limit in calls. `frame_s`: least
-    seconds of work worth a frame to another library; it grows up to `prefetch_s` when more than `busy_per_s` calls end
-    in a second.
+    `prefetch_s`: seconds of backlog that hide the round trip. `prefetch_calls`: maximum backlog in calls. `frame_s`:
+    minimum seconds of work for which a frame is sent to another library. It grows up to `prefetch_s` if more than
+    `busy_per_s` calls end per second.
     """
 
     asks_every_call = False
@@ -51,7 +51,7 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the slots plus a backlog for short calls; for a retiring library, its remaining calls."""
+        """Return the slots plus a backlog of short calls. For a library that retires, return its remaining calls."""
         context = library.context
         most = context.recipe.calls_per_library
         if most:
@@ -64,9 +64,9 @@ class HottestFirst(Quiet):
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return the hottest library with a free slot, else with space for a backlog."""
+        """Return the hottest library with a free slot, or else a library with space in its backlog."""
         context, group = call.group.context, call.group
-        # A gang that needs more libraries than are ready holds back no call.
+        # A gang delays other calls only if as many libraries as it needs are ready.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
@@ -80,7 +80,7 @@ class HottestFirst(Quiet):
                 return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
             for library in islice(context.index.least_loaded(), _MOST_COMPARED):
-                if not library.stuck:  # the later libraries are no less loaded
+                if not library.stuck:  # the next libraries have at least this load
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
         return None
@@ -114,7 +114,7 @@ class HottestFirst(Quiet):
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Take back half of another library's backlog, if that saves time."""
+        """Take back half of the backlog of another library, if this saves time."""
         context = library.context
         most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
@@ -130,7 +130,7 @@ class HottestFirst(Quiet):
         return (TakeBack(victim.id, math.ceil(waiting * share)),)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Ask the free libraries again whether a call that waits for a faster kind should still wait."""
+        """Check whether a call that waits for a faster device kind must still wait."""
         context = view.contexts.get(key)
         for library in tuple(islice(fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ():
             answer, head = self.pull(view, library), library.context.queue.single()
@@ -140,7 +140,7 @@ class HottestFirst(Quiet):
                 yield Send(head.id, library.id)
 
     def _another(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
-        """Send a library one of the next calls, if its first waits for a faster kind; else ask again later."""
+        """If the first call waits for a faster device kind, send the library a later call, or set a timer."""
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and call_fits(view, library, call)
@@ -176,7 +176,7 @@ def _even_share(library: Library) -> int:
 
 
 def _share(library: Library) -> int:
-    """Return how many calls a library takes to have no more than other free libraries."""
+    """Return how many calls a library may take without exceeding the load of other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -185,8 +185,9 @@ def _share(library: Library) -> int:
 
 
 def _with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot: of kinds with known speeds the fastest first, else the hottest first; with
-    several slots, the least loaded of the first few.
+    """Yield libraries with a free slot.
+
+    The fastest come first if speeds are known, else the hottest; with several slots, the least loaded of the hottest.
     """
     hottest = context.index.hottest()
     first = next(hottest, None)
@@ -205,6 +206,6 @@ def _next_gang(context: Context) -> Call | None:
 
 
 class ShortestFirst(HottestFirst):
-    """The default policy, with short expected run times first within a priority."""
+    """The default policy, but within a priority the calls with the shortest expected run time come first."""
 
     by_run_time = True

@@ -1,8 +1,8 @@
-"""Limit a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
+"""Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads any library after a fixed idle time, or lets it sleep. For the limits of programs
-(`Context.limits`), `room_for_more` bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
-(`Queue.apart`) wait, no library is unloaded.
+`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits set by programs
+(`Context.limits`), `room_for_more` limits loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
+(`Queue.apart`) wait, `KeepAlive` unloads no library for being idle.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from stoker.manager.policies.sleeping import leaves_device
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
-_ROUNDING_S = 1e-6  # A timer may fire this many seconds early
-_SPARED_LOOK_S = 10.0  # Seconds between two checks of a library that stays because of its context's least number
+_ROUNDING_S = 1e-6  # Seconds by which a timer may fire early
+_SPARED_LOOK_S = 10.0  # Seconds between two checks of a library that its context's minimum keeps loaded
 
 
 class IdleTimers:
-    """Unloads libraries that were idle for `keep_alive_s`, except the least number of their context. `sleeps`: those on
-    GPUs sleep if host memory is free.
+    """Unloads libraries that were idle for `keep_alive_s`, except the minimum number of their context.
+
+    `sleeps`: put libraries on GPUs to sleep instead, if host memory is free.
     """
 
     def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
@@ -64,16 +65,16 @@ def _does_nothing(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits honoured by a policy with both parts
-_LOOKS = 20  # Most checks of a context within its keep-alive
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours with this file
+_LOOKS = 20  # Maximum checks of a context within one keep-alive time
 _LEAST_LOOK_S = 0.05
-_GATHERING_LOOK_S = 1.0  # Least seconds between two checks while gangs or calls apart wait
+_GATHERING_LOOK_S = 1.0  # Minimum seconds between two checks while gangs or calls apart wait
 
 
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
-    """Return how many more libraries a context may have; None = any number, below 0 = too many.
+    """Return how many more libraries a context may have; None = no limit, negative = too many.
 
-    Stopping libraries count. Libraries of a disconnected pilot stop counting once calls waited for `cut_s`.
+    Stopping libraries count. After calls have waited for `cut_s`, libraries of disconnected pilots do not count.
     """
     most = context.limits.most
     if not most:
@@ -85,13 +86,13 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
 
 
 def lacks_able_one(context: Context) -> bool:
-    """True if no library of the context is loading or can run a waiting call. Then one above the limit is loaded."""
+    """True if no library of a context is loading or can run a waiting call. Then one above the limit may be loaded."""
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
 def room_for_pilots(view: View, context: Context) -> int | None:
-    """Return how many more libraries of a context new pilots may hold; None = any number."""
+    """Return how many more libraries of a context new pilots may load; None = no limit."""
     most = context.limits.most
     if not most:
         return None
@@ -126,15 +127,15 @@ def _next_single(context: Context) -> Call | None:
 
 
 class KeepAlive:
-    """Unloads idle libraries of contexts with limits. `sleeps`: those on GPUs sleep if host memory is free."""
+    """Unloads idle libraries of contexts with limits. `sleeps`: put those on GPUs to sleep if host memory is free."""
 
     def __init__(self, *, sleeps: bool = False) -> None:
         self.sleeps = sleeps
-        self._due: dict[str, float] = {}  # When the timer of a context fires, by recipe key
+        self._due: dict[str, float] = {}  # By recipe key: time at which the timer of the context fires
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         context, limits = library.context, library.context.limits
-        is_extra = context.apart_lacks and context.queue.apart  # one was loaded above the limit
+        is_extra = context.apart_lacks and context.queue.apart  # a library was loaded above the limit
         if limits.most and not is_extra:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
@@ -183,13 +184,13 @@ class KeepAlive:
 
 
 class LeastNumbers:
-    """Checks that released blocks leave each context its least number of libraries."""
+    """Checks that every context keeps its minimum number of libraries when blocks are released."""
 
     def __init__(self) -> None:
         self._gone: Counter[Context] = Counter()
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """True if a block of these pilots may be released; then its libraries count as gone."""
+        """Return True if a block with these pilots may be released. The check then counts its libraries as gone."""
         theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
         least = (context for context in theirs if context.limits.least)
         if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
@@ -199,7 +200,7 @@ class LeastNumbers:
 
 
 def is_spared(library: Library) -> bool:
-    """True if a library must stay because its context has only its least number."""
+    """True if a library must stay because its context has only its minimum number of libraries."""
     return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
 
 

@@ -1,8 +1,8 @@
-"""Choose libraries to end on occupied devices, so that a context can be loaded.
+"""Choose libraries to stop on occupied devices, so that a context can be loaded.
 
-`idle_to_end` chooses just enough idle libraries and sleepers, least recently used first; `idle_to_wake` does so beside
-a sleeper. `preempt_for_starved_context` gives a context that has waited long a device of the context with the most
-libraries. The policy provides `minimum` (bytes needed) and `may_leave`.
+`idle_to_end` chooses as few idle libraries and sleepers as possible, least recently used first. `idle_to_wake` does
+this for the devices of a sleeper. `preempt_for_starved_context` takes a device from the context with the most libraries
+for a context that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stoker.manager.policies.device_sets import device_sets
 from stoker.manager.policies.sleeping import is_asleep, is_idle, more_to_wake, wakeable
 from stoker.manager.policies.where_to_load import may_load, suits
 
-Minimum = Callable[[Context, Device], int]  # Least free bytes of a device for loading a context
+Minimum = Callable[[Context, Device], int]  # Minimum free bytes of a device to load a context
 
 MayLeave = Callable[[View, Library, Context], bool]
 
 
 class IdleKeeper(Protocol):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may end for a context."""
+        """True if a library may be stopped to make room for a context."""
 
 
 _May = Callable[[Library], bool]
@@ -44,7 +44,7 @@ def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: Ma
 
 
 def idle_to_wake(view: View, sleeper: Library, *, may_leave: MayLeave = anyone) -> list[Library]:
-    """Return the idle libraries and sleepers that must leave so that a sleeper can wake; empty if too few."""
+    """Return the idle libraries and sleepers to stop so that a sleeper can wake; empty if they free too little."""
     return _libraries_beside(sleeper, _may_leave_idle(view, sleeper.context, may_leave), _last_used)
 
 
@@ -71,7 +71,7 @@ def _last_used(library: Library) -> tuple[float, ...]:
 def preempt_for_starved_context(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = anyone
 ) -> list[Action]:
-    """Give a context that lacked libraries for `patience_s` a device of the context with the most libraries."""
+    """Take a device of the context with the most libraries for a context without libraries for `patience_s`."""
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
@@ -101,9 +101,9 @@ def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Libra
 
 
 def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank) -> list[Library]:
-    """Return the libraries to end so that the context fits on one pilot, lowest rank first.
+    """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
 
-    Empty if memory is already being freed, or cannot be.
+    Return an empty list if enough memory is already being freed, or cannot be freed.
     """
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
@@ -127,7 +127,7 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
 def _way(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Return the highest rank of the libraries to end on this device, and these; None if the context cannot fit."""
+    """Return the highest rank of the libraries to stop on this device, and the libraries; None if none suffice."""
     if not suits(context, device) or holds(device, context):
         return None
     return _way_to(device, minimum(context, device), may_go, rank)
@@ -154,7 +154,7 @@ def holds(device: Device, context: Context) -> bool:
 
 
 def _saved(library: Library, context: Context) -> bool:
-    """True if a free library is kept for a gang that is before this context in line."""
+    """True if a free library is kept for a gang that precedes this context."""
     if not is_idle(library):
         return False
     mine, other = context.lacking, _incomplete_gang_rank(library.context)

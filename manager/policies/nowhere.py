@@ -1,4 +1,4 @@
-"""Explain to users why a context can be loaded nowhere, or a gang can never run."""
+"""Explain to users why no device can load a context, or why a gang can never run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Return why no present or future device can hold the context; None if one can, or unknown."""
+    """Return why no present or future device can load the context; None if a device can, or if this is unknown."""
     impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
@@ -79,7 +79,7 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
 
 
 def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
-    """Name the setting that brings a device with enough memory, if memory is the cause."""
+    """Return the setting that provides a device with enough memory, if memory is the cause."""
     smaller, together = [], 0
     for pilot in pilots:
         of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
@@ -113,9 +113,9 @@ def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the pilots' faults if all suitable pilots are unfit and no other can come.
+    """Return the faults of the pilots if all suitable pilots are unfit and no other pilot can join.
 
-    Return None if a disk may be full for seconds, a pilot may return, or a block is replaced.
+    Return None for a few seconds if a disk is full, or while a pilot may reconnect or a block is replaced.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
@@ -158,7 +158,7 @@ def _most_libraries(view: View, context: Context) -> float:
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
             each = float(max([_most_of(context, source.devices), *rooms]))
-        elif names_cpus(context):  # the slots of a pilot with GPUs leave out its spare cores
+        elif names_cpus(context):  # the slots of a pilot with GPUs do not include its spare cores
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))

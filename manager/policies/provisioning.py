@@ -1,14 +1,15 @@
 """Choose how many blocks to request from which source.
 
-The opportunistic rule keeps a few blocks pending up to its limit. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a number of blocks; the rule `once` requests it once.
+The opportunistic rule keeps a few blocks pending, up to a maximum. The demand rule requests enough blocks to finish the
+waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests blocks once.
 
-Beyond the site file's first and least blocks, a block is requested only if a queued call could use it. If blocks of the
-first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again after a
-pause that doubles. After `give_up` failures (twice as many if it brought pilots) waiting calls fail with the reason.
+Beyond the first and the minimum blocks of the site file, a block is requested only if a queued call could use it. If
+blocks of the first suitable source wait longer than `late_s`, the next source is used too. After a failure a source is
+tried again after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started
+pilots before) waiting calls fail with the reason.
 
-Blocks that no call uses or could use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
-`WITHDRAW_S` are withdrawn.
+Blocks that no call can use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
+`WITHDRAW_S` are cancelled.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 
-WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are withdrawn
-_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus: no event reports that the last call was sent
+WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are cancelled
+_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus, because no event reports that the last call was sent
 _REPLACED = "its blocks have ended, and no block replaces them"
-UNKNOWN_RUN_S = 30.0  # Assumed seconds of a call before one has run
+UNKNOWN_RUN_S = 30.0  # Assumed run time of a call in seconds, before any call has run
 
 
 class TakeWhatComes(Quiet):
-    """For pilots that Parsl or a person starts. `elastic`: more pilots may join later."""
+    """Provisioning for pilots that Parsl or a user starts. `elastic`: more pilots may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
         self.elastic = elastic
 
     def demand(self, view: View) -> Sequence[Action]:  # noqa: ARG002
-        """Return nothing: another program starts pilots."""
+        """Return no actions, because another program starts the pilots."""
         return ()
 
     def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
@@ -50,7 +51,7 @@ class TakeWhatComes(Quiet):
 
 
 class KeepBlocks(Quiet):
-    """The default provisioning policy: each source by its own rule."""
+    """The default provisioning policy. Each source has its own rule."""
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class KeepBlocks(Quiet):
         self.late_s = late_s
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
-        """Per source with surplus pending blocks: since when, and the least surplus since then."""
-        self._has_served: set[str] = set()  # Sources that could once serve a waiting call
+        """By source with surplus pending blocks: time since then, and smallest surplus since then."""
+        self._has_served: set[str] = set()  # Sources that could serve a waiting call at least once
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Return blocks to request and to release, or failures of calls that no block can serve."""
+        """Return requests and releases of blocks, or failures of calls that no block can serve."""
         if not view.sources:
             return ()
         plan: list[Action] = []
@@ -91,10 +92,10 @@ class KeepBlocks(Quiet):
             if len(view.sources) > 1:
                 soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
                 queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
-                if queued:  # a running block is never late, however long it boots
+                if queued:  # a running block never counts as late, even if it boots slowly
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
-                for context in useful:  # request no blocks of the next source for calls that fit these slots
+                for context in useful:  # request no blocks of the next source for calls that fit in these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
                     slots -= taken
@@ -104,13 +105,13 @@ class KeepBlocks(Quiet):
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """True if a source's pilots could hold the context, or the source has brought no pilot yet."""
+        """True if pilots of a source could load the context, or if the source has not started any pilot yet."""
         return any(self._could(source, context) for source in view.sources.values())
 
     # ---- requests
 
     def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
-        """Return how many more blocks to request for contexts that the source could hold."""
+        """Return how many more blocks to request for contexts that the source could load."""
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -222,7 +223,7 @@ class KeepBlocks(Quiet):
         return rule.first if rule.rule is Rule.FIXED else rule.least
 
     def _idle_since(self, view: View, block: Block) -> float | None:
-        """Return when a block became idle; None while it works, loads, or must stay."""
+        """Return when a block became idle; None while it runs calls, loads a context, or must stay."""
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]
@@ -238,12 +239,12 @@ class KeepBlocks(Quiet):
     def _is_hopeful(self, source: SourceState) -> bool:
         if source.coming or source.source.rule is Rule.ONCE:
             return bool(source.coming) or self._is_due_once(source)
-        # A source that has brought pilots has a correct site file; its jobs may be killed from outside.
+        # A source that has started pilots has a correct site file; its jobs may be killed from outside.
         give_up = 2 * self.give_up if source.devices else self.give_up
         return not source.stopped and source.failures < give_up
 
     def _hopeless(self, view: View) -> Iterator[Action]:
-        """Fail waiting calls if every source keeps failing and no pilot is here."""
+        """Fail waiting calls if every source keeps failing and no pilot is connected."""
         able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
         if not view.sources or not view.waiting_contexts or any(True for _ in able):
             return
@@ -258,10 +259,10 @@ class KeepBlocks(Quiet):
 
 
 def _unserved(context: Context, room: int | None) -> int:
-    """Return the slots that waiting calls need beyond those of loading and, for gangs, free libraries.
+    """Return the slots that waiting calls need in addition to loading libraries and, for gangs, free libraries.
 
-    Every gang counts with the first gang's least size, or its largest with a deadline. `room`: further libraries
-    allowed.
+    Each gang counts with the minimum size of the first gang, or with its maximum size if it has a deadline. `room`:
+    maximum number of further libraries.
     """
     head = context.queue.head()
     if head is None:
@@ -275,9 +276,9 @@ def _unserved(context: Context, room: int | None) -> int:
 
 
 def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
-    """Return how many calls of these contexts a block runs at once, at least 1.
+    """Return how many calls of these contexts a block runs at a time, at least 1.
 
-    Spare cores count only if each context names CPUs alone; then GPUs do not count.
+    If each context names only CPUs, spare cores count instead of GPUs.
     """
     kinds = [context.recipe.needs.kinds for context in contexts]
     on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)

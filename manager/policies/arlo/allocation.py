@@ -1,12 +1,12 @@
-"""Devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
+"""Compute the number of devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
-A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
-answers at most `capacity` (M_i) in time; other requests are demoted to the next longer runtime (eqs 4, 5). The solver
-minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2). Each runtime has the instances
-that its own requests fill (eq. 3), the longest at least one (eq. 7).
+A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i). One instance of
+it answers at most `capacity` requests (M_i) in time; the other requests are demoted to the next longer runtime (eqs 4,
+5). The solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each
+runtime gets at least the instances that its own requests fill (eq. 3). The longest runtime gets at least 1 (eq. 7).
 
-The search visits runtimes by length, and prunes dominated nodes and nodes by a lower bound: the cheapest demotion and
-the convex hull of each runtime's cost.
+The search adds one runtime at a time, from short to long. It drops a partial assignment if another is better in every
+respect, or if its lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 
 from stoker.errors import StokerError
 
-_ROUNDING = 1e-9  # Relative tolerance when costs are compared
-_NARROW = 32  # Width of the beam search
+_ROUNDING = 1e-9  # Relative tolerance for cost comparisons
+_NARROW = 32  # Beam width of the first search
 
 
 class NotEnoughDevicesError(StokerError):
-    """Equation 3 needs `needed` devices."""
+    """Equation 3 needs `needed` devices, more than there are."""
 
     def __init__(self, needed: int, devices: int) -> None:
         super().__init__(f"the requests fill {needed} devices, and there are {devices}")
@@ -33,9 +33,9 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of an instance's requests in one period, by number of requests.
+    """Mean latency of the requests of one instance in a period, by number of requests.
 
-    Linear between the points and beyond the last. `points`: requests and seconds, both increasing.
+    `points`: pairs of requests and seconds, both increasing. It is linear between its points and beyond the last.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -66,7 +66,7 @@ class LatencyTable(msgspec.Struct, frozen=True):
 
 
 class RuntimeDemand(msgspec.Struct, frozen=True):
-    """One runtime in one period: `requests` (Q_i), `capacity` of an instance (M_i), latency table (L_i)."""
+    """Demand for one runtime in a period: `requests` (Q_i), `capacity` of an instance (M_i), latency table (L_i)."""
 
     requests: float
     capacity: int
@@ -78,7 +78,7 @@ class RuntimeDemand(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Instances of each runtime, in order, and the sum of latencies in seconds."""
+    """Number of instances of each runtime, shortest first, and the sum of latencies in seconds."""
 
     instances: tuple[int, ...]
     latency_s: float
@@ -94,7 +94,7 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
 
 
 def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
-    """Return an allocation's cost in seconds (eq. 1); infinity if the longest runtime has requests but no instance."""
+    """Return the cost of an allocation in seconds (eq. 1); infinity if the longest runtime lacks a needed instance."""
     left, total = 0.0, 0.0
     for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
         cost, left = _step(runtime, count, left, is_last=number == len(runtimes) - 1)
@@ -124,7 +124,7 @@ class _AllocationSearch:
     def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
         self._runtimes = runtimes
         self._least = least
-        self._spare = devices - sum(least)  # Devices beyond the least number of each runtime
+        self._spare = devices - sum(least)  # Devices beyond the minimum of each runtime
         self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
@@ -133,7 +133,7 @@ class _AllocationSearch:
         return Allocation(self._instances(best), best.cost)
 
     def _better(self, found: _Node, *, width: int | None) -> _Node:
-        """Return the best answer, `found` included. `width`: nodes kept per runtime; None = all."""
+        """Return the best allocation, at most as costly as `found`. `width`: nodes kept per runtime; None = all."""
         most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
@@ -165,7 +165,7 @@ class _AllocationSearch:
         if is_last:
             yield node(free)
             return
-        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, then rise.
+        # With `enough` instances nothing is demoted. From there the bound is convex: it falls, then rises.
         enough = min(free + 1, max(0, -floor(-(before.demoted + runtime.requests) / runtime.capacity) - least))
         yield from map(node, range(enough))
         if enough > free or not runtime.latency.is_convex:
@@ -190,7 +190,7 @@ class _AllocationSearch:
 
 
 def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop nodes if another node with the same devices neither demotes nor costs more."""
+    """Drop nodes for which another node with equally many devices neither demotes more nor costs more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -209,7 +209,7 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
 
 
 def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """Return, per runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
+    """Return, by runtime and number of spare devices, a lower bound on the cost of that runtime and all longer ones."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
@@ -227,7 +227,7 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
 
 
 def _hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value of the lower convex hull over 0, 1, 2, ..., and its slopes."""
+    """Return the first value and the slopes of the lower convex hull of `values` over 0, 1, 2, ..."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

@@ -1,7 +1,7 @@
-"""Target tracking on the tail latency, as Arlo scales (§4).
+"""Scale the number of blocks by the tail latency (target tracking), as Arlo does (§4).
 
-Request a block when the 98th percentile of recent latencies reaches 95 % of the objective. Release the least busy block
-when it stayed below 50 % for a minute. Otherwise the base policy decides.
+Request a block if the 98th percentile of recent latencies is at least 95 % of the objective. Release the least busy
+block if the percentile of the last minute is below 50 %. Otherwise the base policy decides.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from stoker.manager.policies.arlo.families import is_runtime
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
-_ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the objective
-_CALM_S = 60.0  # Seconds below `_RELEASE_BELOW` before a block is released
-_RECENT_S = 10.0  # Latencies of this many seconds are recent
-_FEW = 20  # Fewer recent calls request no block: the first calls may have waited for a load
+_ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the latency objective
+_CALM_S = 60.0  # Seconds over which the percentile must be below `_RELEASE_BELOW`
+_RECENT_S = 10.0  # Latencies of the last 10 s count as recent
+_FEW = 20  # With fewer recent calls no block is requested, because the first calls may have waited for a load
 
 
 class TrackLatency(Quiet):
@@ -28,9 +28,9 @@ class TrackLatency(Quiet):
     def __init__(self, base: Provisioning) -> None:
         self.base = base
         self._ends: deque[tuple[float, list[float]]] = deque()
-        """Time of a round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0  # No decision before this time, so that recent latencies show the last decision
-        self._look_at = 0.0  # When to consider releasing a block next
+        """Time of each round, and the latencies of its calls as shares of the objective."""
+        self._not_before = 0.0  # Time of the next decision; by then recent latencies show the effect of the last one
+        self._look_at = 0.0  # Time at which a release is considered next
 
     def demand(self, view: View) -> Sequence[Action]:
         return tuple(self._but_for_more(view, self.base.demand(view)))

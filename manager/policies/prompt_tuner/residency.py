@@ -1,12 +1,14 @@
 """PromptTuner's residency (§4.4.2): every 50 ms, warm devices for jobs and release unused devices.
 
 A walk through all queues (Algorithm 2) finds the jobs that need more replicas than their pools will have in time. These
-replicas are loaded on *cold* (empty) devices and belong to their job until it starts. Lost replicas are ordered again
-while their job can be in time. A replica that is unused for `window_s` is unloaded, unless a job waits in its pool.
+replicas are loaded on *cold* (empty) devices and reserved for their job until it starts. A lost replica is ordered
+again while its job can meet its deadline. A replica that is unused for `window_s` is unloaded, unless a job of its
+context waits.
 
-Beyond the paper: late jobs get idle replicas, or the fewest that they can run on. Jobs without deadlines follow by the
-default rules. The context that has lacked replicas longest is first in line: after `patience_s` it may take idle
-replicas of other pools and share a device. Without this order two gangs would block each other.
+Additions to the paper: late jobs get idle replicas, or the fewest replicas on which they can run. Jobs without
+deadlines follow, by the default rules. The context that has lacked replicas longest gets devices first. After
+`patience_s` it may take idle replicas of other pools, and share a device. Without this order two gangs could block each
+other.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from stoker.manager.policies.where_to_load import failures, is_probed, may_load,
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
-Replica = tuple[Device, ...]  # Devices of one pilot for one replica
+Replica = tuple[Device, ...]  # The devices of one replica, all in one pilot
 
 _Fits = Callable[[Context, Device], bool]
 
@@ -60,7 +62,7 @@ def cold_devices(view: View) -> list[Device]:
 
 
 class ColdDevices:
-    """Assigns each cold device at most once in a round. `fits`: True if a context fits a device."""
+    """Assigns each cold device at most once per round. `fits`: function that is True if a context fits a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
@@ -68,10 +70,10 @@ class ColdDevices:
         self._cold = cold
         self._gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
-        self.taken: dict[int, list[Replica]] = {}  # Replicas by job
+        self.taken: dict[int, list[Replica]] = {}  # Replicas taken, by job
 
     def count(self, model: str, *, most: int) -> int:
-        """Count a model's replicas that could be warmed, up to `most`; 0 while its loads are probed."""
+        """Return how many replicas of a model could be warmed, up to `most`; 0 while its loads are probed."""
         return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
@@ -147,11 +149,11 @@ def why_dropped(view: View, fate: Fate) -> str:
 
 WINDOW_S = 60.0  # §6.3
 
-JOBS_PER_ROUND = 128  # Jobs examined in a round; further jobs follow in later rounds
+JOBS_PER_ROUND = 128  # Maximum number of jobs examined in a round; later rounds examine further jobs
 
 
 class WarmPools(Quiet):
-    """Algorithm 2 for contexts with jobs in line, the default for others."""
+    """Residency by Algorithm 2 for contexts with queued jobs, and by the default policy for other contexts."""
 
     period_s = ROUND_S
 
@@ -167,15 +169,15 @@ class WarmPools(Quiet):
     ) -> None:
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
-        """Decides for contexts without a pool, and how a context is loaded."""
+        """The default policy. It decides for contexts without a pool, and how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
         self._walk = Walk(delay=delay)
         self._again_at = math.inf
         self._reclaim_at = math.inf
-        self._cold: list[Device] | None = None  # Cold devices, until libraries or pilots change
-        self._first: dict[str, PoolJob] = {}  # Per pool, the first job for which this walk found no devices in time
+        self._cold: list[Device] | None = None  # Cold devices; None after libraries or pilots changed
+        self._first: dict[str, PoolJob] = {}  # By pool: first job for which this walk found no devices in time
 
     @property
     def provisioning(self) -> Provisioning:
@@ -184,7 +186,7 @@ class WarmPools(Quiet):
     # ---- between rounds
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan; only unloads or a failure if rounds decide about the context."""
+        """Return the default plan. If rounds decide about the context, return only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -192,7 +194,7 @@ class WarmPools(Quiet):
         if state is None or not state.active:
             if head is None or not in_rounds(head):
                 return self.default.wanted(view, context)
-            # The next round opens its pool.
+            # The next round creates the pool of the context.
             return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
         state.walk_due = True
         plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
@@ -284,7 +286,7 @@ class WarmPools(Quiet):
         ], places
 
     def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order a promise's lost replicas again if its job can be in time, else drop the promise."""
+        """Order lost replicas of a promise again if the job can meet its deadline. Otherwise drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -315,7 +317,7 @@ class WarmPools(Quiet):
         for lacks, id, key in sorted((self.states.all[key].lacks, job.id, key) for key, job in self._first.items()):
             state = self.states.all[key]
             job = state.line.jobs.get(id)
-            if job is None:  # the job left after the walk examined it
+            if job is None:  # the job started or ended after the walk examined it
                 continue
             wants, alive = self._wants(view, state, job), self._alive(view, state, most=job.least)
             found = cold.pick(key, wants)
@@ -356,7 +358,7 @@ class WarmPools(Quiet):
         return found
 
     def _evict_for(self, view: View, state: PoolState) -> list[Action]:
-        """Unload idle libraries, least recently used first, for one replica at a time."""
+        """Unload idle libraries to make room for one replica at a time. The least recently used are unloaded first."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
@@ -378,7 +380,7 @@ class WarmPools(Quiet):
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Return when a device was last used, and its libraries; None if one must stay."""
+        """Return when a device was last used, and its libraries; None if a library on it must stay."""
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
@@ -409,7 +411,7 @@ class WarmPools(Quiet):
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if state.line:  # a job that waits while replicas are idle needs more of them
+            if state.line:  # if a job waits although replicas are idle, it needs more replicas
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
@@ -442,8 +444,8 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """True if a library may be unloaded for a context.
 
-        A pool's replica stays for `window_s`. It leaves earlier for calls of the default policy, and for a context that
-        has lacked replicas for `patience_s` and longer than the pool's jobs.
+        A replica of a pool stays for `window_s`. It may be unloaded earlier for calls of the default policy, or for a
+        context that has lacked replicas for `patience_s` and longer than the jobs of the pool.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:
