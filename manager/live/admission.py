@@ -1,7 +1,7 @@
 """Check the keys of peers, and limit the connections that prove no key.
 
-A stranger's silent connections could use all descriptors. Above a limit, the manager cuts the oldest unproven
-connection of the address with the most.
+A stranger's silent connections could use up all file descriptors. Above a limit, the manager closes the oldest unproven
+connection of the address with the most unproven connections.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ log = logging.getLogger("stoker.manager")
 
 _AGAIN_S = 0.2
 KEPT_FREE = 64
-"""Descriptors reserved for the manager itself: files, processes, the lease."""
+"""File descriptors reserved for the manager itself: files, processes, the lease."""
 _LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """CLIENT has the session's client key; PILOT a block's key, or the session's pilot key."""
+    """CLIENT has the client key of the session. PILOT has the key of a block, or the pilot key of the session."""
 
     CLIENT = "client"
     PILOT = "pilot"
 
 
 class User(msgspec.Struct, frozen=True):
-    """The owner of a key. `block`: only this block's pilots may use the key; empty = all pilots."""
+    """The owner of a key. `block`: the block whose pilots may use the key; empty = all pilots."""
 
     role: Role
     block: str = ""
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why a block's key may not send for this pilot, or ""."""
+    """Return why the key of a block may not send for this pilot, or an empty text."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -130,7 +130,7 @@ class UnprovenConnections:
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
-        if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and all programs and pilots would wait forever
+        if limit < KEPT_FREE + _LEAST:  # otherwise every connection would be closed, and all peers would wait forever
             raise SessionError(
                 f"a process may open {limit} files here (ulimit -n), but the manager needs at least "
                 f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise the limit, for example: ulimit -n"
@@ -165,7 +165,7 @@ class UnprovenConnections:
 
 
 def _peer_of(descriptor: int) -> Peer | None:
-    """Return a connection's peer, or None if closed. Opens no descriptor."""
+    """Return the peer of a connection, or None if it is closed. Opens no descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
@@ -180,7 +180,7 @@ def _peer_of(descriptor: int) -> Peer | None:
 
 
 def _shut(descriptor: int, peer: Peer) -> None:
-    """Shut a connection down, unless its descriptor was reused."""
+    """Shut down a connection, unless its descriptor was reused."""
     if _peer_of(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)

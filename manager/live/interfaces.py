@@ -1,7 +1,7 @@
-"""Choose the address on which the manager listens, so that compute nodes reach it.
+"""Choose the address on which the manager listens, so that compute nodes can reach it.
 
-A site file may name a network (`interface = "ib0"`, or an address). The default (`auto`) is the address of this host's
-name. If this is the loopback (Debian's 127.0.1.1), it is the address on the route to the internet.
+A site file may name a network (`interface = "ib0"`) or an address. The default (`auto`) is the address of this host's
+name. If that is a loopback address (Debian's 127.0.1.1), the default is the address on the route to the internet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.errors import ConfigError
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
 _ANYWHERE = ("192.0.2.1", 9)
-"""An unused address (RFC 5737): a datagram socket that connects to it chooses a route and sends nothing."""
+"""An unused address (RFC 5737). A datagram socket that connects to it selects a route and sends nothing."""
 
 
 def resolve(interface: str) -> str:
@@ -76,7 +76,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def no_way_to(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint, or ""."""
+    """Return why this host has no route to a ZeroMQ endpoint, or an empty text."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:

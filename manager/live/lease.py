@@ -1,12 +1,11 @@
 """The lease of a session's manager: a small file that names the one process that may run the session.
 
-Neither locks nor clocks are trusted across hosts. So the holder replaces the file every few seconds, with a new
-counter.
+Locks and clocks are not reliable across hosts. So the holder replaces the file every few seconds, with a new counter.
 
-- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder at once.
+- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder immediately.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
-  managers decide this together, both write and wait; the manager whose token is in the file wins.
-- A holder that was frozen handles no frame until it has read the file. If it finds another token, it stops.
+  managers decide this together, both write and wait. The manager whose token is in the file wins.
+- After a freeze, a holder handles no frame until it has read the file. If it finds another token, it stops.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from stoker.whole_files import draft_of, write_all
 log = logging.getLogger("stoker.manager")
 
 TAKEN_OVER = 3
-"""Exit status of a manager whose session another manager runs."""
+"""Exit status of a manager whose session is now run by another manager."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""Seconds without a change after which a lease is free for another machine."""
+"""Seconds without a change after which another machine may take a lease."""
 SURE_S = 15.0
-"""A holder that has not read its own token for these seconds does nothing."""
+"""A holder that has not read its own token for this number of seconds handles no frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -49,7 +48,7 @@ _MOST_BYTES = 1 << 16
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""Errors after which the lease is renewed in the file that is open already."""
+"""Errors after which the lease is renewed in the file that is already open."""
 
 
 class TakenError(SessionError):
@@ -57,12 +56,14 @@ class TakenError(SessionError):
 
 
 class NoRoomError(SessionError):
-    """The disk is now too full to write the lease."""
+    """The disk is too full to write the lease."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The process that may run the session. `machine`: equal for processes that see each other's ids. `started`: ticks
-    since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records.
+    """The process that may run the session.
+
+    `machine`: equal for processes that see each other's ids. `started`: start time in ticks since boot. `over`: why the
+    session ended. `unwritten`: why the journal lacks its last records.
     """
 
     host: str
@@ -79,7 +80,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """This manager's lease. `follows`: the previous holder, if it did not end the session."""
+    """The lease of this manager. `follows`: the previous holder, if it did not end the session."""
 
     def __init__(
         self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
@@ -88,21 +89,21 @@ class Lease:
         self.holder = holder
         self.follows = follows
         self.renewed: Callable[[], None] = lambda: None
-        """Called after each renewal, on the lease's thread. It may raise OSError."""
+        """Called after each renewal, on the thread of the lease. It may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """The lease's open file, to renew it in place when no descriptor is left or the disk is full."""
+        """Open file of the lease. If no descriptor is left or the disk is full, the lease is renewed in this file."""
 
     @property
     def from_elsewhere(self) -> bool:
-        """True if the previous holder ran on another machine, where it may still live."""
+        """True if the previous holder ran on another machine, where it may still run."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease on a thread, which reports a new holder to `on_lost` (None: the session folder is gone)."""
+        """Renew the lease on a thread, which passes a new holder to `on_lost` (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
@@ -115,7 +116,7 @@ class Lease:
             time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
-        """Give up the lease. `over`: why the session ended, so that no other manager starts."""
+        """Release the lease. `over`: why the session ended, so that no other manager starts."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -149,7 +150,7 @@ class Lease:
             except FileNotFoundError:
                 on_lost(None)
                 return
-            except (OSError, SessionError) as error:  # the file system may be absent or full only for a time
+            except (OSError, SessionError) as error:  # the file system may be absent or full temporarily
                 log.warning("the lease %s could not be renewed: %s", self.path, error)
                 continue
             if taken_by is not None:
@@ -175,19 +176,19 @@ class Lease:
     def _read(self) -> LeaseHolder | None:
         try:
             return read(self.path)
-        except SessionError:  # damaged: no other manager wrote this file
+        except SessionError:  # the file is damaged, but no other manager wrote it
             self._sure_at = _clock()
             raise
 
     def write(self) -> None:
-        """Write the lease to a new file; keep it open in case descriptors run out. Raises OSError."""
+        """Write the lease to a new file, and keep the file open in case descriptors run out. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
             os.close(before)
 
     def write_over_the_dead(self) -> bool:
-        """Overwrite a dead holder's file, which a full disk allows. Return False on failure."""
+        """Overwrite the file of a dead holder, which works on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -205,7 +206,7 @@ class Lease:
     def _write_in_place(self, holder: LeaseHolder) -> None:
         """Renew the lease in its open file. On OSError the file is unchanged."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-            # Another holder wrote its lease. Reading that file needs a descriptor, and this descriptor is useless now.
+            # Another holder wrote its lease. Reading that file needs a descriptor, and this one is useless now.
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is at its path, and no new file can be opened or written")
@@ -215,7 +216,7 @@ class Lease:
 
 
 def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
-    """Overwrite a lease's open file. On OSError, also if another file is at `path` now, it is unchanged."""
+    """Overwrite the open file of a lease. Raises OSError, also if another file is at `path`; then it is unchanged."""
     try:
         if os.pwrite(file, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -245,8 +246,9 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Wait up to `patience_s` for a holder on another machine, and up to `room_s` for disk space. Raises SessionError
-    if the session has a live manager or is over, and NoRoomError.
+    """Take the lease. Wait up to `patience_s` for a holder on another machine, and up to `room_s` for disk space.
+
+    Raises SessionError if the session has a live manager or is over, and NoRoomError.
     """
     with _one_at_a_time(path):
         before = read(path)
@@ -291,7 +293,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the holder; None without a lease. Raises SessionError for a damaged lease, OSError."""
+    """Return the holder, or None without a lease. Raises OSError, or SessionError if the lease is damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -303,7 +305,7 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why an ended session's journal lacks its last records, or ""."""
+    """Return why the journal of an ended session lacks its last records, or an empty text."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
@@ -316,7 +318,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """True if the process lives; None if it is on another machine."""
+    """True if the process runs; None if it is on another machine."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -325,9 +327,9 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 
 
 def copy_journal(journal: Path) -> None:
-    """Let a copy replace the journal, so that late writes of the old manager are never read."""
+    """Replace the journal by a copy, so that late writes of the old manager are never read."""
     if journal.exists():
-        # A restart recognizes a killed manager's draft by its suffix.
+        # At a restart, the suffix identifies the draft of a killed manager.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)

@@ -1,6 +1,6 @@
 """The manager's loop.
 
-A turn waits for a message or due work, reads every socket, gives each frame to the core, writes the turn's events to
+A turn waits for a message or due work, reads every socket, and passes each frame to the core. It writes the events to
 the journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
 (`HeldCommands`).
 """
@@ -54,7 +54,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""If more bytes wait for disk space, the manager reads no messages."""
+"""If more bytes than this wait for disk space, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`."""
@@ -63,11 +63,13 @@ _discard_log = SeldomLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised an exception; a refusal replaces the event in the journal."""
+    """The core raised an exception. A refusal replaces the event in the journal."""
 
 
 class ManagerServer:
-    """`sure`: returns once no other manager can run the session. `parent`: process that started it (0 = unknown)."""
+    """The server of a session. `sure`: waits until no other manager can run the session. `parent`: pid of the process
+    that started the server (0 = unknown).
+    """
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class ManagerServer:
         first: list[Command] = []
         if back.ends:
             self._give(events.EndsKept(back.ends), now, first)
-        if before is not None:  # also without a journal
+        if before is not None:  # the manager restarted, perhaps without a journal
             self._come_back(now, lost=back.lost)
         if detached and not self.core.state.kept:
             self._give(events.SessionKept(), now, first)
@@ -175,7 +177,7 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for `FULL_S`; peers do not count as silent."""
+        """Read no messages for `FULL_S`. Peers do not count as silent in this time."""
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
@@ -211,7 +213,7 @@ class ManagerServer:
 
     def _from_client(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
         self._tell_refusals(now, commands, at_once=True)
-        if not event.sequence and is_from_observer(event.messages):  # welcome it although the disk may be full
+        if not event.sequence and is_from_observer(event.messages):  # send a welcome even if the disk is full
             welcome: list[Command] = []
             self._give(event, now, welcome)
             self._carry_out(welcome)
@@ -221,7 +223,7 @@ class ManagerServer:
             self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """Pass on pieces before the journal is written."""
+        """Forward pieces before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -233,7 +235,7 @@ class ManagerServer:
             self._give(events.FramesRefused(counts), now, commands)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """Give an event to the core. `keep`: write it to the journal; False for a question."""
+        """Pass an event to the core. `keep`: write the event to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -353,7 +355,7 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands; send messages to one peer as one frame, with acknowledgements."""
+        """Carry out commands. Messages to a peer are sent as one frame, with acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
@@ -363,7 +365,7 @@ class ManagerServer:
                 case ToPilot(peer, message) | ToClient(peer, message):
                     if type(message) is to_client.Status:
                         message = self._trouble.added_to(message)
-                    if type(message) is to_client.ClientWelcome:  # from now on the client may restart its frame numbers
+                    if type(message) is to_client.ClientWelcome:  # the client may now restart its frame numbers
                         self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
                         self._acks[Role.PILOT].add(peer, message, self.clock.now())
@@ -397,7 +399,7 @@ class ManagerServer:
                 self._give_back(events.ProbeClaimed(claim.record.source, claim.record.node))
 
     def _give_back(self, answer: Event) -> None:
-        """Give the core the answer to one of its commands."""
+        """Pass the answer to one of its commands to the core."""
         more: list[Command] = []
         self._give(answer, self.clock.now(), more)
         self._end_turn(more)
@@ -438,7 +440,7 @@ def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float],
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file only, because its name comes from a pilot."""
+    """Remove a file only if it is a result file, because its name comes from a pilot."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
@@ -477,7 +479,7 @@ class EndRequest:
         """True if the file was touched since the last call."""
         before = self._touched_ns
         try:
-            with self._path.open("rb") as file:  # after opening, a network file system reads the time again
+            with self._path.open("rb") as file:  # opening makes a network file system read the time again
                 self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             self._touched_ns = 0

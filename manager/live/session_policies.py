@@ -1,13 +1,13 @@
-"""The policies of a session: its site files name them, and its folder keeps them.
+"""Load the policies of a session. Its site files name the policies, and its folder stores them.
 
 A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
-`provisioning=`. The result decides at the seams whose methods it has; the default policies decide at the others. A file
-in a package is imported as its module.
+`provisioning=`. The result is the policy for each seam whose methods it has; the default policies serve the other
+seams. A file in a package is imported as a module of the package.
 
 Restarted managers and replays use copies of the user's files.
 
     <session folder>/
-        policies.json            the names, if not the defaults
+        policies.json            names of the policies, if they are not the defaults
         policies/<setting>/      the user's files outside packages
         packages/<root>/         files of the user's packages
 """
@@ -58,16 +58,16 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""Members at each seam. A policy with the first member must have all."""
+"""Members of a policy at each seam. A policy with the first member must have all members."""
 _OURS = "stoker."
 _NEAR = 0.8
-"""The similarity (`difflib`) from which a name counts as misspelled."""
+"""Similarity (`difflib`) from which a name counts as misspelled."""
 
 # ---- files
 
 
 def import_policy(name: str, *, folder: Path) -> ModuleType:
-    """Import a policy's module; paths are relative to `folder`. Raises ConfigError."""
+    """Import the module of a policy. Paths are relative to `folder`. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     try:
         if own is None:
@@ -97,7 +97,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy a policy's file, or its package's imported files. Return its new name."""
+    """Copy the file of a policy, or the imported files of its package. Return its new name."""
     file = policy_file(name)
     if not file:
         return name
@@ -124,7 +124,7 @@ def _root_of(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return a folder for a package's copy, by its root: two packages may have one name."""
+    """Return a folder for the copy of a package. It depends on the root, because two packages may have one name."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -139,7 +139,7 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a module; first remove a package of the same name in another folder from `sys.modules`."""
+    """Import a module. First remove a package with this name in another folder from `sys.modules`."""
     parts = path.relative_to(root).with_suffix("").parts
     there = sys.modules.get(parts[0])
     if there is not None and (root / parts[0]) not in [
@@ -162,12 +162,13 @@ def _imported_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-# ---- finding a policy
+# ---- find a policy
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return a shipped policy, or import a custom policy and make it once as a check. `folder`: base of its path.
-    `seam`: the seam for which it is named. Raises ConfigError.
+    """Return a shipped policy, or import a custom policy and create it once as a check.
+
+    `folder`: base of its path. `seam`: the seam for which it is named. Raises ConfigError.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
@@ -197,7 +198,7 @@ def _makers(module: ModuleType) -> list[str]:
 
 
 def _wants_nothing(function: Callable[..., Any]) -> bool:
-    """True if a function needs no argument; `provisioning=` does not count."""
+    """True if a function needs no argument other than `provisioning=`."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -208,7 +209,7 @@ def _wants_nothing(function: Callable[..., Any]) -> bool:
 def _policies(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """Call the named object, and add default policies for seams that its result lacks."""
+    """Call the named object, and add default policies for the seams that its result lacks."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
@@ -238,7 +239,7 @@ def _awareness(name: str, made: Any) -> Awareness | None:
 
 
 def _answers(name: str, made: Any, *, seam: str) -> list[str]:
-    """Return the seams at which a policy decides. Raises ConfigError."""
+    """Return the seams that a policy implements. Raises ConfigError."""
     slip = misspelled_override(made)
     if slip is not None:
         raise ConfigError(
@@ -300,8 +301,10 @@ def _public(classes: Iterable[type]) -> dict[str, Any]:
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """Names of policies. `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found.
-    `honours`: wishes that the policies honour (None: only the manager knows).
+    """Names of policies.
+
+    `dispatch`, `residency`: empty if equal to `name`. `search_path`: folders in which modules are found. `honours`:
+    wishes that the policies honour (None: only the manager knows).
     """
 
     name: str = Policy().name
@@ -316,7 +319,7 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
-    """Return the policies that all sites name. Raises ConfigError if two differ."""
+    """Return the policies that all sites name. Raises ConfigError if two sites differ."""
     found, by = ChosenPolicies(), ""
     for site in sites:
         policy = site.policy
@@ -338,12 +341,12 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Make these sites' policies. Raises ConfigError if sites differ or one cannot be made."""
+    """Create the policies of these sites. Raises ConfigError if sites differ or a policy cannot be created."""
     return _made(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    """Write the choice of policies into a session's folder. Raises ConfigError, SessionError."""
+    """Write the choice of policies to the folder of a session. Raises ConfigError, SessionError."""
     chosen = agreed(sites)
     if chosen == ChosenPolicies():
         return
@@ -354,7 +357,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         }
         try:
             made = _made(chosen, working_folder())
-        except ConfigError:  # a policy is in a module that only the manager finds
+        except ConfigError:  # the module of a policy can be found only by the manager
             made = None
         honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
@@ -372,7 +375,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
 
 
 def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the wishes that a session's policies honour; None if only its manager knows."""
+    """Return the wishes that the policies of a session honour; None if only its manager knows."""
     kept = chosen_in(folder)
     if kept == ChosenPolicies():
         return default_policies().honours
@@ -390,7 +393,7 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Return the policies' names; empty for the defaults, or if unreadable."""
+    """Return the names of the policies; empty for the defaults, or if the names cannot be read."""
     try:
         kept = chosen_in(folder)
     except SessionError as error:

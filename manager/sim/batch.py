@@ -1,7 +1,7 @@
 """A simulated batch system and its factory.
 
-A block waits for a random time, then for capacity, in order of submission. When capacity shrinks, running blocks are
-preempted without notice. The manager learns this at the next poll, but lost connections at once.
+A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
+preempted without notice. The manager detects their broken connections soon, and the preemption at its next poll.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BatchSystem:
             nodes=model.nodes, walltime_s=float(model.walltime_s), slots=model.devices, kind=model.kind,
         )  # fmt: skip
 
-    # ---- what the manager asks of it
+# ---- requests of the manager
 
     def submit(self, order: BlockOrder) -> None:
         job = self._jobs[order.block] = _Job(order.block, self._submitted)
@@ -69,7 +69,7 @@ class BatchSystem:
         if job is not None:
             self._ends(job, "cancelled")
 
-    # ---- what happens there
+# ---- events of the batch system
 
     def _eligible(self, job: _Job) -> None:
         if not job.over:

@@ -1,4 +1,4 @@
-"""Rejects worlds in which no call can run or a run never ends."""
+"""Reject worlds in which no call can run or in which a run never ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from stoker.units import show_bytes, show_seconds
 class ImpossibleSetting(NamedTuple):
     """An impossible setting.
 
-    `at`: its path in the file; `problem` begins with its last part. `named`: the path with names of sources.
+    `at`: path of the setting in the file. `problem`: text that begins with the setting's name. `named`: the path with
+    names of sources.
     """
 
     at: tuple[str, ...]
@@ -29,7 +30,7 @@ class ImpossibleSetting(NamedTuple):
 
 
 _Problems = Iterator[tuple[tuple[str, ...], str]]
-"""Pairs: the path of a table, and a problem in it, whose text begins with the setting's name."""
+"""Pairs of the path of a table and a problem in it. The text of a problem begins with the name of the setting."""
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
@@ -40,7 +41,7 @@ def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: floa
 
 
 def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
-    """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: end of the run."""
+    """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: time at which the run ends."""
     for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
@@ -77,7 +78,7 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} arrives at {arrival.at_s:g} s, before the previous call's {before_s:g} s")
         before_s = arrival.at_s
-        # The lengths of an engine's calls matter only if a block may end before them.
+        # The token counts of an engine's calls matter only if a block may end before its calls.
         lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
@@ -118,7 +119,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     loads = [_load_s(world, model, source) for source in sources]
     takes = [_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
-    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints the call resumes in the next block
+    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints a call resumes in the next block
     if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
         best = spare.index(max(spare))
         work = f"{arrival.written} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"

@@ -1,4 +1,4 @@
-"""A simulated program: it submits calls at their arrival times and counts their results."""
+"""A simulated program. It submits calls at their arrival times and counts their results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 NO_OBJECTIVE = Objective()
 _SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
 ACKNOWLEDGED = 1000
-"""Results per acknowledgement. The manager may forget acknowledged results."""
+"""Number of results per acknowledgement. The manager may forget acknowledged results."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call and its arrival. Lengths are in tokens.
+    """A call and its arrival time. Lengths are in tokens.
 
-    `deadline_s`: seconds from the arrival (0 = none). `gang`: least and most libraries. `fixed_s`: seconds before the
-    first item on any gang. `shared_s`: further seconds, divided by the gang's size. `items_done`: items after which the
-    call ends (0 = all), unknown to policies.
+    `deadline_s`: seconds from the arrival (0 = none). `gang`: minimum and maximum number of libraries. `fixed_s`:
+    seconds before the first item on any gang. `shared_s`: further seconds, divided by the size of the gang.
+    `items_done`: items after which the call ends (0 = all); policies do not see this number.
 
-    `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean of ended calls; and `most_output`, the longest answer (0 = unknown). `variants`: other contexts that can serve
-    the call, best first.
+    `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`; if it is 0, they see
+    the mean of ended calls. They also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts
+    that can serve the call, best first.
     """
 
     at_s: float
@@ -78,9 +78,9 @@ class SimClient:
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}
-        """Context and output in tokens of open calls."""
+        """Context and output in tokens of each open call."""
         self._outputs: dict[str, tuple[int, float]] = {}
-        """Per context: number of ended calls, and the mean of their outputs in tokens."""
+        """By context: number of ended calls, and their mean output in tokens."""
 
     @property
     def done(self) -> bool:
@@ -108,7 +108,7 @@ class SimClient:
                     self._defined.add(name)
                     messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
                     messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            messages += [last] if last is not None else ()  # define all recipes before the first submit
+            messages += [last] if last is not None else ()  # all recipes must be defined before the first submit
             last = self._together(calls)
         messages += [last] if last is not None else ()
         self._say(*messages)

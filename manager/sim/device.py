@@ -1,10 +1,10 @@
 """Simulated devices: the speed of calls, and the turns of engines.
 
-Calls run at full speed up to a device's capacity. Above it, all calls on the device slow down equally (processor
-sharing). A call on several devices runs at the speed of the slowest. Engines take turns as on real pilots
-(`stoker.pilot.core`): one step per turn, or several while no other engine wants one.
+Calls run at full speed up to the capacity of a device. Above the capacity, all calls on the device slow down equally
+(processor sharing). A call on several devices runs at the speed of the slowest device. Engines take turns as on real
+pilots (`stoker.pilot.core`): one step per turn, or several steps while no other engine requests a turn.
 
-Not modelled: device time for loads, and contention for caches and memory bandwidth.
+Loads use no device time in this model. Contention for caches and memory bandwidth is not modelled.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class SimulatedDevice:
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
         self.before_more_work: Callable[[], None] | None = None
-        """Called before other work begins on this device, while one engine simulates several steps at once."""
+        """Function called before other work begins on this device, while one engine simulates several steps at once."""
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed, on a `part` of the device. Its end calls `then`, which must
-        call `done`."""
+        """Start work that takes `seconds` at full speed, on a `part` of the device. At its end `then` is called, which
+        must call `done`."""
         work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
         self._enter(work)
         if self._wanted <= _ALL:
@@ -143,7 +143,7 @@ class SimulatedDevice:
 def begin_together(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start one piece of work on several devices. It stops or ends on all at once."""
+    """Start work that occupies several devices together. It stops or ends on all devices together."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda
@@ -164,10 +164,10 @@ class TurnTaker(Protocol):
 
     @property
     def due_at(self) -> float:
-        """Deadline of the most urgent token; infinity for none."""
+        """Deadline of the most urgent token; infinity without a deadline."""
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Begin the next step, or with `leap` all steps until an interrupt. Return False if no work is left."""
+        """Begin the next step. With `leap`, begin all steps until an interrupt. Return False if no work is left."""
 
     def interrupt(self) -> None:
         """End the turn after the current step."""
@@ -182,7 +182,7 @@ class DeviceTurns:
         self._is_choosing = False
 
     def ask(self, taker: TurnTaker) -> None:
-        """Request a turn, unless the engine waits or computes. Calls of one moment share a step."""
+        """Request a turn, unless the engine already waits or computes. Calls at the same time share a step."""
         if taker in self._waiting or taker in self._computing:
             return
         self._waiting[taker] = self._agenda.now

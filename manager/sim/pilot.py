@@ -1,9 +1,10 @@
-"""A simulated pilot: the pilot's real core (`stoker.pilot.core`) in virtual time.
+"""A simulated pilot: the real core of a pilot (`stoker.pilot.core`) in virtual time.
 
-Not simulated: heartbeats, acknowledgements, limits of memory and time, and the inside of calls.
+Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated.
 
-Objects are a fluid, so a pilot may send bytes that it does not have yet. Therefore a fetch completes only when one of
-its sources has the whole object. If a source is lost earlier, the bytes that it lacked must come from elsewhere.
+Objects are simulated as a fluid, so a pilot may send bytes that it has not received yet. A fetch therefore completes
+only when one of its sources has the whole object. If a source is lost earlier, the bytes that it lacked must be fetched
+from another source.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class _Fetch:
-    """One object's fetch, running or waiting for a source."""
+    """The fetch of one object. It runs or waits for a source."""
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
@@ -55,9 +56,9 @@ class _Fetch:
         self.began_at = now
         self.transfer: Transfer | None = None
         self.sources: tuple[SimPilot | None, ...] = ()
-        """Sources in the order of the transfer's paths; None is the origin."""
+        """Sources in the order of the transfer's paths. None means the origin."""
         self.moved: dict[SimPilot | None, float] = {}
-        """Bytes that came from each source until the paths last changed."""
+        """Bytes from each source until the paths last changed."""
         self.operations_left = False
         self.bytes_here = False
 
@@ -67,7 +68,7 @@ class Fetching:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
         self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
-        """Fetches by other pilots that have all bytes from this pilot and wait until it has the whole object."""
+        """Fetches by other pilots that have all bytes from this pilot, and wait until it has the whole object."""
 
     def expect(self, ref: ObjectRef) -> None:
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
@@ -161,7 +162,7 @@ class Fetching:
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
-        """Stop all fetches. Bytes that it sent but lacked must come from elsewhere."""
+        """Stop all fetches. Other pilots must fetch again the bytes that this pilot sent but did not have."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
@@ -179,7 +180,7 @@ class Fetching:
     def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
         """Fetch the bytes again that a lost source did not have.
 
-        A source that had all its bytes from incomplete sources counts as empty.
+        If a source had received all its bytes from incomplete sources, it counts as empty.
         """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
@@ -192,7 +193,7 @@ class Fetching:
 
 
 _ANY_BYTES = 1 << 62
-"""Size of disks and caches: no limit."""
+"""Size of disks and caches, which means no limit."""
 
 
 class PilotSurroundings(Surroundings, Protocol):
@@ -206,10 +207,10 @@ class PilotSurroundings(Surroundings, Protocol):
         """Pilots that have not ended."""
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """Create a pilot of a started block."""
+        """Create a pilot of a block that has started."""
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """Handle a pilot's end, with or without its job's."""
+        """Handle the end of a pilot. Its job may still run."""
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         """Send an update of the batch system to the manager."""
@@ -243,7 +244,7 @@ class SimPilot:
         self.left = False
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
-        """Messages to the manager in transit."""
+        """Messages to the manager that have not arrived yet."""
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
@@ -265,7 +266,7 @@ class SimPilot:
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick: if any, tick again
+            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick; if not 0, tick again
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -335,7 +336,7 @@ class SimPilot:
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
-        """Send a message to the manager; later ones join its frame until it arrives."""
+        """Send a message to the manager. Later messages join its frame until the frame arrives."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)

@@ -1,6 +1,6 @@
-"""One simulated run: the manager's core in a loop like the live manager's, without sockets.
+"""One simulated run: the manager's core in a loop like that of the live manager, without sockets.
 
-The core is strict: an impossible plan of a policy stops the run and shows the state.
+The core is strict: if a policy returns an impossible plan, the run stops and shows the state.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class SimulationError(StokerError):
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """The result of a run, in seconds.
+    """The result of a run. Times are in seconds.
 
-    `complete`: False if the run was cut off. `ended_at`: end of the last call, or the cut. `device_s`: device-seconds
-    per tier. `busy_s`: device-seconds with a running call. `warm_s`: device-seconds with a library, from the order to
-    load it. `mean_batch`: mean requests per decode step.
+    `complete`: False if the run was cut off. `ended_at`: end of the last call, or time of the cut. `device_s`:
+    device-seconds per tier. `busy_s`: device-seconds with a running call. `warm_s`: device-seconds with a library, from
+    the order to load it. `mean_batch`: mean number of requests per decode step.
     """
 
     complete: bool
@@ -79,9 +79,9 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A world, a session's core with its policies, and a log.
+    """A world, a core of the manager with its policies, and a log.
 
-    `seed` determines all random draws. `counted`: count calls instead of logging each (`stoker.manager.sim.log`).
+    `seed` determines all random draws. `counted`: count calls instead of logging each call (`stoker.manager.sim.log`).
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class Simulation:
         }
         self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
         self.frame_s = world.delays.frame_s + world.delays.message_s
-        """Seconds until a pilot's message reaches the manager."""
+        """Seconds until a message of a pilot reaches the manager."""
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}
-        """The last run of each call whose gang is incomplete."""
+        """By call: the last run whose gang is incomplete."""
         self.really: dict[CallId, int] = {}
-        """Actual items of calls that end early; unknown to policies."""
+        """Actual number of items of calls that end early. Policies do not see it."""
         self.tokens: dict[CallId, TokenTimes] = {}
-        """Times of the tokens of open calls to engines; unknown to policies."""
+        """Times of the tokens of open calls to engines. Policies do not see them."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
@@ -126,7 +126,7 @@ class Simulation:
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
         """Run until the last call has ended, or until `until_s`. Raises SimulationError.
 
-        `tell` regularly receives the time and the number of ended calls.
+        `tell` is called regularly with the time and the number of ended calls.
         """
         self._carry_out(self.core.start())
         self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
@@ -190,12 +190,12 @@ class Simulation:
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
-                # Rounded up: if a timer fires a fraction of a microsecond early, the core sets it again without end.
+                # Round up. If a timer fires a fraction of a microsecond early, the core sets it again without end.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
                 agenda.at(at, self._timer, command.key, command.at)
             elif type(command) is AskAdvice and isinstance(command.about, OfContext):
                 self._advise(command.about.recipe)
-            # The live manager carries out other commands, such as writing files.
+            # Other commands, such as writing files, are carried out only by the live manager.
 
     def _advise(self, recipe: RecipeKey) -> None:
         by_kind = {
@@ -206,7 +206,7 @@ class Simulation:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
     def _times_on(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times of a device kind as a profile there measures them; equal tables stay one object."""
+        """Return the step times that a profile on a device kind would measure. Equal tables stay one object."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times
@@ -236,7 +236,7 @@ class Simulation:
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         self.handle(FromClient(_FACTORY, 0, [update]))
 
-    # ---- what the world's parts use
+# ---- methods for the parts of the world
 
     def items_of(self, spec: CallSpec) -> int:
         return self.really.get(spec.call) or items_of(spec)
@@ -244,7 +244,7 @@ class Simulation:
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
         assert engine is not None
-        same = id(engine.times), speed  # models of one size have the same `times`
+        same = id(engine.times), speed  # models of one size share their `times`
         if same not in self._step_seconds:
             self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
         return self._step_seconds[same]

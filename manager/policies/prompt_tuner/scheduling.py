@@ -48,7 +48,7 @@ _FEW = 8  # Up to this number of jobs are inserted one by one; with more jobs th
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
     """A waiting job.
 
-    `run_s[a - 1]`: upper bound of the seconds on `a` replicas, non-increasing. `deadline_at`: 0 = no deadline; such jobs
+    `run_s[a - 1]`: upper bound of the seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; these jobs
     run last, by `priority`. `least`: minimum number of replicas. `measures`: True if the run time is unknown.
     """
 
