@@ -1,6 +1,6 @@
 """Check and carry out the actions of policies; record advice.
 
-An invalid action changes nothing and raises PolicyError. A measured value replaces an advised value.
+An invalid action changes nothing and raises PolicyError. A measurement replaces advice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out a policy's actions in order. If `plan` is a generator, it sees the effects of its earlier actions."""
+    """Carry out a policy's actions in order. A generator sees the effects of each action."""
     if plan is None:  # a common mistake in custom policies
         manager.illegal(PolicyError("None is not a plan; return a sequence of actions, () for none"), seam=seam)
         return
@@ -169,7 +169,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
-    """Return the seconds that a call has waited. The load time of its library does not count (SLINFER §IX-A)."""
+    """Return the seconds that a call has waited, without the load time of its library (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0

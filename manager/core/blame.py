@@ -1,10 +1,10 @@
 """Find the cause of failures: bad calls, the advisor's verdicts, unfit pilots.
 
-*Verdicts* of the advisor may arrive late or never. Policies may quarantine a device because of a verdict. If a function
-fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
+*Verdicts* of the advisor arrive late or never. Policies may quarantine a device because of them. If a function fails
+repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
 
-*Unfit pilots*: a failure caused by the pilot, such as a full disk, does not count against a recipe. For `UNFIT_RETRY_S`
-the pilot does not load that context. If a load failed after its fetch, the pilot loads no context in that time.
+*Unfit pilots*: a failure caused by a pilot, such as a full disk, does not count against a recipe. For `UNFIT_RETRY_S`
+the pilot does not load that context. If the load failed outside its fetch, the pilot loads no context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CUTS = 2  # A call fails after it was cut off by this number of walltimes
 
 
 def why_apart(state: State, call: Call) -> str:
-    """Return why a call waits outside the queue order; empty if it waits in order."""
+    """Return why a call waits apart (see `retries`); empty if it does not."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
@@ -45,7 +45,7 @@ def why_apart(state: State, call: Call) -> str:
 
 
 def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure that ends a call, or None if the call may run again."""
+    """Return the failure that ends a call, or None."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -102,7 +102,7 @@ def is_held_back(manager: Manager, call: Call, trial: Trial) -> bool:
 
 
 def awaits_batch_reason(trial: Trial) -> bool:
-    """True if the batch system's reason for the last loss can still prevent the failure of the call."""
+    """True if a reason from the batch system can still prevent the failure of the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 
@@ -140,7 +140,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record a verdict. Return True if the pilot of the failure is known."""
+    """Record a verdict. Return True if its pilot is known."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -177,7 +177,7 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
 
 
 def printed_in(library: Library) -> Printed | None:
-    """Return where the call of a one-slot library prints, or None if the library has no log."""
+    """Return where the call of a one-slot library prints, or None without a log."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
@@ -226,7 +226,7 @@ EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
     """Mark a pilot as unfit for a context, or for all contexts.
 
-    A failure while the pilot is already unfit does not count. `waits_s`: seconds until libraries free cache space.
+    Failures of an unfit pilot do not count. `waits_s`: seconds until libraries free cache space.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING

@@ -39,7 +39,7 @@ def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNo
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block after its running calls end, or immediately if the block has no pilots."""
+    """Release a block after its running calls, or immediately if it has no pilots."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -107,7 +107,7 @@ def check_emptied_block(manager: Manager, id: str) -> None:
 
 
 def release_all_blocks(manager: Manager) -> None:
-    """Write the last records of pilots and sources at the end of the session."""
+    """Write the last records of pilots and sources."""
     for block in manager.state.blocks.values():
         blocks.settle_losses(manager, block)
     for pilot in manager.state.pilots.values():
@@ -138,7 +138,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop the source if two jobs in a row were held for one cause. Release its waiting blocks and this block."""
+    """Stop the source if two jobs in a row were held for one cause; release this block and all waiting blocks."""
     source = block.source
     if not blocks.record_hold(block, message):
         return

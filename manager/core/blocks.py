@@ -2,9 +2,8 @@
 
 The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`.
 
-One ended block does not prove that its source is broken. A source fails if its block is refused or ends without a
-pilot. The number of failures is reset when a pilot joins. Blocks whose pilots died young and loaded nothing are counted
-separately.
+A source fails if its block is refused or ends without a pilot. A pilot that joins resets the number of failures. Blocks
+whose pilots died young and loaded nothing are counted separately.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
 
 
 def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
-    """Add a block. A source does not count the blocks of its probes, because they run no calls."""
+    """Add a block. A source does not count its probes, because they run no calls."""
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
         source.blocks[id] = block
@@ -266,7 +265,7 @@ def note_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Update the block and source of a pilot that has ended. `loss`: why it was lost; None if not lost."""
+    """Update the block and source of a pilot that ended. `loss`: why it was lost; None if not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

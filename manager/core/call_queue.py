@@ -1,14 +1,14 @@
 """Queue a context's waiting calls by priority, then deadline, then arrival.
 
-Each priority level has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back` is a
-heap of calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls for several libraries; other
-calls may pass a gang call (`single`).
+Each priority has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back` is a heap of
+calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls for several libraries, which other
+calls may pass (`single`).
 
-With `by_deadline`, calls with a deadline come first. The deadline of a *late* call is ignored. With `by_run_time`, each
+With `by_deadline`, calls with a deadline come first. The deadline of a *late* call is ignored. With `by_run_time`, a
 call is sorted by its arrival time plus `YIELDS` times its expected run time.
 
-The core chooses the library of a call that waits *apart* (see `retries`); `take` ignores these calls. A removed call
-leaves a *ghost*, which is an entry with an old ticket. Ghosts are skipped, and removed when they outnumber the calls.
+The core chooses the library of a call *apart* (see `retries`); `take` ignores it. A removed call leaves a *ghost*: an
+entry with an old ticket, which is skipped and later removed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return up to `limit` calls from the head of the queue. Examine up to `looks` entries of each part."""
+        """Return up to `limit` calls from the head. Examine up to `looks` entries of each part."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -121,7 +121,7 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Return a call to its old position in the queue."""
+        """Return a call to its old position."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
@@ -185,7 +185,7 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """Return the next gang call, or None. `most`: maximum of libraries that it needs; 0 = no maximum."""
+        """Return the next gang call that needs at most `most` libraries (0 = any number), or None."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -201,7 +201,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield the call with the nearest deadline in each heap of each priority."""
+        """Yield the call with the nearest deadline in each heap."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
@@ -220,7 +220,7 @@ class Queue(Generic[C]):
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Remove and return up to `limit` calls from the head of the queue that are in this group."""
+        """Remove and return up to `limit` calls of this group from the head."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:
@@ -313,7 +313,6 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
 
 
 def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
-    """Yield the entries of a heap in order, without changing the heap."""
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

@@ -1,10 +1,10 @@
 """Handle clients that join, acknowledge results and leave; end the session.
 
-The session keeps the results and definitions of a disconnected program for a day. After a gap in the journal, the
-manager accepts every frame of a peer until the peer's next hello.
+The session keeps the results and definitions of a disconnected program for a day. After a gap in the journal, every
+frame of a peer is accepted until its next hello.
 
-If an event makes the core raise an exception, the state may be partly changed. The server then writes an `EventRefused`
-to the journal instead of the event, and restarts the manager.
+If an event makes the core raise, the state may be partly changed. The server then journals an `EventRefused` instead
+and restarts the manager.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare the number of results that a client received with the journal. Return True if the journal lost ends."""
+    """Compare a client's count of received results with the journal. Return True if the journal lost ends."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
@@ -151,7 +151,7 @@ def why_submit_fails(
 
 
 def without_ended(client: Client, message: Submit) -> Submit:
-    """Remove resubmitted calls whose results are on their way to the client."""
+    """Remove resubmitted calls whose results are in transit."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -179,7 +179,7 @@ KEPT_BANNED = 1000  # Number of banned programs that the manager remembers
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
-    """Cancel the calls of a client that did not reconnect. End the session with its last client unless it is kept."""
+    """Cancel the calls of a client that did not reconnect. The last client ends a session that is not kept."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -201,7 +201,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a gone client if they are too large. After a day, remove all unused records."""
+    """Drop the results of a gone client if they are too large. After a day, remove unused records."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -287,7 +287,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- holes in the journal
 def records_lost(state: State) -> None:
-    """Accept all frames of each peer until the next hello of the peer."""
+    """Accept all frames of each peer until its next hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
@@ -300,7 +300,7 @@ def ends_kept(state: State, ends: list[CallEnd]) -> None:
 
 
 def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """Send the kept results of resubmitted calls that have ended. Return the other calls."""
+    """Send the kept results of ended calls. Return the other calls."""
     state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
@@ -336,7 +336,7 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
 
 
 def event_refused(manager: Manager, event: EventRefused) -> None:
-    """Handle a refused event: fail its calls, mark its pilot as lost, or ban its peer."""
+    """Handle a refused event: fail its calls, lose its pilot, or ban its peer."""
     state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"

@@ -1,15 +1,15 @@
 """Deadlines of calls, forecasts for clients, and work that fits before a walltime.
 
-*Deadlines* count only if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if
-it started now and took the shortest run time of its function. That time is known after `KNOWN_RUNS` runs. A lost call
-with `late="drop"` is dropped. Any other lost call waits until the calls that can meet their deadlines have started.
+*Deadlines* count if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if it
+started now and took the shortest run time of its function (known after `KNOWN_RUNS` runs). A lost call with
+`late="drop"` is dropped. Other lost calls wait until the calls that can meet their deadlines have started.
 
 *Forecasts*: a change, or a miss of the deadline, of up to `forecast_tolerance_s` does not count.
 
 *Walltime*: only this file compares run times with the remaining time of a pilot. A pilot drains `drain_margin_s` before
 its end. A call that is expected to outlast a pilot is not sent to it unless no pilot has more time. A call that was cut
-off by a walltime needs a pilot with more time than the call ran, or with about the longest walltime. After two cut-off
-loads, the longer load counts as the load time until a load is measured.
+off needs a pilot with more time than the call ran, or with about the longest walltime. After two cut-off loads, the
+longer load counts as the load time until a load is measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SOON_S = 0.001  # Seconds added to a timer, so that a timer that fires early do
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop new calls that are lost, or mark them as late. Return the calls that were not dropped."""
+    """Drop lost calls or mark them as late. Return the others."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
@@ -116,7 +116,7 @@ def note_forecast(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """True if a call ends before its deadline plus the forecast tolerance. `due_at`: the deadline; 0 = no deadline."""
+    """True if a call misses its deadline by less than the forecast tolerance. `due_at`: the deadline; 0 = none."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -152,10 +152,7 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 def expected_run_s(library: Library, call: Call) -> float:
-    """Return the expected run time of a call in a library, in seconds; 0 = unknown.
-
-    If the function was not measured, the mean of the context counts.
-    """
+    """Return the expected seconds of a call in a library; the mean of its context if unmeasured; 0 = unknown."""
     cost, context = call.group.cost, library.context
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
@@ -174,7 +171,7 @@ def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
 
 
 def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """True if the remaining time of a pilot is enough for a call that was cut off earlier."""
+    """True if a pilot has enough time left for a call that was cut off."""
     pilot = library.pilot
     if not run_fits(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False

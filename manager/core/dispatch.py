@@ -1,7 +1,7 @@
 """Move calls between queues and libraries: submit, place, feed, end, requeue.
 
-This file is the hot path. A call that may have killed its library (`kills`) runs alone in a library. A call that may
-have killed its pilot gets a whole pilot (`retries`).
+This is the hot path. A call that may have killed its library (`kills`) runs alone in a library. A call that may have
+killed its pilot gets a whole pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Offer the calls of a queue to libraries with free capacity, in the order of the policy."""
+    """Offer the calls of a queue to libraries with capacity, in the policy's order."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -164,7 +164,7 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask the policy for the library of a call. `again`: the call was sent to a library before."""
+    """Ask the policy for the library of a call. `again`: the call was sent before."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):

@@ -93,7 +93,7 @@ KEPT_FAILURES = 1000  # Number of failed calls kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if the call is in no queue."""
+    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if it is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -121,7 +121,7 @@ def end_silently(manager: Manager, call: Call) -> None:
 
 
 def forget_failure(state: State, outcome: CallEnd) -> None:
-    """Subtract a failure from the counts, because the client already has its result."""
+    """Uncount a failure whose result the client already has."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
@@ -224,9 +224,9 @@ def account_runs(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float,
     failed: bool = False,
 ) -> int:  # fmt: skip
-    """Count the runs of a group, deliver the ends in `good`, and return the number of runs.
+    """Count a group's runs, deliver the ends in `good`, and return the number of runs.
 
-    `others`: number of runs that are not in `good`. `failed`: a run failed, so the times do not measure the device.
+    `others`: number of runs not in `good`. `failed`: a run failed, so the times do not measure the device.
     """
     count = len(good) + others
     if good:
@@ -300,7 +300,7 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Record advice on a function that never ran. Return True if the advice contains a run time."""
+    """Record advice on a function that never ran. Return True if it contains a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

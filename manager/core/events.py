@@ -17,20 +17,20 @@ from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, Library
 
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
-    """Subject of advice: the load time and memory of a context."""
+    """Subject: the load time and memory of a context."""
 
     recipe: RecipeKey
 
 
 class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
-    """Subject of advice: the cost of a function's calls on a context."""
+    """Subject: the cost of a function's calls on a context."""
 
     function: FunctionKey
     recipe: RecipeKey
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Subject of advice: the cause of a failed call, or of a failed load (`call` is -1)."""
+    """Subject: the cause of a failed call or load (`call` is -1 for a load)."""
 
     pilot: PilotId
     library: LibraryId
@@ -39,7 +39,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Subject of advice: the progress of a running call, read from its output."""
+    """Subject: the progress of a running call, read from its output."""
 
     library: LibraryId
     call: CallId
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame from a client. `sequence`: number of the frame; 0 = not numbered."""
+    """A frame from a client. `sequence`: its number; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -62,7 +62,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame from a pilot. `sequence`: number of the frame; 0 = not numbered."""
+    """A frame from a pilot. `sequence`: its number; 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -70,7 +70,7 @@ class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
 
 
 class PilotCut(_Event, frozen=True, array_like=True, tag="cut"):
-    """The connection of a pilot broke. The pilot may reconnect within its lease."""
+    """A pilot's connection broke. The pilot may reconnect within its lease."""
 
     pilot: PilotId
 
@@ -94,8 +94,8 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
 
     `*_sd_s`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of
-    a gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: speed relative to the
-    fastest device kind. `cache`: memory by number of cached tokens.
+    a gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: relative to the
+    fastest kind. `cache`: memory by cached tokens.
     """
 
     load_s: float = 0.0
@@ -124,7 +124,7 @@ class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The server ends the session because it is unused, or because `stoker down` ran."""
+    """The server ends the session: it is unused, or `stoker down` ran."""
 
     reason: str
 
@@ -136,9 +136,8 @@ class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Cause of a failure.
-
-    `kind`: `user`, `framework` or `infrastructure`. `sure`: confidence from 0 to 1. `proof`: log lines.
+    """Cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`: confidence, 0 to 1. `proof`: log
+    lines.
     """
 
     kind: str
@@ -151,7 +150,7 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
     """Progress of a call, read from its output; 0 = unknown.
 
-    `slowed`: relative loss since the best rate of the call. `best_ago_s`: seconds since that rate.
+    `slowed`: relative loss since the best rate. `best_ago_s`: seconds since that rate.
     """
 
     done: float
@@ -183,7 +182,7 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal. `lost`: number of damaged bytes in the journal."""
+    """The manager restarted from its journal. `lost`: damaged bytes in the journal."""
 
     lost: int = 0
 
@@ -201,7 +200,7 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise an exception, and the manager restarted without it. `role`, `name`: the sender."""
+    """An event made the core raise, and the manager restarted without it. `role`, `name`: its sender."""
 
     role: str
     name: str
@@ -217,7 +216,7 @@ class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """The journal has lost `bytes` bytes at this position."""
+    """The journal has lost `bytes` bytes here."""
 
     bytes: int
     reason: str
@@ -230,14 +229,14 @@ class NodesHeard(_Event, frozen=True, array_like=True, tag="nodes"):
 
 
 class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
-    """This session may probe a node, because no other session has probed the node lately."""
+    """This session may probe a node; no other session probed it lately."""
 
     source: str
     node: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """A new journal begins with these call ends, copied from the old journal."""
+    """A new journal begins with these call ends of the old journal."""
 
     ends: list[CallEnd]
 
@@ -262,17 +261,17 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Deliver `TimerFired(key)` at time `at`. Replaces an earlier timer with this key."""
+    """Deliver `TimerFired(key)` at this time. Replaces an earlier timer."""
 
     at: float
     key: str
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Ask the advisor a question. The advisor sends `AdviceArrived` later or never.
+    """Ask the advisor a question. `AdviceArrived` follows later or never.
 
-    `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output in the log (`end`
-    0 = unknown). `said`: text of a failure.
+    `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output (`end` 0 =
+    unknown). `said`: text of a failure.
     """
 
     about: About
@@ -318,7 +317,7 @@ class RecordPace(msgspec.Struct, frozen=True):
 
 
 class RecordSpeed(msgspec.Struct, frozen=True):
-    """Record the ratio of the run times of equal calls on two device kinds."""
+    """Record the ratio of equal calls' run times on two device kinds."""
 
     recipe: RecipeKey
     kind: str
@@ -327,7 +326,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record a block's seconds in the queue, the seconds from its start to its first pilot, and the pilot's devices."""
+    """Record a block's queue time, the time until its first pilot, and that pilot's devices."""
 
     source: str
     wait_s: float
@@ -338,7 +337,7 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Record how many seconds a pilot was connected, and how it ended."""
+    """Record how long a pilot stayed connected, and how it ended."""
 
     source: str
     stay_s: float
@@ -354,13 +353,13 @@ class RecordPilots(msgspec.Struct, frozen=True):
 
 
 class RecordNode(msgspec.Struct, frozen=True):
-    """Keep the record of a node for later sessions and other sessions."""
+    """Keep a node's record for later and other sessions."""
 
     record: NodeRecord
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Request to probe a node `every_s` seconds after its last probe by any session. `ProbeClaimed` is the approval."""
+    """Request to probe a node `every_s` seconds after its last probe. `ProbeClaimed` grants it."""
 
     record: NodeRecord
     every_s: float
@@ -403,7 +402,7 @@ LONGEST_MESSAGE = 65_536  # Maximum bytes of a message; longer messages are not 
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of the advisor. `found`: None if the advisor found nothing."""
+    """An answer of the advisor. `found`: None if it found nothing."""
 
     about: About
     found: AdviceArrived | None

@@ -1,9 +1,9 @@
 """Handle calls that run on several libraries at once.
 
-Rank 0 reports its address, and the manager sends the address to the other ranks. When the last member ends, the call
-ends with the result of rank 0. When a member is lost, the call is requeued with the last checkpoint of rank 0. If a
-rank ends because it lost another rank (`FailureKind.GANG`), the call is requeued up to `MOST_BREAKS` times. No library
-waits for an incomplete gang, so gangs cannot deadlock.
+Rank 0 reports its address, and the manager sends it to the other ranks. When the last member ends, the call ends with
+the result of rank 0. When a member is lost, the call is requeued with the last checkpoint of rank 0. If a rank ends
+because it lost another rank (`FailureKind.GANG`), the call is requeued up to `MOST_BREAKS` times. No library waits for
+an incomplete gang, so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count a rank that was killed because it had too little memory. Return True if the call ended."""
+    """Count a rank that was killed for lack of memory. Return True if the call ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _gave_up(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)

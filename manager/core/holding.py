@@ -1,9 +1,8 @@
 """Record which library holds which call, and the facts of open calls. Only this file writes these records.
 
-A withdrawn call keeps its slot as a *zombie* until the pilot reports that the slot is free. Calls and orders to drop
-calls are sent at the end of the event.
-
-Facts that few calls have (progress, forecasts, broken gangs) are stored in dicts of the state.
+A withdrawn call keeps its slot as a *zombie* until the pilot reports the slot free. Calls, and orders to drop calls,
+are sent at the end of the event. Facts that few calls have (progress, forecasts, broken gangs) are in dicts of the
+state.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _GROUP = attrgetter("group")
 
 
 def places_changed(manager: Manager, context: Context) -> None:
-    """Note that calls that wait apart (see `retries`) may find a library."""
+    """Note that calls apart (see `retries`) may find a library."""
     manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
 
 
@@ -92,7 +91,7 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count a broken run of a gang call; return the new count. `by_ranks`: its ranks lost their connection."""
+    """Return the new count of a gang call's broken runs. `by_ranks`: its ranks lost their connection."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at
@@ -100,14 +99,14 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
 
 
 def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return the gang calls of a dead library whose runs were already broken by other ranks."""
+    """Return the gang calls of a dead library whose runs other ranks had already broken."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
     # Ranks that die together count once, and only in the run in which they died.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def forgive_broken_gangs(state: State, library: Library) -> None:
-    """Subtract one break from the count of each gang call that a lost library ran."""
+    """Uncount one break of each gang call that a lost library ran."""
     breaks = state.breaks
     for id in library.zombies:
         if id in breaks:
@@ -171,7 +170,7 @@ def give(manager: Manager, library: Library, call: Call) -> None:
 
 
 def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
-    """Assign calls that are in no queue to a library. The caller relists the library."""
+    """Assign unqueued calls to a library. The caller relists the library."""
     held, now, is_held = library.held, manager.state.now, CallState.HELD
     for call in calls:
         call.state = is_held
@@ -187,14 +186,13 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
-    """Offer a library a call that its pilot may refuse."""
     give(manager, library, call)
     manager.sends[library].remove(call)
     call.offered = True
 
 
 def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
-    """Assign a call to the members of a gang. The caller sends the call."""
+    """Assign a call to a gang. The caller sends it."""
     call.state = CallState.HELD
     call.holder = Gang(members)
     call.sent_at = manager.state.now
@@ -203,7 +201,7 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
 
 
 def may_go_on(library: Library, call: Call) -> bool:
-    """True if a library may continue a call that it runs."""
+    """True if a library may continue a call."""
     suspect = library.suspect is not None or (call.runs_alone and library.slots > 1)
     return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
@@ -213,7 +211,6 @@ def serves(library: Library, group: Group) -> bool:
 
 
 def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
-    """Let a library continue a call that it runs."""
     library.zombies.pop(call.id, None)
     call.state = CallState.HELD
     call.holder = library
@@ -227,10 +224,10 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 def end_good(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
-    """End successful calls of one group. This is the hot path.
+    """End successful calls of one group: the hot path.
 
-    Return four values: the number of ended calls; the call of the next end, removed from the library, or None if it is
-    not held or no end is left; the group; and `seconds` plus the run times.
+    Return the number of ended calls; the removed call of the next end, or None if it is not held or no end is left; the
+    group; and `seconds` plus the run times.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -276,7 +273,7 @@ def _release_holder(manager: Manager, call: Call) -> None:
 
 
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
-    """Return a held call to the waiting state. The caller queues the call."""
+    """Return a held call to the waiting state. The caller queues it."""
     _release_holder(manager, call)
     manager.state.printed.pop(call.id, None)  # the old progress does not apply to the next run
     call.offered = False
@@ -286,7 +283,6 @@ def wait_again(manager: Manager, call: Call, *, why: str) -> None:
 
 
 def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
-    """Requeue held calls. Their queues are served after the event."""
     for call in calls:
         wait_again(manager, call, why=why)
         context = call.group.context
@@ -296,7 +292,7 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
-    """Withdraw a held call. Its slot stays occupied until the pilot frees it."""
+    """Withdraw a held call. Its slot stays occupied until its pilot frees it."""
     holder = call.holder
     members = holder.members if isinstance(holder, Gang) else (holder,)
     for library in members:
@@ -339,7 +335,7 @@ def progressed(manager: Manager, library: Library) -> None:
 
 # ---- slots of withdrawn calls
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Order a library to drop a call. `running`: stop the call even if it runs."""
+    """Order a library to drop a call. `running`: even if it runs."""
     library.zombies[id] = running
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
@@ -354,7 +350,7 @@ def slot_is_free(library: Library, id: int) -> bool:
 
 
 def now_holds(library: Library, listed: Container[int]) -> list[Call]:
-    """Remove and return the held calls that the pilot did not list for this library."""
+    """Remove and return held calls that are not in the pilot's list of a library."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
         del library.held[call.id]
@@ -362,7 +358,7 @@ def now_holds(library: Library, listed: Container[int]) -> list[Call]:
 
 
 def now_occupies(library: Library, listed: Container[int]) -> None:
-    """Free the slots of withdrawn calls that the pilot did not list for this library."""
+    """Free the slots of withdrawn calls that are not in the pilot's list of a library."""
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
     library.taking = 0
 
@@ -412,7 +408,7 @@ def blob_for(library: Library, group: Group) -> FunctionBlob | None:
 
 
 def forget_sent(library: Library, *functions: FunctionKey) -> None:
-    """Mark functions as unsent, because the library lost them. Default: all functions."""
+    """Forget that functions were sent to a library (default: all)."""
     library.functions.difference_update(functions or tuple(library.functions))
 
 

@@ -1,10 +1,10 @@
 """Manage libraries from load to end: promised memory, failed loads, snapshots.
 
-The manager stops loading a context after `LOAD_TRIES` failed loads in a row, or after `LOADS` pilots were lost while
-they only loaded the context.
+Waiting calls of a context fail after `LOAD_TRIES` failed loads in a row, or `LOADS` pilots lost while they only loaded
+it.
 
 *Snapshots* (`stoker.contexts.snapshot`) are stored by recipe and device kind. The first library that makes a snapshot
-offers it to others. A pilot waits for a snapshot no longer than the snapshot took to make.
+offers it to others. A pilot waits for a snapshot no longer than its creation took.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ LOADS = 4  # Number of pilots lost in a row while they only loaded a context, af
 
 
 def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
-    """Record advice on costs that were not measured. `source`: where the advice comes from."""
     if not context.loads and not context.advice:
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
@@ -100,7 +99,7 @@ def undo_lost_load(state: State, pilot: Pilot) -> None:
 
 
 def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that were lost because they loaded this context; empty if there are fewer than `LOADS`."""
+    """Return the pilots that were lost while they loaded this context; empty if fewer than `LOADS`."""
     counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
     if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
         return []
@@ -160,13 +159,13 @@ def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
 
 
 def promise_resize(library: Library, memory_bytes: int) -> None:
-    """Change the memory promised to a library. The caller informs its pilot."""
+    """Change the memory promised to a library, without an order to its pilot."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
 
 
 def promise_accepted(library: Library, memory_bytes: int) -> None:
-    """Change the memory promised to a library, after its pilot did. The budget of the devices limits the change."""
+    """Change the memory promised to a library as its pilot did, within the budget of its devices."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     promise(library, min(memory_bytes, library.promised_bytes + room))
     library.resizing.append(memory_bytes)
@@ -179,7 +178,6 @@ def resize_again(manager: Manager, library: Library) -> None:
 
 
 def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
-    """Record the device memory of a library, after a resize or a measurement."""
     size, waiting = message.device_memory_bytes, library.resizing
     if message.measured:
         holds(manager, library, size)
@@ -197,7 +195,7 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
 
 
 def holds(manager: Manager, library: Library, size: int) -> None:
-    """Promise a library the memory that it uses, up to the free memory of its devices."""
+    """Promise a library the memory that it uses, within the budget of its devices."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     if size > library.promised_bytes + room:
         library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
@@ -287,7 +285,6 @@ def put_to_sleep(manager: Manager, library: Library) -> None:
 
 
 def begin_to_wake(manager: Manager, library: Library) -> None:
-    """Count a sleeping library as loading until it is awake."""
     library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
     library.started_at = manager.state.now
     library.note(manager.state.now, "wakes")
@@ -303,7 +300,7 @@ def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
 
 
 def detach_library(manager: Manager, library: Library) -> list[Call]:
-    """Remove a library that has ended. Return the calls that it held."""
+    """Remove an ended library. Return the calls that it held."""
     holding.forgive_broken_gangs(manager.state, library)
     held = holding.release_all_of(manager, library)
     library.state = LibraryState.GONE
@@ -397,7 +394,7 @@ def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: f
 
 
 def used_since(library: Library, at: float) -> int:
-    """Return the maximum memory used since a time, in bytes; 0 = unknown."""
+    """Return the maximum memory used since a time; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
 

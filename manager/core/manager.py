@@ -1,7 +1,7 @@
-"""The state, the policies and the output of one event. Every step of the reactor uses them.
+"""The state, the policies and the output of one event, used by every step.
 
-At the end of an event, policies decide once about all marked changes (`reactor.settle`). Then the manager sends
-messages, calls and results.
+At the end of an event, policies decide once about all marked changes (`reactor.settle`). Then messages, calls and
+results are sent.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """Data of every step. `strict`: raise on illegal actions. `watch`: ids of calls whose records are kept after their
-    end.
-    """
+    """Data of every step. `strict`: raise on illegal actions. `watch`: calls whose records are kept."""
 
     def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
@@ -72,7 +70,6 @@ class Manager:
         self.state.refuse(f"plan of {seam}: {error}")
 
     def changed(self, what: Literal["calls", "libraries", "pilots", "contexts"], id: int | str) -> None:
-        """Record a change for policies that work in rounds."""
         for changes in self.tracked:
             getattr(changes, what).add(id)
 

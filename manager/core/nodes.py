@@ -1,16 +1,16 @@
 """Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
-A node is excluded if all devices of one kind of a pilot on the node are quarantined. The manager then releases the
-pilot's block. Later blocks exclude the node.
+A node is excluded if all devices of one kind of a pilot on it are quarantined. The manager then releases the pilot's
+block.
 
 Every `probe_nodes_s` one of the sessions starts a one-minute block on the node alone. Its pilot tests its devices and
-runs no call. The node stays excluded until the pilot of a probe finds no fault, an operator clears the node, or
-`FORGET_NODE_S` pass without a report on the node.
+runs no call. The node stays excluded until such a pilot finds no fault, an operator clears the node, or nothing was
+heard of it for `FORGET_NODE_S`.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
 no node for `probe_nodes_s`.
 
-Sessions share their records of nodes (`NodesHeard`). The newer record of a node replaces the older record.
+Sessions share their records of nodes (`NodesHeard`); the newer record counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ AGAIN_S = 600.0  # Seconds until the next check if a probe is due but no work ne
 
 
 def judge_pilot(manager: Manager, pilot: Pilot) -> None:
-    """Exclude the node of a pilot whose devices failed, and release its block."""
     state = manager.state
     source = state.sources.get(pilot.source)
     if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node):
@@ -50,7 +49,7 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
 
 
 def judge_reports(manager: Manager, pilot: Pilot) -> None:
-    """Judge a pilot after it tested its own devices. If all devices work again, allow its node again."""
+    """Judge a pilot after it tested its devices. If all devices work again, allow its node again."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
@@ -98,7 +97,6 @@ def _keep(manager: Manager, record: NodeRecord) -> None:
 
 
 def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
-    """Release a block if all its pilots are useless."""
     state = manager.state
     block = state.blocks.get(BlockId(pilot.block))
     if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
@@ -111,7 +109,7 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
 
 
 def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
-    """Store newer node records of other sessions, or start a probe that this session has claimed."""
+    """Store newer records of other sessions, or start a probe that this session has claimed."""
     state = manager.state
     if isinstance(event, ProbeClaimed):
         _begin_probe(manager, event)
@@ -170,7 +168,7 @@ def _probe_due_at(source: SourceState, record: NodeRecord) -> float:
 
 
 def pilot_reported(manager: Manager, pilot: Pilot) -> None:
-    """Judge the devices of a pilot at its hello. If the pilot is part of a probe, release its block."""
+    """Judge the devices of a pilot at its hello. If the pilot belongs to a probe, release its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
         judge_pilot(manager, pilot)
@@ -213,7 +211,7 @@ def _probed(state: State, block: Block) -> NodeRecord | None:
 
 
 def exclude_none_if_no_node_is_left(manager: Manager, message: BlockUpdate) -> None:
-    """If the batch system has no node for a block, exclude no node for `probe_nodes_s`, and replace waiting blocks."""
+    """If the batch system has no node for a block, exclude no node for a while, and replace waiting blocks."""
     state = manager.state
     block = state.blocks.get(message.block)
     if block is None or not message.no_node or not block.allowed.exclude or block.leaving:

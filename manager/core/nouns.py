@@ -85,7 +85,7 @@ KEPT_PILOT_NOTES = 100  # Number of latest notes kept of a pilot, in addition to
 
 
 class Group:
-    """Facts that all calls with one function, context, client and options share."""
+    """Facts shared by all calls of one function, context, client and options."""
 
     __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
 
@@ -100,13 +100,13 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run when the queue was last sorted; 0 = unknown."""
+        """Expected seconds of a run at the last sort; 0 = unknown."""
         return self.cost.ordered_s
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """Unusual events of a call. They have a record of their own because few calls need it."""
+    """Unusual events of a call, stored separately because few calls have any."""
 
     notes: list[Note] = field(default_factory=list)
     kills: int = 0
@@ -116,7 +116,7 @@ class CallPast:
 class Call(msgspec.Struct, gc=False, eq=False):
     """One invocation of a function.
 
-    The garbage collector does not track calls: the end of a call clears `holder`, its only reference cycle.
+    The garbage collector does not track calls: their end clears `holder`, their only cycle.
     """
 
     id: CallId
@@ -138,7 +138,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     @property
     def kills(self) -> int:
-        """Number of libraries that died while they ran this call."""
+        """Libraries that died while they ran this call."""
         return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
@@ -250,7 +250,7 @@ class SlowRun(NamedTuple):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict on a failed call, or a failed load (`call` is -1), on a pilot."""
+    """A verdict on a failed call or load (`call` is -1 for a load) on a pilot."""
 
     at: float
     call: CallId
@@ -259,7 +259,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """One device of a pilot; `promised_bytes` includes the memory of stopping libraries."""
+    """One device; `promised_bytes` includes stopping libraries."""
 
     __slots__ = (
         "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since",
@@ -351,7 +351,7 @@ class Library:
         return call if call.runs_alone else None
 
     def admits(self, call: Call) -> bool:
-        """True unless a reservation, a call that must run alone, or a zombie blocks the call."""
+        """True unless a reservation, a call that runs alone, or a zombie blocks the call."""
         reserved = self.pilot.reserved
         if reserved is None and not self.held and not self.zombies:  # the hot path
             return True
@@ -363,13 +363,12 @@ class Library:
         self.notes.append((now, text))
 
     def found(self, now: float) -> None:
-        """Start the history of a library that the manager did not know."""
         places = ", ".join(device.id for device in self.devices)
         self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
 
     @property
     def usable(self) -> bool:
-        """True if the library serves calls now or after its load."""
+        """True if the library serves calls, or will after its load."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
@@ -421,7 +420,7 @@ class Pilot:
 
     @property
     def sleeper_budget_bytes(self) -> int:
-        """Host memory that no sleeping library was promised; stopping libraries do not count."""
+        """Host memory not promised to sleeping libraries; stopping libraries do not count."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 

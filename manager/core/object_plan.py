@@ -1,17 +1,17 @@
 """Plan transfers: one pilot reads each object from its origin, and pilots copy the object from each other.
 
-Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). In this plan objects are sent in parts
-from several peers, as in BitTorrent.
+Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). Here objects are sent in parts from
+several peers, as in BitTorrent.
 
 - *Bounded*: a fetch has up to three peers; a pilot serves up to four fetches (`Limits`).
 - *One reader*: while no serving pilot has the object, one pilot reads it from its origin.
-- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads it from its origin, or requested it before
-  the pilot of the fetch. So pilots cannot wait for each other in a circle.
+- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads it from its origin, or requested it earlier
+  than the pilot of the fetch. So pilots cannot wait for each other in a circle.
 - *Once a host*: if pilots share a cache, one of them fetches the object.
-- *Live*: a pilot reserves its last place for objects that it has completely or reads from their origin. Fetches that
-  wait for a sure peer come first, then rare objects.
-- *Unreachable peers*: if several peers failed a pilot, the pilot reads the object from its origin. Few pilots do
-  this at a time. If no peer ever reached another peer, one failure is enough.
+- *Live*: a pilot reserves its last place for objects that it has or reads from their origin. Fetches that wait for a
+  sure peer come first, then rare objects.
+- *Unreachable peers*: if several peers failed a pilot, it reads the object from its origin. If no peer ever reached
+  another peer, one failure is enough. Few pilots read an origin at a time.
 - *Handed on*: if a leaving pilot has the only copy of a needed object, it stays until another pilot has a copy.
 - *Bad peers*: if a peer fails several pilots while other peers serve them, it is skipped until its next hello.
 
@@ -39,7 +39,7 @@ _TRIES = 3  # Number of pilots tried in turn as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
-    """Copy objects that only this draining pilot has to other pilots. Return the maximum seconds that it stays."""
+    """Copy objects that only this draining pilot has to other pilots. Return the maximum seconds for this."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
@@ -275,7 +275,8 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _root(transfers: Transfers, fetch: Fetch) -> bool:
-    """Return True if a fetch has or now gets a sure source. The new source replaces another source of a full fetch."""
+    """Return True if a fetch has or now gets a sure source. If the fetch is full, the source replaces another source.
+    """
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -285,7 +286,7 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """Let one pilot read the origin if no pilot has the object. Return True if this fetch's pilot reads it."""
+    """Let one pilot read the origin if no pilot has the object. Return True if it is the pilot of this fetch."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)
@@ -321,7 +322,7 @@ def _alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _offer(transfers: Transfers, peer: Peer) -> None:
-    """Assign the free places of a peer to waiting fetches, then to fetches with too few peers. Rare objects first."""
+    """Assign the free places of a peer to fetches that wait or have too few peers. Rare objects come first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:

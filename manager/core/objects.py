@@ -13,7 +13,7 @@ _BLAMED = 3  # A peer that failed this number of pilots serves none, if it faile
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """Record the objects of a pilot that joins; plan its earlier fetches again."""
+    """Record the objects of a pilot that joins; plan its former fetches."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -79,7 +79,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches that a pilot requests. If a fetch is already planned, send its plan again."""
+    """Plan the fetches that a pilot requests, or send existing plans again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -95,7 +95,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan fetches of the objects of a recipe that a pilot lacks. Return the names of the objects."""
+    """Plan fetches of the objects that a pilot lacks for a recipe. Return their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
@@ -123,7 +123,6 @@ def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
 
 
 def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
-    """Record an object that a pilot received; count the peers that failed to send it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:

@@ -1,9 +1,9 @@
 """Track open maps and forecast when calls are done.
 
-A map submits new calls when earlier calls end, so its program reports its length, progress and unsent calls. The rate
-of a context is measured if enough calls ended lately. Otherwise the rate is the number of slots divided by the run
-time. Contexts share devices. The session therefore needs the time of its slowest context, and at least the total device
-time divided by the number of devices. With measured `speeds`, the last calls on slow devices may end later.
+A map submits calls when earlier calls end, so its program reports its length, progress and unsent calls. The rate of a
+context is measured if enough calls ended lately, else it is slots divided by run time. Contexts share devices, so the
+session needs the time of its slowest context, and at least the total device time divided by the number of devices. With
+measured `speeds`, the last calls on slow devices may end later.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 class Outlook(NamedTuple):
-    """Seconds of work after the first pilot arrives (`left_s`), and seconds until it arrives; 0 = unknown."""
+    """Seconds of work after the first pilot arrives, and seconds until it arrives; 0 = unknown."""
 
     left_s: float = 0.0
     pilot_in_s: float = 0.0
@@ -128,7 +128,7 @@ def context_outlook_s(state: State, context: Context) -> float:
 
 
 def _last_held_s(state: State, context: Context) -> float:
-    """Return the seconds until the last held call ends; 0 if kinds have no measured speeds or calls wait."""
+    """Return the seconds until the last held call ends; 0 without known speeds, or if calls wait."""
     if not context.speeds.of or context.queue.count or _unsubmitted(state, context):
         return 0.0
     running = [x for x in context.libraries.values() if x.slots == len(x.held) == 1]
@@ -137,13 +137,13 @@ def _last_held_s(state: State, context: Context) -> float:
 
 
 def start_in_s(state: State, context: Context, before: int) -> float:
-    """Return the seconds until a call starts if `before` calls precede it; 0 = unknown."""
+    """Return the seconds until a call with `before` calls ahead starts; 0 = unknown."""
     rate, _ = _rate(state, context)
     return _ready_in_s(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
 
 
 def held_calls(context: Context) -> int:
-    """Return the number of held calls of a context; a gang counts once."""
+    """Return the number of held calls. A gang counts once."""
     return sum(_held(library) for library in context.libraries.values())
 
 

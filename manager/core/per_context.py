@@ -1,12 +1,12 @@
 """Measurements of a context: loads of libraries, paces of work, costs of functions.
 
-*Load index*, O(1): ready libraries are grouped by level. One level contains libraries with a free slot; the other
-levels group libraries by number of waiting calls. The last library of the free level is the *hottest* and is used
-first, so that unneeded libraries stay idle. No call may wait in a *closed* library.
+*Load index*, O(1): one level contains ready libraries with a free slot, the other levels group libraries by number of
+waiting calls. The last library of the free level, the *hottest*, is used first, so that unneeded libraries stay idle.
+No call may wait in a *closed* library.
 
 *Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) uses the longest iteration, but then one
 slow iteration makes every job look late. Our bound is the mean plus twice the mean deviation. The pace of an unmeasured
-size is computed from the nearest measured size by Amdahl's law with a small serial part (§2.2).
+size follows from the nearest measured size by Amdahl's law with a small serial part (§2.2).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Burst(Generic[L]):
 
 
 class LoadIndex(Generic[L]):
-    """Ready libraries by load. `free`: libraries with a free slot, hottest last. `of_kind`: all libraries by kind."""
+    """Ready libraries by load. `free`: with a free slot, hottest last. `of_kind`: all, by device kind."""
 
     __slots__ = ("_level_of", "_levels", "_order", "_ranked", "_speeds", "burst", "free", "of_kind")
 
@@ -112,7 +112,6 @@ class LoadIndex(Generic[L]):
         del self._levels[level], self._order[bisect_left(self._order, level)]
 
     def rank(self, speeds: Mapping[str, float]) -> None:
-        """Also sort free libraries by the speeds of their device kinds. Without speeds all kinds are equally fast."""
         self._speeds = speeds
         self._ranked = (
             {speed: OrderedDict() for speed in sorted({1.0, *speeds.values()}, reverse=True)} if speeds else {}
@@ -143,12 +142,12 @@ class LoadIndex(Generic[L]):
         return [reversed(free.values()) for free in self._ranked.values()]
 
     def least_loaded(self) -> Iterator[L]:
-        """Yield open libraries without a free slot; the least loaded library comes first."""
+        """Yield open libraries without a free slot, the least loaded first."""
         for level in self._order:
             yield from self._levels[level].values()
 
     def most_backlogged(self) -> Iterator[L]:
-        """Yield libraries with waiting calls; the library with the most waiting calls comes first."""
+        """Yield libraries with waiting calls, the largest backlog first."""
         for level in reversed(self._order):
             if level > FULL:
                 yield from self._levels[level].values()
@@ -175,7 +174,7 @@ class Paces:
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
-        """Set paces from advice; later measurements replace them gradually."""
+        """Set paces from advice. Measurements replace them gradually."""
         self._known.update({size: (max(pace, LEAST_S / 1000), 0.0, 1) for size, pace in seconds.items()})
         self.meet_s = meet_s
 
@@ -204,9 +203,7 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Return the largest share of its items that a call may still process.
-
-        `learn`: estimate the share from ended calls of its kind.
+        """Return the largest share of its items that a call may still process. `learn`: estimate it from ended calls.
         """
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
@@ -214,11 +211,11 @@ class Paces:
         return max(0.0, most - done)
 
     def mean_s(self, size: int, work: float) -> float | None:
-        """Return the expected seconds of `work` on `size` replicas; None if no size was measured."""
+        """Return the expected seconds of `work` on `size` replicas; None if unmeasured."""
         return self._predict(size, work, caution=0.0)
 
     def bound_s(self, size: int, work: float) -> float | None:
-        """Return an upper bound on the seconds of `work` on `size` replicas; None if no size was measured."""
+        """Return an upper bound on the seconds of `work`, or None."""
         return self._predict(size, work, caution=_CAUTION)
 
     @property
@@ -243,7 +240,7 @@ def _kind(features: Features) -> _Kind:
 
 
 def work_of(features: Features | None) -> float:
-    """Return the work of a call in tokens, or in items if the number of tokens is unknown."""
+    """Return the work of a call in tokens, or in items if its length is unknown."""
     return float(features.items * max(1, features.input_length)) if features is not None else 1.0
 
 

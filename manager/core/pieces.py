@@ -1,7 +1,7 @@
 """Forward pieces of results (`stoker.stream`) and their acknowledgements.
 
 Pieces are not in the journal, so they affect no decision and never enter `Core.handle`. Pilots repeat unacknowledged
-pieces, and clients request missed pieces, so a client has every piece when a call ends.
+pieces and clients request missed ones, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Process reports of pilots and libraries: hellos, heartbeats, loads and ends.
 
-A disconnected pilot counts as lost after a second.
-
-If the object cache of a pilot is too full for a context, the manager stops idle libraries. The least recently used
-library stops first.
+A disconnected pilot counts as lost after a second. If a pilot's object cache is too full for a context, the manager
+stops idle libraries, least recently used first.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ MOST_HELLOS = 4  # Maximum number of requests in a row for a newer hello
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    """Return why a pilot is refused, or an empty text."""
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         return wrong
     if state.ending:
@@ -82,9 +79,9 @@ def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Request a newer hello if the manager has processed frames that the pilot sent after this hello.
+    """Request a newer hello if frames sent after this hello were processed. Return True if requested.
 
-    Return True if a newer hello was requested. An outdated hello would leave wrong records.
+    An old hello would leave wrong records.
     """
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
@@ -224,7 +221,7 @@ def is_heartbeat(event: FromPilot) -> bool:
 
 
 def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
-    """True if a heartbeat contains new values, or if run costs must be recorded."""
+    """True if a heartbeat has new values, or run costs are due."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -308,7 +305,7 @@ def _serve(manager: Manager, library: Library) -> None:
 
 
 def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
-    """Requeue the calls of a library that ended, or fail the calls that killed the library."""
+    """Requeue the calls of an ended library, or fail the calls that killed it."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
     broken = holding.gang_calls_broken_by(state, library, message.running)
@@ -358,9 +355,8 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
 
 
 def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library the kernel killed because other processes used the memory.
-
-    Return False if the caller must requeue the call.
+    """Handle a call whose library was killed because other processes used the memory. If False, the caller requeues the
+    call.
     """
     if call.group.options.gang[1] > 1:
         return gangs.gang_lost_memory(manager, library, call, failure)

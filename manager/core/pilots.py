@@ -1,11 +1,11 @@
 """Handle pilots that join, disconnect, drain or are lost. Quarantine devices. Repair the state after a lost journal.
 
-*Quarantine* (`Device.fault`): if a device fails its probe, its calls are withdrawn and run elsewhere. If a policy
-quarantines a device, its running calls finish first.
+*Quarantine* (`Device.fault`): if a device fails its probe, its calls run elsewhere immediately. If a policy quarantines
+a device, its running calls finish first.
 
-*Lost journal*: after a host crash, the journal may lack events that the manager acknowledged. So peers report their
-state in their hellos: clients their open calls, pilots their libraries and calls, the factory its blocks. A call that
-only a pilot knows is an *orphan*; its slot and its end are kept for its client. New ids skip the lost ids.
+*Lost journal*: after a host crash, the journal may lack acknowledged events. So peers report their state in their
+hellos: clients their open calls, pilots their libraries and calls, the factory its blocks. A call that only a pilot
+knows is an *orphan*; its slot and end are kept for its client. New ids skip lost ids.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def forget_old_pilots(state: State, *, kept_s: float) -> None:
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
-    """Inform contexts and policies about a changed pilot."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         queues.note_starving(manager, context)
         holding.places_changed(manager, context)
@@ -101,7 +100,7 @@ def pilot_lost(
 ) -> None:
     """Remove a lost pilot and requeue its calls.
 
-    `loss`: None if the pilot left properly. `may_return`: readmit the pilot if it reconnects.
+    `loss`: None if it left properly. `may_return`: readmit it if it reconnects.
     """
     state = manager.state
     pilot = state.pilots.pop(id, None)
@@ -130,7 +129,6 @@ def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None
 
 
 def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
-    """Count the disconnected pilots of ended blocks as lost."""
     for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
         if pilot.state is PilotState.CUT:
             pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
@@ -205,7 +203,7 @@ QUARANTINE_TIMER = "quarantine"
 
 
 def device_reported(manager: Manager, device: Device, reason: str) -> None:
-    """Record that a device failed its probe. An empty `reason` means that the device works again."""
+    """Record that a device failed its probe, or works again if `reason` is empty."""
     pilot, id = device.pilot, device.id
     if device.reported == reason:  # the hello already reported this
         return
@@ -268,7 +266,7 @@ KEPT_FORGOTTEN = 100_000  # Number of ended calls remembered because their clien
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
-    """Note a client's calls before the client submits them again. Calls that it omits have ended."""
+    """Note a client's calls before it submits them again. Calls that it omits have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
@@ -317,7 +315,7 @@ def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Continue or end the new calls that are orphans. Return the other calls."""
+    """Continue or end new calls that are orphans. Return the other calls."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
@@ -342,7 +340,7 @@ def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan(state: State, outcome: CallEnd) -> bool:
-    """Keep the end of an orphan, or drop the orphan after a fault. Return False if the call is not an orphan."""
+    """Keep the end of an orphan, or drop the orphan after a fault. Return False if the call is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     orphan = state.orphans.get(outcome.call)

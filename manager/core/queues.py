@@ -1,11 +1,10 @@
 """Manage the waiting calls of each context, and the index of libraries with capacity. Only this file changes them.
 
-*Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues the prefetched calls.
-The library gets no new prefetched calls until one of its calls ends.
+*Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them. The library gets
+no prefetched calls until one of its calls ends.
 
-*Variants*: a call may list additional contexts that can serve it. The call waits in the queue of the context for which
-it was submitted. A library with capacity and an empty queue accepts calls that list its context
-(`Dispatch.pull_others`).
+*Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
+with capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LINGERS = 4  # After this multiple of the usual run time, the end of a call cann
 
 
 def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
-    """True if another library may be loaded because this library may not free a slot soon."""
+    """True if another library may be loaded, because this one may not free a slot soon."""
     full = full_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
@@ -54,7 +53,7 @@ def has_room(manager: Manager, library: Library) -> bool:
 
 
 def relist_library(manager: Manager, library: Library) -> bool:
-    """Update the load index of a library. Return True if the library has capacity."""
+    """Update the load index. Return True if the library has capacity."""
     index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
     held = len(library.held)
@@ -122,7 +121,7 @@ def serving_contexts(group: Group) -> Iterator[Context]:
 
 
 def libraries_for(context: Context) -> Iterator[Library]:
-    """Yield the libraries that can run a context's calls. The context's own libraries come first."""
+    """Yield the libraries that can run a context's calls, its own libraries first."""
     yield from context.libraries.values()
     for other in context.lists.values():
         yield from other.libraries.values()
@@ -145,12 +144,12 @@ def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
 
 
 def dequeue_call(call: Call) -> None:
-    """Remove a call that moves to another position immediately."""
+    """Remove a call that is moved immediately."""
     call.group.context.queue.leave(call)
 
 
 def leave_queue(manager: Manager, call: Call) -> None:
-    """Remove a call from its queue permanently."""
+    """Remove a call permanently."""
     context = call.group.context
     context.queue.leave(call)
     note_fed(manager, context)
@@ -165,7 +164,7 @@ def mark_late(call: Call) -> None:
 
 
 def note_waiting(manager: Manager, context: Context) -> None:
-    """Record that calls wait. If their number has doubled, run the policies."""
+    """Record that calls wait. If their number doubled, run the policies."""
     if context.recipe.key not in manager.state.waiting_contexts:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True

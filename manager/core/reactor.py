@@ -1,10 +1,10 @@
 """List the manager's steps for each event.
 
-`Core.handle(event, now) -> [Command]` is a pure function. The live server and the simulator both use it. Each function
-below calls the steps of one event or message in order. A step changes only the state that its file owns, and never
-calls a function of this file.
+`Core.handle(event, now) -> [Command]` is a pure function, used by the live server and the simulator. Each function
+below calls the steps of one event or message in order. A step changes only the state of its own file, and calls no
+function of this file.
 
-Policies decide again about a context only when its queue has doubled, when devices changed, or when a timer fires.
+Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires.
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ class Core:
         return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that forward pieces of results. Pieces are not written to the journal."""
+        """Return commands that forward pieces of results, which are not in the journal."""
         return pieces.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
-        """Return the commands that set the first timers of policies."""
+        """Return commands that set the first timers of policies."""
         out, self.manager.out = self.manager.out, []
         return out
 
     def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
-        """Set the heartbeat interval and the lease of new pilots, in seconds."""
+        """Set the heartbeat interval and the lease of new pilots."""
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def forget_half(self) -> None:
-        """Drop the commands of an event that raised an exception, so that no part of the event is carried out."""
+        """Drop the commands of an event that raised, so that no part of it is carried out."""
         self.manager.out.clear()
 
 
@@ -194,7 +194,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
-    """Admit a pilot that joins, reconnects or returns. Return None if the pilot is refused."""
+    """Admit a pilot that joins, reconnects or returns. Return None if it is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):
@@ -295,7 +295,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
 
 
 def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """Admit a client that joins or reconnects. Return None if the client is refused."""
+    """Admit a client that joins or reconnects. Return None if it is refused."""
     state = manager.state
     wrong = why_not(message, session=state.session) or bounds.wrong_with(message)
     if wrong:
@@ -411,7 +411,7 @@ def on_block_update(manager: Manager, message: to_manager.BlockUpdate) -> None:
 
 # ---- timers
 def on_timer(manager: Manager, key: str) -> None:
-    """Handle a timer. The part of `key` before the first slash names the owner of the timer."""
+    """Handle a timer. The first part of its key names its owner."""
     manager.drop_timer(key)
     owner, _, rest = key.partition("/")
     if owner in manager.seams:
@@ -423,9 +423,9 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_round(manager: Manager, name: str) -> None:
-    """Run the round of a policy with the changes since its last round, and schedule its next round.
-
-    A policy that rests has no timer until something changes."""
+    """Run the round of a policy with the changes since its last round. A policy that rests gets no timer until
+    something changes.
+    """
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -472,11 +472,10 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat these steps until no work is left.
+    """Repeat until no work is left.
 
-    First serve the queues of requeued calls. Then place the calls that the core places. Then mark contexts if devices
-    changed, and run residency for contexts that lack libraries. Provisioning runs last, because it depends on all of
-    these steps.
+    First serve queues of requeued calls. Then place the calls that the core places. Then mark contexts if devices
+    changed, and run residency for contexts that lack libraries. Provisioning runs last.
     """
     for _ in range(_SETTLE_TURNS):
         if manager.returned:

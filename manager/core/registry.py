@@ -2,9 +2,8 @@
 
 A definition is kept while a known client has defined it, an open call needs it, or a library has it loaded.
 
-*Limits* of several programs are combined: the largest `least`, the smallest `most`, and the longest `keep_alive_s`.
-`most` has precedence over `least`. The limits of an absent program, except `least`, remain until another program sets
-limits.
+*Limits* of programs are combined: the largest `least`, the smallest `most` (which has precedence), and the longest
+`keep_alive_s`. The limits of an absent program, except `least`, remain until another program sets limits.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
 
 
 def ask_advice_again(manager: Manager) -> None:
-    """After a restart, request advice again on costs that were not measured."""
+    """After a restart, request advice on unmeasured costs again."""
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:
@@ -96,13 +95,12 @@ def add_group(manager: Manager, client: Client, message: Submit, options: CallOp
 
 
 def group_closed(state: State, group: Group) -> None:
-    """Drop a group without open calls if too many groups are kept."""
     if len(state.groups) > KEPT_GROUPS:
         state.groups.pop(group.key, None)
 
 
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """Drop functions of a client. Return all functions that no client defines and no open call uses."""
+    """Drop functions of a client. Return all functions without definition or use."""
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -127,7 +125,7 @@ def forget_groups(state: State) -> None:
 
 
 def forget_unused(manager: Manager) -> bool:
-    """Remove unused functions and contexts. Return True if any that remain are no longer defined by a client."""
+    """Remove unused functions and contexts. Return True if any remaining one has no definition."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
@@ -186,7 +184,7 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """Combine limits after a program left or returned. Return the contexts whose limits changed."""
+    """Combine limits after a program left or returned. Return the changed contexts."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
     return [context for context in said_some if _settle(manager, context)]
 

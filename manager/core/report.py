@@ -1,6 +1,6 @@
 """Answer `stoker status` and `stoker calls`.
 
-There may be a million calls. So waiting calls are read from the heads of queues, running calls from their libraries,
+There may be a million calls, so waiting calls are read from the heads of queues, running calls from their libraries,
 and failed calls from kept histories.
 """
 

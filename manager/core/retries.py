@@ -1,17 +1,17 @@
 """Handle calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
 
 *Faults* (`FailureKind.INFRASTRUCTURE`): after a fault the call waits apart, and avoids that pilot or device for some
-seconds. It fails after faults on `MOST_PILOTS` pilots, or after `MOST_THERE` faults on one pilot.
+seconds. It fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
 
 *Losses*: if a pilot is lost without a harmless reason, each call that may have run on it gets a loss, because a call
 that kills its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that
-pilot or its library also dies, the call fails as poison. If only the library died, the evidence is better
+pilot or its library also dies, the call fails as poison. The death of a library alone is better evidence
 (`blame_killer`), unless the process was killed from outside while other libraries ran.
 
-*Cuts*: a call that a walltime cut off fails after two cuts, if it had most of the walltime each time.
+*Cuts*: a call fails after two cuts by walltimes, if it had most of the walltime each time.
 
-Saved progress (`stoker.progress(state=...)`) resets losses, cuts and faults. Policies with rounds send calls
-themselves: they reserve no pilot, and a call fails after `MOST_LOSSES` losses.
+Saved progress (`stoker.progress(state=...)`) resets losses, cuts and faults. Policies with rounds reserve no pilot;
+their calls fail after `MOST_LOSSES` losses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FAULTS_TIMER = "fault"
 
 
 def is_fault(outcome: CallEnd) -> bool:
-    """True if the infrastructure failed a call. The call may run again."""
+    """True if the infrastructure failed a call."""
     return outcome.failure is not None and outcome.failure.kind is FailureKind.INFRASTRUCTURE
 
 
@@ -144,7 +144,7 @@ def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> N
 
 
 def loss_explained(manager: Manager, pilot: Pilot) -> None:
-    """Judge calls and loads again after the reason of a loss is final."""
+    """Judge calls and loads again after a loss is settled."""
     if manager.state.trials:
         manager.apart_due = True
     for context in manager.state.waiting_contexts.values():
@@ -165,7 +165,7 @@ def may_begin_alone(state: State) -> bool:
 
 
 def offer_apart(manager: Manager, library: Library) -> None:
-    """Send a free library a call that was cut off, or that failed on another pilot."""
+    """Send a free library a call that was cut off or failed on another pilot."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
@@ -295,10 +295,7 @@ POISON_KILLS = 2
 
 
 def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
-    """Count the death of a library against a call. Return True if the call fails as poison.
-
-    Calls that ran together run again one by one.
-    """
+    """Count the death of a library against a call. Return True if the call fails as poison."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
     beside = library.pilot.libraries.values()
@@ -327,7 +324,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
 
 
 def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
-    """Record that another call ended the library that ran this call."""
+    """Record that another call ended the library of this call."""
     past = call.remember()
     past.cuts_beside += 1
     call.runs_alone |= past.cuts_beside >= CUTS_BESIDE

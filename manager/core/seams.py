@@ -1,8 +1,7 @@
 """The seams: the interface of each policy, its actions, and the *wishes* (options of calls) that a policy honours.
 
-A policy reads a view and returns actions. It changes nothing directly. If the actions come from a generator, the
-generator sees the effect of each action before it yields the next action. A policy that plans in rounds sets
-`period_s`.
+A policy reads a view and returns actions; it changes nothing directly. A generator of actions sees the effect of each
+action that it yields. A policy that plans in rounds sets `period_s`.
 
 | seam | question |
 |---|---|
@@ -11,7 +10,7 @@ generator sees the effect of each action before it yields the next action. A pol
 | `Dispatch` | which queued call runs in which library? |
 | execution | which library runs on a device now? `stoker.pilot.core` decides |
 
-If no policy honours a wish (`honours`), the call is refused in its program.
+A call with a wish that no policy honours (`honours`) is refused in its program.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, 
 
 
 class PolicyError(StokerError):
-    """A policy returned an invalid action, because of a bug in the policy. The action changed nothing."""
+    """A policy returned an invalid action, which is a bug. The action changed nothing."""
 
 
 class View(Protocol):
@@ -55,7 +54,7 @@ class View(Protocol):
 
     @property
     def pilots(self) -> Mapping[PilotId, Pilot]:
-        """Pilots that have not ended and are not lost."""
+        """Pilots that have not ended."""
 
     @property
     def libraries(self) -> Mapping[LibraryId, Library]:
@@ -83,18 +82,18 @@ class View(Protocol):
 
     @property
     def most_pilots(self) -> Mapping[ClientId, int]:
-        """Maximum number of pilots in the blocks that each client starts itself; 0 = no maximum."""
+        """Maximum pilots in blocks that each client starts itself; 0 = no maximum."""
 
     def devices(self) -> Iterator[Device]:
-        """Devices to which work can be sent."""
+        """Devices that can get work."""
 
 
 # ---- actions
 class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library.
 
-    `offer`: the pilot may refuse the call. `reserve_bytes`: new reservation of the library for an offer; 0 = unchanged.
-    `preempts`: libraries on the same devices. If the pilot accepts the offer, they stop and their calls are evicted.
+    `offer`: the pilot may refuse the call. `reserve_bytes`: new reservation of the library; 0 = unchanged. `preempts`:
+    libraries on the same devices that stop, and whose calls are evicted, if the pilot accepts the offer.
     """
 
     call: CallId
@@ -105,7 +104,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class SendGang(msgspec.Struct, frozen=True):
-    """Start a waiting call on several libraries together. The position of a library is its rank."""
+    """Start a waiting call on several libraries. The position of a library is its rank."""
 
     call: CallId
     libraries: tuple[LibraryId, ...]
@@ -136,7 +135,7 @@ class TakeBack(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load a context on devices of one pilot, and reserve `memory_bytes` on each device."""
+    """Load a context on devices of one pilot; reserve `memory_bytes` on each device."""
 
     recipe: RecipeKey
     pilot: PilotId
@@ -152,19 +151,19 @@ class Unload(msgspec.Struct, frozen=True):
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Put an idle library to sleep. Its weights move to host memory, and its device memory becomes free."""
+    """Put an idle library to sleep: its weights move to host memory, and its device memory becomes free."""
 
     library: LibraryId
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Wake a sleeping library with the reservation that it had before it slept."""
+    """Wake a sleeping library with its earlier reservation."""
 
     library: LibraryId
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Change the reservation of a library on each of its devices."""
+    """Change the reservation of a library on each device."""
 
     library: LibraryId
     memory_bytes: int
@@ -185,7 +184,7 @@ class FailWaiting(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """Inform a client when a call will end, and whether the call meets its deadline."""
+    """Inform a client when a call will end and whether it meets its deadline."""
 
     call: CallId
     ends_at: float
@@ -207,14 +206,14 @@ class WantBlocks(msgspec.Struct, frozen=True):
 
 
 class ReleaseBlock(msgspec.Struct, frozen=True):
-    """Cancel the job of a block after the running calls of its pilots end."""
+    """Cancel the job of a block after its running calls."""
 
     block: BlockId
     reason: str
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Load nothing on a device of a pilot for `for_s` seconds. `device`: None = all devices of the pilot."""
+    """Load nothing on a device for `for_s` seconds. `device`: None = all devices of the pilot."""
 
     pilot: PilotId
     device: DeviceId | None
@@ -223,7 +222,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask the advisor for advice. The advice arrives later or never."""
+    """Request advice, which arrives later or never."""
 
     about: About | RecipeKey
 
@@ -235,7 +234,7 @@ Action = (
 
 
 class Changes(msgspec.Struct):
-    """Ids of the records that changed since the last round of a policy."""
+    """Ids of records that changed since a policy's last round."""
 
     calls: set[int] = set()
     libraries: set[int] = set()
@@ -253,58 +252,58 @@ class Rounds(Protocol):
         """Seconds between rounds; 0 = no rounds."""
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:
-        """Return a complete plan, given the changes since the last round."""
+        """Return a complete plan. `changes`: changes since the last round."""
 
     def rests(self, view: View) -> bool:
         """True if no round is needed until something changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Return actions after a timer of this policy fired."""
+        """Return actions after a timer of this policy."""
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """Return actions after advice on a context arrived."""
+        """Return actions after advice on a context."""
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """Return actions after the advisor's verdict on a failure arrived. `pilot.verdicts` contains the verdict."""
+        """Return actions after a verdict on a failure; `pilot.verdicts` contains it."""
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """Return actions after new progress of a running call arrived."""
+        """Return actions after new progress of a running call."""
 
 
 class Dispatch(Rounds, Protocol):
-    """The policy that chooses a library for each queued call."""
+    """The policy that chooses libraries for queued calls."""
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline are sorted first, and the core drops or demotes lost calls."""
+        """True if calls with a deadline come first, and the core drops or demotes lost calls."""
 
     @property
     def by_run_time(self) -> bool:
-        """True if calls with a short expected run time are sorted first within a priority."""
+        """True if calls with a short expected run time come first within a priority."""
 
     @property
     def honours(self) -> frozenset[str]:
-        """The subset of `stoker.manager.core.seams.WISHES` that the policy honours. Other wishes are refused."""
+        """The honoured subset of `stoker.manager.core.seams.WISHES`. Calls with other wishes are refused."""
 
     @property
     def asks_every_call(self) -> bool:
-        """True if `place` is also called for calls that arrive while no library has capacity."""
+        """True if `place` also gets calls that arrive while no library has capacity."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Maximum number of calls that are passed to `place` if they arrive together at an empty queue."""
+        """Maximum number of calls that go to `place` if they arrive together at an empty queue."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with room for the call, or actions, or None if the call must wait. O(1)."""
+        """Return a ready library with room for the call, or actions, or None to let the call wait. O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return actions, or how many calls of the first group in the queue a library with room gets. O(1)."""
+        """Return how many calls of its queue's first group a library with room gets, or actions. O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
-        """Return `Send` actions for calls of contexts that list this library's context (`context.listed_by`)."""
+        """Return `Send`s for calls of contexts that list this library's context (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that may get the waiting calls of a context, in order. Each step is O(1).
+        """Yield the libraries that may get a context's waiting calls, in order; O(1) for each.
 
         Each library receives calls before the next library is yielded.
         """
@@ -313,7 +312,7 @@ class Dispatch(Rounds, Protocol):
         """Return actions for an idle library with an empty queue."""
 
     def window(self, view: View, library: Library) -> int:
-        """Return the number of calls that a library may hold now, including running calls."""
+        """Return how many calls a library may hold now, running calls included."""
 
 
 class Residency(Rounds, Protocol):
@@ -321,13 +320,13 @@ class Residency(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes about contexts that the policy honours: `max_libraries`, `min_libraries`, `keep_alive`."""
+        """Honoured wishes about contexts: `max_libraries`, `min_libraries`, `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return actions for a context with waiting calls whose demand or devices changed."""
+        """Return actions for a context with waiting calls, after its demand or devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes to reserve on each device for a loaded library, up to its present reservation."""
+        """Return the bytes to reserve on each device for a loaded library, up to its reservation."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library whose context has limits."""
@@ -337,17 +336,17 @@ class Provisioning(Rounds, Protocol):
     """The policy that chooses how many pilots of which kind to request."""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Return actions after blocks or pilots joined or left, or after a context began to need devices."""
+        """Return actions after blocks or pilots joined or left, or a context began to need devices."""
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """True if pilots that arrive later could load this context."""
+        """True if future pilots could load this context."""
 
 
 class Policies(msgspec.Struct, frozen=True):
     """One policy for each seam.
 
-    `awareness`: limit on the state that contexts keep between calls; None = the recipe decides. `compares_kinds`:
-    measure the speeds of device kinds.
+    `awareness`: limit on what contexts keep between calls; None = as the recipe says. `compares_kinds`: measure the
+    speeds of device kinds.
     """
 
     dispatch: Dispatch
@@ -407,7 +406,7 @@ def refusal(
     features: Features | None = None,
     limits: LibraryLimits = NO_LIMITS,
 ) -> str:
-    """Return why calls with these options are refused; empty if they are accepted."""
+    """Return why calls with these options are refused; empty if accepted."""
     ignored = [
         wish for wish in wished(options, deadline=deadline, features=features, limits=limits) if wish not in honoured
     ]

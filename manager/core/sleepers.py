@@ -1,7 +1,7 @@
 """Manage libraries that sleep: estimates of their memory, orders, and answers (docs/decisions/063).
 
-A library that was ordered to wake counts as loading. A library cannot be woken before its pilot has answered the order
-to sleep (`Library.slept`). If `sleep` or `wake` of a context failed, the context never sleeps again in the session.
+A library that was ordered to wake counts as loading. It cannot be woken before its pilot has answered the order to
+sleep (`Library.slept`). After a failed `sleep` or `wake`, its context never sleeps again in the session.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ def asleep_bytes(library: Library) -> int:
 
 
 def host_bytes(library: Library) -> int:
-    """Return the host memory in bytes that a library needs while it sleeps, measured or estimated.
-
-    The result is 0 on a CPU device.
-    """
+    """Return the host memory that a library needs to sleep, measured or estimated; 0 on a CPU device."""
     context, facts = library.context, library.devices[0].facts
     if facts.on_host:
         return 0
@@ -92,7 +89,6 @@ def _fall_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool)
 
 
 def library_asleep(manager: Manager, library: Library, message: LibraryAsleep) -> None:
-    """Record the device memory and the host memory that a sleeping library keeps."""
     keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
     library.context.asleep[library.devices[0].facts.kind] = keeps, host
     if library.state is LibraryState.READY:  # the journal lost the manager's order to sleep
@@ -123,7 +119,7 @@ def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> 
 
 
 def take_as_awake(library: Library) -> None:
-    """Record that a waking library is awake, because its pilot reports calls in it."""
+    """Record that a waking library is awake, because its pilot has calls of it."""
     library.host_bytes = 0
 
 
@@ -132,7 +128,6 @@ def sleep_failed(library: Library, reason: str) -> None:
 
 
 def found(library: Library, facts: LibraryFacts) -> None:
-    """Record the sleep state of an unknown library from the hello of its pilot."""
     room = max(0, library.pilot.sleeper_budget_bytes)
     library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
     library.host_bytes = min(facts.host_bytes, room)
@@ -143,7 +138,7 @@ def set_sleeps(library: Library, sleeps: bool) -> None:
 
 
 def compare(manager: Manager, library: Library, facts: LibraryFacts) -> bool:
-    """Compare a library with the hello of its pilot; repeat unanswered orders. Return True if it sleeps or wakes."""
+    """Compare a library with its pilot's hello; repeat unanswered orders. Return True if it sleeps or wakes."""
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes
         _fall_asleep(manager, library, library.promised_bytes, slept=False)

@@ -1,9 +1,9 @@
-"""Measure the speeds of device kinds for a context, and predict run times from the speeds.
+"""Measure the speeds of device kinds for a context, and predict run times from them.
 
-Only calls of one function with an equal number of items are compared. A *round* ends when two kinds have each run
-`_ROUND` of these calls; it yields one ratio of their mean times. The ratio of two kinds is the median over the latest
-rounds of all functions, so that one disturbed round changes little. Two kinds count as equally fast until a 95 %
-confidence interval of that median excludes 1. This takes at least `_LEAST` rounds.
+Only calls of one function with equally many items are compared. A *round* ends when two kinds have each run `_ROUND` of
+these calls; it yields the ratio of their mean times. The ratio of two kinds is the median over the latest rounds of all
+functions, so that one disturbed round changes little. Two kinds count as equally fast until a 95 % confidence interval
+of the median excludes 1, after at least `_LEAST` rounds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Runs(Protocol):
 
 
 class Speeds:
-    """Speeds of device kinds for one context. `of`: speed by kind relative to the fastest; empty if they are equal."""
+    """Speeds of device kinds for one context. `of`: speed relative to the fastest kind; empty if equal."""
 
     __slots__ = ("_advised", "_logs", "_open", "_present", "_unrecorded", "of")
 
@@ -76,15 +76,13 @@ class Speeds:
         self._unrecorded: dict[Pair, None] = {}
 
     def get(self, kind: str) -> float:
-        """Return the relative speed of a kind; 1 if unknown."""
         return self.of.get(kind, 1.0)
 
     def is_measured(self, kind: str) -> bool:
-        """True if this session has measured the speed of a kind."""
         return any(kind in pair and len(logs) >= _LEAST for pair, logs in self._logs.items())
 
     def advise(self, speeds: Mapping[str, float]) -> None:
-        """Set speeds from earlier sessions. They count until rounds of this session replace them."""
+        """Set speeds of earlier sessions, which count until rounds of this session replace them."""
         known = {kind: speed for kind, speed in speeds.items() if speed > 0}
         if not known:
             return
@@ -95,7 +93,7 @@ class Speeds:
         self._update()
 
     def learn(self, work: _Work, kind: str, *, calls: int, seconds: float, present: Collection[str]) -> bool:
-        """Count calls of one function and size. Return True if speeds changed. `present`: kinds of ready libraries."""
+        """Count calls of one function and size; return True if speeds changed. `present`: kinds of ready libraries."""
         if seconds < calls * _LEAST_S:
             return False
         if self._present != present:
@@ -127,7 +125,6 @@ class Speeds:
         return self.of != before
 
     def take_unrecorded(self) -> list[tuple[Pair, float]]:
-        """Return the ratios that changed since the last record."""
         changed, self._unrecorded = self._unrecorded, {}
         ratios = ((pair, self._logs[pair]) for pair in changed)
         return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST]
@@ -155,7 +152,7 @@ def _sure(logs: Collection[float]) -> float:
 
 
 def run_s_on(speeds: Speeds, runs: Runs, kind: str) -> float:
-    """Return the expected seconds of a run on a device kind. Without measured speeds, return the mean of all kinds."""
+    """Return the expected seconds of a run on a device kind. Without known speeds, return the overall mean."""
     if not speeds.of:
         return runs.run_s
     here = runs.by_kind.get(kind)

@@ -141,7 +141,7 @@ class Loss:
 
     @property
     def counts(self) -> bool:
-        """True unless the pilot reconnected or its loss has a harmless reason."""
+        """True unless the pilot returned or its loss has a harmless reason."""
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
@@ -306,7 +306,7 @@ class State:
         return self.blocks.get(id) or self.past_blocks.get(id)
 
     def excluded_nodes(self, source: SourceState) -> list[NodeRecord]:
-        """Return the nodes on which no block of a source may start; the node excluded first comes first."""
+        """Return the nodes on which no block of a source may start, the earliest excluded first."""
         found = [
             record
             for record in self.nodes.values()
@@ -316,7 +316,7 @@ class State:
         return found[: source.source.exclude_nodes]
 
     def notice(self, text: str) -> None:
-        """Keep a notice for `stoker status`, with the time of its last occurrence."""
+        """Keep a notice for `stoker status`, with its last time."""
         self.notices.pop(text, None)
         self.notices[text] = self.now
         if len(self.notices) > KEPT_NOTICES:

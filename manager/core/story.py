@@ -27,7 +27,6 @@ def own_block_states(state: State) -> dict[str, str]:
 
 
 def emptied_own_blocks(state: State) -> tuple[str, ...]:
-    """Return the blocks of programs that have lost all their pilots."""
     here = {pilot.block for pilot in state.pilots.values()}
     left = {pilot.block for pilot in state.gone_pilots.values()} - here
     return tuple(block for block in state.reported_blocks if block in left)
@@ -97,7 +96,7 @@ _Told = tuple[str, list[Note]]  # A headline and a list of events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:
-    """Return the history that `stoker explain` prints. `subject`: a name, or an unambiguous prefix of a name."""
+    """Return the history that `stoker explain` prints. `subject`: a name or an unambiguous prefix."""
     told = _by_name(state, subject)
     if told is not None:
         return _story(subject, told)
@@ -334,7 +333,7 @@ def waits_for(state: State, context: Context) -> str:
 
 
 def _waits_for_faster(context: Context, ready: list[Library]) -> str:
-    """Return why a call waits while libraries on slower device kinds are free; empty if it does not wait for that."""
+    """Return why a call waits although slower libraries are free; empty if it does not."""
     speeds = context.speeds
     free = [x for x in ready if x.id in context.idle]
     fastest = max((speeds.get(x.kind) for x in ready), default=1.0)
@@ -345,7 +344,7 @@ def _waits_for_faster(context: Context, ready: list[Library]) -> str:
 
 
 def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
-    """Return the device kinds that are slower than the fastest kind; empty if speeds are unknown."""
+    """Return the device kinds that are slower than the fastest kind."""
     speeds, runs = context.speeds, context.by_kind
     fastest = max(speeds.of, key=lambda kind: (speeds.of[kind], kind), default="")
     return tuple(

@@ -1,7 +1,7 @@
 """Peers, objects and fetches of the transfer plan (`object_plan`).
 
-The operations keep the records consistent. A fetch and its source refer to each other. Sources are listed where fetches
-look for them. Each fetch is in the queue of its `Way`.
+The operations keep the records consistent: a fetch and its source refer to each other, sources are listed where fetches
+look for them, and each fetch is in the queue of its `Way`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Way(enum.Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """The transfer of an object to a pilot. `number`: position of the fetch in the order of all fetches."""
+    """The transfer of an object to a pilot. `number`: its position among all fetches."""
 
     object: Object
     peer: Peer
@@ -71,7 +71,7 @@ class Fetch:
 
     @property
     def rank(self) -> int:
-        """Order in which pilots get the object; the smallest rank is first."""
+        """Order in which pilots get the object, smallest first."""
         return _READER_RANK if self.way is Way.READER else self.number
 
     def is_rooted_in(self, source: Peer) -> bool:
@@ -81,7 +81,7 @@ class Fetch:
         return other is not None and other.rank < self.rank
 
     def may_come_from(self, peer: Peer) -> bool:
-        """True unless the peer is the pilot of this fetch, is already a source, or has failed this fetch."""
+        """True unless the peer is the fetch's own pilot, is already a source, or failed it."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
@@ -140,7 +140,7 @@ class Object:
 
 
 class Transfers:
-    """All records of the plan. Events change the records; then `settle_transfers` plans."""
+    """All records of the plan. Events change them; then `settle_transfers` plans."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -189,7 +189,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """Remove an object from a pilot. Pilots that used this copy get another source."""
+        """Remove an object from a pilot. Fetches from this copy get another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -225,13 +225,12 @@ class Transfers:
         return fetch
 
     def go(self, fetch: Fetch) -> None:
-        """Plan a source for this fetch, so that it does not follow another fetch."""
         fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """Make a follower the leader. It is active, because it reported a failed source."""
+        """Make a follower the leader, because it reported a failed source and so is active."""
         near = self._into(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -241,7 +240,7 @@ class Transfers:
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
         """Let a fetch follow another fetch into the same cache.
 
-        The fetch gets a later number than its leader, so that fetches never wait in a circle.
+        It gets a later number than its leader, so that fetches never wait in a circle.
         """
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
@@ -292,7 +291,7 @@ class Transfers:
         self.next_alone(object)
 
     def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
-        """Give the object to the followers of an ended fetch, or make one follower the leader."""
+        """Give followers of an ended fetch the object, or make one of them the leader."""
         fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
@@ -304,7 +303,7 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
-        """Find new sources for followers that were served from the cache of this pilot."""
+        """Find new sources for followers that this pilot's cache served."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
@@ -389,7 +388,7 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """Return a peer that can serve this fetch now, or None. `root`: only a sure peer."""
+        """Return a peer that can serve this fetch now, or None. `root`: a sure peer."""
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 

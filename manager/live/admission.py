@@ -1,7 +1,7 @@
 """Check the keys of peers, and limit the connections that prove no key.
 
 A stranger's silent connections could use up all file descriptors. Above a limit, the manager closes the oldest unproven
-connection of the address with the most unproven connections.
+connection of the address with the most.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why the key of a block may not send for this pilot, or an empty text."""
+    """Return why a block's key may not send for this pilot, or an empty text."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)

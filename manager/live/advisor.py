@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when the
-advisor dies. After a death it sends open questions one at a time until an answer arrives. A question that was open at
-two deaths is dropped.
+The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when it
+dies. It then sends open questions one at a time until an answer arrives. A question that was open at two deaths is
+dropped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def availability() -> AvailabilityStore:
 
 
 class History:
-    """The user's records of earlier sessions; empty if the files cannot be opened."""
+    """The user's records of earlier sessions; empty if they cannot be opened."""
 
     def __init__(self, *, session: str) -> None:
         self._store = performance()
@@ -62,7 +62,6 @@ class History:
         self._session = session
 
     def record(self, command: events.Record) -> None:
-        """Store a record. For runs, store their mean time."""
         match command:
             case events.RecordLoad():
                 self._store.record_load(
@@ -100,7 +99,6 @@ class History:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """Return advice on a context, or None."""
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
@@ -198,7 +196,7 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start the advisor for open questions, send the questions, and kill the advisor if it does not answer."""
+        """Start the advisor for open questions, send them, and kill the advisor if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:

@@ -23,7 +23,7 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A saved clock offset. `monotonic` identifies the clock to which `ahead_s` is added."""
+    """A saved offset. `monotonic` identifies the clock to which `ahead_s` is added."""
 
     monotonic: str
     ahead_s: float
@@ -32,7 +32,7 @@ class _Kept(msgspec.Struct, frozen=True):
 class Clock:
     """Seconds since the epoch that advance with the monotonic clock.
 
-    So journal times stay valid after a restart, and a change of the wall clock does not make pilots look silent.
+    So journal times stay valid after a restart, and a changed wall clock makes no pilot look silent.
 
     Args:
         not_before: Earliest time to return, in seconds since the epoch.
@@ -71,7 +71,7 @@ def _read(file: Path) -> float | None:
 
 
 class TimerHeap:
-    """Timers by due time. If a timer is set again, its old entry stays and is ignored."""
+    """Timers by due time. The old entry of a timer that is set again is ignored."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -83,7 +83,7 @@ class TimerHeap:
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
-        """Remove and yield the timers that are due. `current`: the valid due time of each timer."""
+        """Remove and yield the timers that are due. `current`: each timer's valid due time."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, key = heapq.heappop(heap)

@@ -66,7 +66,7 @@ class Compaction:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
     def advance(self, core: Core) -> None:
-        """Start a compaction if it is due, or check the child. All decisions must be in the journal."""
+        """Start a compaction if due, or check the child. All decisions must be in the journal."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S

@@ -1,10 +1,10 @@
 """Compute a 32-bit *check* of a core's decisions about an event. Equal decisions give equal checks.
 
-A check covers each command and its receiver. It does not cover answers, acknowledgements, measurements or texts for
-people. Ids and keys represent calls, functions and results, so a check contains no user data.
+A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Ids
+and keys represent calls, functions and results, so a check contains no user data.
 
-The cost of a check is limited. Of many calls for one library, it covers their number, the last call and a sample. Of
-results, it covers their number and the last result.
+The cost of a check is limited. Of many calls for one library it covers their number, the last call and a sample; of
+results, their number and the last result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one process of each kind. They exit when the session ends, so they outlive a killed
-manager. If a factory sends no hello for `TOLD_S`, status reports this. After its time limit the factory is replaced.
+A lock in the session folder allows one of each. They exit when the session ends, so they outlive a killed manager.
+Status reports a factory that sends no hello for `TOLD_S`. After its time limit it is replaced.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Attendant:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start the process if it does not run. Kill it if it is silent for too long."""
+        """Start the process if it does not run. Kill it if it is silent too long."""
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # the process works, so its start did not fail

@@ -1,7 +1,7 @@
 """Choose the address on which the manager listens, so that compute nodes can reach it.
 
 A site file may name a network (`interface = "ib0"`) or an address. The default (`auto`) is the address of this host's
-name. If that is a loopback address (Debian's 127.0.1.1), the default is the address on the route to the internet.
+name, or, if that is the loopback (Debian's 127.0.1.1), the address on the route to the internet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The journal writes every event of a session to disk before a resulting message is sent.
 
-One `write(2)` writes the records of one turn of the loop, so they survive a kill of the process. With the option `sync`
-they survive a crash of the host, because a thread calls fdatasync.
+One `write(2)` writes the records of one turn of the loop, so they survive a killed process. With the option `sync` they
+survive a crash of the host, because a thread calls fdatasync.
 
 A full or failing disk does not end the session. The file is truncated to its last whole record, later records stay in
 memory, and `flush` tries again. Checks of the core's decisions (`decisions`) let a replay detect differences.
@@ -55,7 +55,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """Result of a sync: the safe journal position, the number of turns that are now safe, and the error."""
+    """Result of a sync: the safe journal position, the number of turns made safe, and the error."""
 
     position: int
     turns: int
@@ -63,9 +63,8 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync. `wake_fd` becomes readable after each call.
-
-    Only the thread of the loop calls the methods.
+    """A thread that calls fdatasync. `wake_fd` becomes readable after each call. Only the loop's thread calls the
+    methods.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Syncing:
         self._asked.release()
 
     def done(self) -> Synced | None:
-        """Return the result of the last sync once, then results with 0 turns. Return None during a sync."""
+        """Return the last sync's result once, then results with 0 turns. Return None during a sync."""
         if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -119,7 +118,7 @@ class Syncing:
 
 
 class JournalEnd(msgspec.Struct, frozen=True):
-    """Where writing continues: segment, number of earlier events, bytes of the undamaged part of the segment."""
+    """Where writing continues: segment, number of earlier events, bytes of the segment's undamaged part."""
 
     head: SegmentHead
     events: int
@@ -129,7 +128,7 @@ class JournalEnd(msgspec.Struct, frozen=True):
 class Journal:
     """`write` collects events, `flush` writes them to disk. Raises SessionError if another manager has the journal.
 
-    `position`: bytes that this process has collected. `written`: bytes that survive its death. `safe`: bytes that are
+    `position` counts all bytes of this process, `written` the bytes that survive its death, `safe` the bytes that are
     synced (without `sync`: written).
     """
 
@@ -177,7 +176,6 @@ class Journal:
         self._append(now, event)
 
     def take_back(self) -> None:
-        """Remove the last event, which is not yet on disk."""
         self.position -= sum(map(len, self._pending[-2:]))
         del self._pending[-2:]
         self.events -= 1
@@ -261,9 +259,8 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a new segment.
-
-        Raises OSError and continues in the old segment, or SessionError if another manager has the journal.
+        """Begin a segment. Raises OSError and continues in the old one, or SessionError if another manager has the
+        journal.
         """
         self._append_checks()
         if not self.settle():
@@ -307,7 +304,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield the undamaged events of a file, oldest first. Raises SessionError if the file is not a journal."""
+    """Yield a file's undamaged events, oldest first. Raises SessionError if it is not a journal."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
@@ -367,7 +364,7 @@ class JournalTrouble:
         return f"the journal can be written again, after {show_seconds(now - self._since)}"
 
     def is_untold(self, now: float) -> bool:
-        """True once after each change of which programs must be informed."""
+        """True once after each change that programs must be told."""
         if self.text == self._told or (self.text and now - self._since < TELL_S):
             return False
         self._told = self.text
@@ -398,8 +395,8 @@ def explain_journal_trouble(journal: Journal, folder: Path) -> str:
 class HeldCommands:
     """A queue of batches of commands. A batch is sent when its journal position is safe.
 
-    Calls for pilots need no sync, because pilots report their calls after a crash of this host. Messages to a pilot
-    keep their order, except acknowledgements.
+    Calls for pilots need no sync, because pilots report their calls after a crash of this host. Other messages to a
+    pilot keep their order, except acknowledgements.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -414,7 +411,7 @@ class HeldCommands:
             self._batches.append((self._journal.position, commands))
 
     def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
-        """Return the commands to send before a sync, and the other commands."""
+        """Return the commands to send before a sync, and the others."""
         is_written = self._journal.position <= self._journal.written
         now: list[Command] = []
         later: list[Command] = []
@@ -429,7 +426,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or if the `ending` session has waited long enough."""
+        """True if the oldest batch is safe, or the `ending` session has waited long enough."""
         if not self._batches:
             return False
         if ending:

@@ -79,7 +79,7 @@ def after_pause(pause_s: float) -> str:
 
 
 def keep(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager, restart it after failures, and return its exit status. SIGTERM ends only the manager."""
+    """Run a manager, restart it after failures, return its exit status. SIGTERM ends only the manager."""
     restarts = Restarts(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None

@@ -4,7 +4,7 @@ Locks and clocks are not reliable across hosts. So the holder replaces the file 
 
 - On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder immediately.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
-  managers decide this together, both write and wait. The manager whose token is in the file wins.
+  managers decide this together, both write and wait; the manager whose token is in the file wins.
 - After a freeze, a holder handles no frame until it has read the file. If it finds another token, it stops.
 """
 
@@ -62,8 +62,8 @@ class NoRoomError(SessionError):
 class LeaseHolder(msgspec.Struct, frozen=True):
     """The process that may run the session.
 
-    `machine`: equal for processes that see each other's ids. `started`: start time in ticks since boot. `over`: why the
-    session ended. `unwritten`: why the journal lacks its last records.
+    `machine`: equal for processes that see each other's ids. `started`: ticks since boot. `over`: why the session
+    ended. `unwritten`: why the journal lacks its last records.
     """
 
     host: str
@@ -103,7 +103,7 @@ class Lease:
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease on a thread, which passes a new holder to `on_lost` (None: the session folder is gone)."""
+        """Renew the lease on a thread. It passes a new holder to `on_lost` (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
@@ -181,14 +181,14 @@ class Lease:
             raise
 
     def write(self) -> None:
-        """Write the lease to a new file, and keep the file open in case descriptors run out. Raises OSError."""
+        """Write the lease to a new file; keep it open in case descriptors run out. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
             os.close(before)
 
     def write_over_the_dead(self) -> bool:
-        """Overwrite the file of a dead holder, which works on a full disk. Return False on failure."""
+        """Overwrite a dead holder's file, which works on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -216,7 +216,7 @@ class Lease:
 
 
 def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
-    """Overwrite the open file of a lease. Raises OSError, also if another file is at `path`; then it is unchanged."""
+    """Overwrite a lease's open file. On OSError, also if another file is at `path` now, it is unchanged."""
     try:
         if os.pwrite(file, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -246,9 +246,8 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Take the lease. Wait up to `patience_s` for a holder on another machine, and up to `room_s` for disk space.
-
-    Raises SessionError if the session has a live manager or is over, and NoRoomError.
+    """Wait up to `patience_s` for a holder on another machine, and up to `room_s` for disk space. Raises SessionError
+    if the session has a live manager or is over, and NoRoomError.
     """
     with _one_at_a_time(path):
         before = read(path)
@@ -293,7 +292,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the holder, or None without a lease. Raises OSError, or SessionError if the lease is damaged."""
+    """Return the holder; None without a lease. Raises OSError, or SessionError for a damaged lease."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -305,7 +304,7 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why the journal of an ended session lacks its last records, or an empty text."""
+    """Return why an ended session's journal lacks its last records, or an empty text."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 

@@ -1,6 +1,6 @@
 """Keep records of failed nodes for all sessions of the user, in one file of the state folder.
 
-If the file cannot be read, a session excludes only the nodes that fail during the session.
+If the file is unreadable, a session excludes only the nodes that fail during it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class NodeStore:
         return self._file.is_open
 
     def record(self, record: NodeRecord) -> bool:
-        """Store a record unless the file has a newer record of the node. Return False if it cannot be written."""
+        """Store a record unless the file has a newer record of its node. False if the file cannot be written."""
         return self._file.write((_WRITE, [astuple(record)])) is not None
 
     def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
-        """Record a probe of an excluded node in one step. Return False if another session probed the node within
-        `every_s` or allowed it again."""
+        """Record a probe of an excluded node, in one step. False if another session probed it within `every_s` or
+        allowed it.
+        """
         row = astuple(replace(record, probed_at=now, at=now))
         changed = self._file.write((_CLAIM, [(*row, every_s)]))
         return changed is None or changed > 0
@@ -73,7 +74,7 @@ class NodeStore:
         return [record for record in found if record.heard_at >= since]
 
     def changed(self, now: float) -> list[NodeRecord]:
-        """Return all records if another process may have written since the last check. Check every `LOOK_S`."""
+        """Return all records if another process may have written since the last check, `LOOK_S` ago."""
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
@@ -91,13 +92,13 @@ def clear(node: str) -> list[NodeRecord]:
     """Allow blocks on a node again, in all sessions.
 
     Args:
-        node: Name of the node in its batch system.
+        node: The node's name in its batch system.
 
     Returns:
-        The earlier records of the node, one per site that excluded it.
+        The node's earlier records, one per site that excluded it.
 
     Raises:
-        StokerError: If the node is not excluded, or its records cannot be read or written.
+        StokerError: The node is not excluded, or its records cannot be read or written.
     """
     there = excluded_nodes()
     found = [record for record in there if record.node == node]

@@ -1,7 +1,7 @@
 """Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A time limit applies to a disconnected peer, and after a
-restart to each peer in the journal. The peer must send a message before its limit.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, or after a restart a peer in the journal,
+must send a message before its time limit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PeerKey = tuple[Role, str]
 class Patience(msgspec.Struct, frozen=True):
     """Time limits in seconds.
 
-    `silence_s`: silence after which a pilot is lost. `pilot_back_s`, `client_back_s`: time for a peer to reconnect;
-    `restart_s`: the same after a restart of the manager. `pilot_lease_s`: time that a pilot waits for a lost manager.
-    `idle_s`: time after which a session without clients and calls ends (0 = no limit).
+    `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`, after a restart of the manager
+    `restart_s`: for peers to reconnect. `pilot_lease_s`: for which a pilot waits for a lost manager. `idle_s`: until a
+    session without clients and calls ends (0 = no limit).
     """
 
     heartbeat_s: float = 5.0
@@ -76,9 +76,9 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the silence limits after a time in which no messages were read.
+        """Restart the silence limits after a time without reading.
 
-        `may_be_back`: also give absent peers more time to reconnect.
+        `may_be_back`: also give absent peers time to reconnect.
         """
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
@@ -90,7 +90,7 @@ class PeerWatch:
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 
     def lost_peers(self, now: float) -> Iterator[tuple[Role, str, str]]:
-        """Yield role, name and reason of each lost peer. The name of a first client that never connected is empty."""
+        """Yield role, name and reason of each lost peer. A first client that never connected has no name."""
         if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
             self._back_by[_FIRST_CLIENT] = now  # the program that started this manager has ended
         for peer, until in list(self._back_by.items()):

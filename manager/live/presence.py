@@ -1,12 +1,12 @@
 """Check whether the manager of a session runs; maintain `session.json`, in which programs find its address.
 
-An open port does not prove that the manager runs, because another program may use the port. So Stoker checks in order:
+An open port is no proof, because another program may use it. So Stoker checks in this order:
 
 - The lease: a session that is over has no manager.
 - The port: if it accepts no connections, no manager can be reached.
-- The lease again: its process on this machine must run and listen on the port, even if it is busy or frozen.
-- For a manager on another machine, or if the lease is not readable: Stoker waits for a CURVE handshake, which needs the
-  secret key of the session, or for a renewed lease.
+- The lease again: its process on this machine must run and listen on that port, even if busy or frozen.
+- For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
+  session's secret key, or for a renewed lease.
 
 A wrong negative result never starts a second manager, because a new manager waits for the lease.
 """

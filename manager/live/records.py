@@ -68,8 +68,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
     """First record of a segment.
 
-    `number`: number of the segment, from 1. `first`: number of its first event. `mark`: random text, also in its
-    snapshot. `stoker`: version that began the segment.
+    `number`: from 1. `first`: number of its first event. `mark`: random, also in its snapshot. `stoker`: version that
+    began it.
     """
 
     number: int
@@ -79,7 +79,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged part. `tail`: no whole record follows. `cut`: a killed process wrote only part of a record."""
+    """A damaged part. `tail`: no whole record follows. `cut`: a killed process wrote a record only in part."""
 
     at: int
     length: int
@@ -185,12 +185,11 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 
 def journal_exists(journal: Path) -> bool:
-    """True if a segment exists, even if only earlier segments remain after a kill."""
+    """True also if only earlier segments exist, as after a kill."""
     return journal.exists() or any(_numbered(journal, _NUMBERED))
 
 
 def list_segments(journal: Path) -> list[Segment]:
-    """Return the segments, oldest first. Raises SessionError."""
     found: dict[int, Segment] = {}
     for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
         head = head_of(path) if path.exists() else None
@@ -206,7 +205,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def head_of(path: Path) -> SegmentHead | None:
-    """Return the first record of a segment; only its number if damaged; None without a record."""
+    """Return a segment's first record; if damaged, only its number; None without a record."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == OLD_MAGIC:
             return SegmentHead(1, 0, "", "")

@@ -1,6 +1,6 @@
-"""Replay a journal: events in the same order and at the same times give the same manager.
+"""Replay a journal: the same events in order at the same times give the same manager.
 
-`verify` compares decisions and stops at the first difference.
+`verify` compares decisions and stops at a difference.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the manager's history `told`, or the history in the journal if the manager has forgotten the call."""
+    """Return the manager's history `told`, or the journal's for a forgotten call."""
     if told.found:
         return told
     try:
@@ -90,7 +90,7 @@ def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tup
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event that a replay decides differently. `event`: its number from 0. `decides`: the new decisions."""
+    """The first event that a replay decides differently. `event`: its number from 0. `decides`: the new decision."""
 
     event: int
     after_s: float
@@ -101,8 +101,8 @@ class FirstDifference(msgspec.Struct, frozen=True):
 class Replayed(msgspec.Struct, frozen=True):
     """Result of a replay.
 
-    `checked`: number of events with recorded decisions. `since`: time before which events are no longer in the journal
-    (0 = all are). `lost`: number of damaged parts.
+    `checked`: events with recorded decisions. `since`: time before which events are not in the journal (0 = all are).
+    `lost`: damaged parts.
     """
 
     session: str
@@ -116,7 +116,6 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def is_old(self) -> bool:
-        """True if the journal is too old to contain checks."""
         return self.events > 0 and not self.checked
 
 
@@ -132,7 +131,7 @@ def verify(
 ) -> Replayed:
     """Replay a journal and compare decisions. `tell` sometimes gets the number of replayed events and their seconds.
 
-    Raises SessionError if there is no journal or event, or if a policy raises an exception.
+    Raises SessionError without a journal or events, or if a policy raises.
     """
     past = JournalPast(path, session, policies)
     made: dict[int, _Made] = {}

@@ -1,9 +1,9 @@
-"""Restore a manager from its journal: the newest snapshot and the later events, even if parts are damaged.
+"""Restore a manager from its journal: the newest snapshot and the later events, even if damaged.
 
-- If whole records follow a damaged record, only the damaged event is lost. The core continues with a gap
-  (`RecordsLost`), and every peer reports its state again.
+- If whole records follow a damaged record, only its event is lost. The core continues with a gap (`RecordsLost`), and
+  every peer reports its state again.
 - If the beginning cannot be read, or another version of Stoker decided differently, the manager renames all files
-  (`journal.aside-*`). It starts a new core with the unconfirmed ends.
+  (`journal.aside-*`) and starts a new core with the unconfirmed ends.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _NO_SNAPSHOT = "its snapshot is missing"
 
 
 class JournalPast:
-    """The newest readable beginning of a journal, and the later records.
+    """A journal's newest readable beginning, and the later records.
 
-    `since`: time of the snapshot (0 = no snapshot). `unreadable`: unreadable snapshots, with the reason. `lost`:
-    damaged bytes so far. `is_comparable`: False from damage until a manager restarted without the damaged events.
+    `since`: time of the snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes
+    so far. `is_comparable`: False from damage until a manager restarted without the damaged events.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """True if the files reach from a snapshot, or from the beginning of the session, to its end."""
+        """True if the files reach from a snapshot, or the session's beginning, to its end."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -170,8 +170,8 @@ class JournalPast:
 class RestoredManager(msgspec.Struct):
     """Result of `restore_manager`.
 
-    `core`: None without a journal, or if its files were put aside. `end`: where the journal continues. `ends`: ends for
-    a new core. `compact`: write a snapshot soon.
+    `core`: None without a journal, or if it was put aside. `end`: where the journal continues. `ends`: for a new core.
+    `compact`: write a snapshot soon.
     """
 
     core: Core | None = None
@@ -226,7 +226,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
 
 
 def _replay(past: JournalPast, notices: list[str]) -> None:
-    """Replay and compare decisions. A difference raises if another version wrote the journal, else adds a notice."""
+    """Replay and compare decisions. A difference raises if another version wrote the journal, else gives a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):

@@ -1,7 +1,7 @@
 """The manager's loop.
 
-A turn waits for a message or due work, reads every socket, and passes each frame to the core. It writes the events to
-the journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
+A turn waits for a message or due work, reads every socket, passes each frame to the core, writes the events to the
+journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
 (`HeldCommands`).
 """
 
@@ -67,8 +67,8 @@ class CoreFailedError(Exception):
 
 
 class ManagerServer:
-    """The server of a session. `sure`: waits until no other manager can run the session. `parent`: pid of the process
-    that started the server (0 = unknown).
+    """The server of a session. `sure`: waits until no other manager can run it. `parent`: process that started it (0 =
+    unknown).
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for `FULL_S`. Peers do not count as silent in this time."""
+        """Read no messages for `FULL_S`. Peers do not count as silent."""
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
@@ -223,7 +223,6 @@ class ManagerServer:
             self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """Forward pieces before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -235,7 +234,7 @@ class ManagerServer:
             self._give(events.FramesRefused(counts), now, commands)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """Pass an event to the core. `keep`: write the event to the journal; False for a question."""
+        """Pass an event to the core. `keep`: write it to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -355,7 +354,7 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands. Messages to a peer are sent as one frame, with acknowledgements."""
+        """Carry out commands. Messages to one peer are one frame, with acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
@@ -399,7 +398,6 @@ class ManagerServer:
                 self._give_back(events.ProbeClaimed(claim.record.source, claim.record.node))
 
     def _give_back(self, answer: Event) -> None:
-        """Pass the answer to one of its commands to the core."""
         more: list[Command] = []
         self._give(answer, self.clock.now(), more)
         self._end_turn(more)
@@ -440,7 +438,7 @@ def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float],
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a file only if it is a result file, because its name comes from a pilot."""
+    """Remove only a result file, because its name comes from a pilot."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
@@ -476,7 +474,6 @@ class EndRequest:
         self._touched_ns = 0
 
     def is_new(self) -> bool:
-        """True if the file was touched since the last call."""
         before = self._touched_ns
         try:
             with self._path.open("rb") as file:  # opening makes a network file system read the time again

@@ -1,13 +1,13 @@
 """Load the policies of a session. Its site files name the policies, and its folder stores them.
 
 A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
-`provisioning=`. The result is the policy for each seam whose methods it has; the default policies serve the other
-seams. A file in a package is imported as a module of the package.
+`provisioning=`. The result is the policy at each seam whose methods it has; default policies serve the others. A file
+in a package is imported as its module.
 
 Restarted managers and replays use copies of the user's files.
 
     <session folder>/
-        policies.json            names of the policies, if they are not the defaults
+        policies.json            the names, if not the defaults
         policies/<setting>/      the user's files outside packages
         packages/<root>/         files of the user's packages
 """
@@ -97,7 +97,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy the file of a policy, or the imported files of its package. Return its new name."""
+    """Copy a policy's file, or its package's imported files. Return its new name."""
     file = policy_file(name)
     if not file:
         return name
@@ -124,7 +124,7 @@ def _root_of(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return a folder for the copy of a package. It depends on the root, because two packages may have one name."""
+    """Return a folder for a package's copy, by its root, because two packages may have one name."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -139,7 +139,7 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a module. First remove a package with this name in another folder from `sys.modules`."""
+    """Import a module. First remove a package of the same name in another folder from `sys.modules`."""
     parts = path.relative_to(root).with_suffix("").parts
     there = sys.modules.get(parts[0])
     if there is not None and (root / parts[0]) not in [
@@ -198,7 +198,6 @@ def _makers(module: ModuleType) -> list[str]:
 
 
 def _wants_nothing(function: Callable[..., Any]) -> bool:
-    """True if a function needs no argument other than `provisioning=`."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -209,7 +208,7 @@ def _wants_nothing(function: Callable[..., Any]) -> bool:
 def _policies(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """Call the named object, and add default policies for the seams that its result lacks."""
+    """Call the named object, and add default policies for seams that its result lacks."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
@@ -303,8 +302,8 @@ def _public(classes: Iterable[type]) -> dict[str, Any]:
 class ChosenPolicies(msgspec.Struct, frozen=True):
     """Names of policies.
 
-    `dispatch`, `residency`: empty if equal to `name`. `search_path`: folders in which modules are found. `honours`:
-    wishes that the policies honour (None: only the manager knows).
+    `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found. `honours`: wishes that
+    the policies honour (None: only the manager knows).
     """
 
     name: str = Policy().name
@@ -341,7 +340,7 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Create the policies of these sites. Raises ConfigError if sites differ or a policy cannot be created."""
+    """Create these sites' policies. Raises ConfigError if sites differ or one cannot be created."""
     return _made(agreed(sites), working_folder())
 
 
@@ -393,7 +392,7 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Return the names of the policies; empty for the defaults, or if the names cannot be read."""
+    """Return the names of the policies; empty for the defaults, or if unreadable."""
     try:
         kept = chosen_in(folder)
     except SessionError as error:

@@ -2,10 +2,10 @@
 
 A file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read, and the
 pickled core. A manager loads the core only if its own classes have the same fields. Otherwise it uses the facts, and
-peers report their state again.
+peers report the rest.
 
 The state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a list.
-Each noun consists of the values of its fields, in which other nouns are references. So the depth of a pickle does not
+Each noun consists of the values of its fields, in which other nouns are references, so the depth of a pickle does not
 grow with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
@@ -62,7 +62,7 @@ class Unreadable(StokerError):
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and all its references. `modules`: modules of custom policies. Raises Unsaveable, OSError."""
+    """Write an object and all its references. `modules`: of custom policies. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -222,7 +222,6 @@ def _class(module: str, name: str) -> type | None:
 
 
 def policies_modules(policies: Policies | None) -> frozenset[str]:
-    """Return the modules of policies, and all imported modules of their packages."""
     if policies is None:
         return frozenset()
     own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
@@ -238,7 +237,7 @@ _PARTS = struct.Struct("<QIQIQI")
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """Head of a snapshot. `segment`: the segment after the snapshot. `at`: time of the last event."""
+    """Head of a snapshot. `segment`: the next segment. `at`: time of the last event."""
 
     session: str
     stoker: str
@@ -310,7 +309,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable if its head or its certain facts are damaged."""
+    """Read a snapshot. Raises Unreadable if its head or certain facts are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,10 +1,10 @@
 """The manager's ROUTER socket: check keys, read and send frames, and detect broken connections.
 
-CURVE refuses a peer without a key pair of the session before any byte is decoded. For every frame, ZeroMQ reports the
+CURVE refuses a peer without a key pair of the session before any byte is decoded. With each frame, ZeroMQ reports the
 owner of the peer's key pair (ZAP, RFC 27).
 
 A frame is refused if it does not follow the protocol, if its sender has no readable name, if it is a hello of another
-version or session, or if the key of one block sends it for a pilot of another block.
+version or session, or if one block's key sends it for another block's pilot.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """Return the error for `ports`. A restarted manager keeps its range, because compute nodes may reach only that."""
+    """Return the error for `ports`. A restarted manager keeps its range, because compute nodes may reach no other
+    ports.
+    """
     first, last = ports
     names = list(_sessions_on(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
@@ -80,7 +82,7 @@ def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]
 
 
 def name_of(identity: bytes) -> bytes:
-    """Return the name of a peer, without the secret that protects a pilot's identity from other connections."""
+    """Return a peer's name, without the secret that protects a pilot's identity from other connections."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
@@ -103,7 +105,7 @@ class ManagerSockets:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address`, or on a free port of `interface` in `ports`, or, with `any_port`, on any port."""
+        """Listen on `address`, else on a free port of `interface`, else, with `any_port`, on any port."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -166,7 +168,6 @@ class ManagerSockets:
 
     @property
     def has_unread_connection(self) -> bool:
-        """True if an open connection has not sent a frame yet."""
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
@@ -178,7 +179,7 @@ class ManagerSockets:
     def wait(self, timeout_ms: int) -> list[str]:
         """Wait for messages or `timeout_ms`. Return the peers whose connection broke.
 
-        Handle these peers before `frames`, which may contain a frame of a peer that reconnected.
+        Handle them before `frames`, which may contain a frame of a peer that reconnected.
         """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
@@ -233,7 +234,7 @@ class ManagerSockets:
             yield user, peer, body.buffer
 
     def _answer_key_checks(self) -> None:
-        """Answer ZeroMQ's questions whether a peer has a key of the session (ZAP)."""
+        """Answer ZeroMQ's questions whether peers have a key of the session (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
@@ -283,7 +284,7 @@ class EventReader:
         self._told_at = now
 
     def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return the event of a frame; None if the frame is refused. `user`: the owner of the key."""
+        """Return a frame's event; None if it is refused. `user`: the owner of the key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

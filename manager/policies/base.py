@@ -19,9 +19,9 @@ _MOST_COMPARED = 8  # Free libraries compared per speed
 
 
 def fastest_first(context: Context) -> Iterator[Library]:
-    """Yield free libraries, the fastest first if the speeds of device kinds are known, else the hottest first.
+    """Yield free libraries: the fastest first if speeds of device kinds are known, else the hottest.
 
-    A device that also runs calls of other libraries counts as slower. The first libraries of each speed are compared.
+    A device that also runs calls of other libraries counts as slower. The first few of each speed are compared.
     """
     by_speed = context.index.hottest_by_speed()
     if not by_speed:
@@ -38,9 +38,9 @@ def _slowness(library: Library) -> float:
 
 
 def hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Yield the library of the current burst, then free libraries (`fastest_first`), then the least loaded libraries.
+    """Yield the library of the current burst, then free libraries (`fastest_first`), then the least loaded.
 
-    Each library pulls calls before the next library is yielded.
+    Each library pulls calls before the next is yielded.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:

@@ -1,14 +1,14 @@
 """Default dispatch, as in Pervasive Context Management (§3): send each call to a library that has its context loaded.
 
 The free library that was used last (the hottest) comes first. If calls are shorter than a round trip to the manager, a
-library gets up to `prefetch_s` of work beyond its slots, but at most its share of the queue. A library without work
-takes back calls from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
+library gets up to `prefetch_s` of work beyond its slots, at most its share of the queue. A library without work takes
+back calls from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
 
 If device kinds have different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
 slow library gets a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
 
 `stoker.manager.core.deadlines` contains the rules for walltimes and deadlines. A gang starts when enough libraries are
-free. If enough libraries are ready but not free, the free ones are kept for the gang.
+free. If enough are ready, free libraries are kept for the next gang.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HottestFirst(Quiet):
     """The default dispatch policy.
 
     `prefetch_s`: seconds of backlog that hide the round trip. `prefetch_calls`: maximum backlog in calls. `frame_s`:
-    minimum seconds of work for which a frame is sent to another library. It grows up to `prefetch_s` if more than
-    `busy_per_s` calls end per second.
+    minimum seconds of work for a frame to another library; it grows up to `prefetch_s` if more than `busy_per_s` calls
+    end per second.
     """
 
     asks_every_call = False
@@ -51,7 +51,7 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the slots plus a backlog of short calls. For a library that retires, return its remaining calls."""
+        """Return the slots plus a backlog of short calls; for a library that retires, its remaining calls."""
         context = library.context
         most = context.recipe.calls_per_library
         if most:
@@ -64,7 +64,7 @@ class HottestFirst(Quiet):
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return the hottest library with a free slot, or else a library with space in its backlog."""
+        """Return the hottest library with a free slot, or else with space for a backlog."""
         context, group = call.group.context, call.group
         # A gang delays other calls only if as many libraries as it needs are ready.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
@@ -140,7 +140,7 @@ class HottestFirst(Quiet):
                 yield Send(head.id, library.id)
 
     def _another(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
-        """If the first call waits for a faster device kind, send the library a later call, or set a timer."""
+        """If the first call waits for a faster device kind, send a later call, or set a timer."""
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and call_fits(view, library, call)
@@ -159,14 +159,12 @@ class HottestFirst(Quiet):
         return room and call_fits(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
-        """Start a gang if enough libraries are free. Gangs of one context start in order."""
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 
 def _even_share(library: Library) -> int:
-    """Return a library's share of the queue, in proportion to its speed."""
     context, speeds = library.context, library.context.speeds
     if not speeds.of:
         return -(-context.queue.count // len(context.libraries))
@@ -176,7 +174,7 @@ def _even_share(library: Library) -> int:
 
 
 def _share(library: Library) -> int:
-    """Return how many calls a library may take without exceeding the load of other free libraries."""
+    """Return how many calls a library may take to have no more than other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -185,9 +183,8 @@ def _share(library: Library) -> int:
 
 
 def _with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot.
-
-    The fastest come first if speeds are known, else the hottest; with several slots, the least loaded of the hottest.
+    """Yield libraries with a free slot: the fastest first if speeds are known, else the hottest. With several slots,
+    the least loaded of the hottest comes first.
     """
     hottest = context.index.hottest()
     first = next(hottest, None)
@@ -206,6 +203,6 @@ def _next_gang(context: Context) -> Call | None:
 
 
 class ShortestFirst(HottestFirst):
-    """The default policy, but within a priority the calls with the shortest expected run time come first."""
+    """The default policy, but the shortest expected runs come first within a priority."""
 
     by_run_time = True

@@ -1,14 +1,14 @@
 """Decide when a call should wait for a faster device kind.
 
 A call waits if faster libraries would finish the remaining work before a slow library finishes this call. The remaining
-work is the queue, plus the calls that open maps have not submitted yet. Without a map it is known if no call has
-arrived for two run times.
+work is the queue, and the calls that open maps have not submitted yet. Without a map it is known if no call has arrived
+for two run times.
 
 The forecast is list scheduling on the faster libraries: they finish their running calls, then share the remaining
-calls. A run that is overdue by some seconds is expected to take as many seconds more, so no call waits long for a
-library that hangs. A call with a deadline also waits if only a faster library meets the deadline.
+calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a library
+that hangs. A call with a deadline also waits if only a faster library meets the deadline.
 
-No call waits if speeds are not measured (`stoker.manager.core.speeds`), if it is short, or if libraries have several
+No call waits without measured speeds (`stoker.manager.core.speeds`), if it is short, or if libraries have several
 slots.
 """
 
@@ -56,7 +56,7 @@ def waits_for_faster(view: View, library: Library, call: Call) -> float:
 
 
 def _rest(view: View, context: Context, call: Call) -> int | None:
-    """Return the number of calls expected in addition to this call; None if unknown."""
+    """Return the number of calls to come after this call; None if unknown."""
     waiting = max(0, context.queue.count - 1)
     if context.unsent is None:
         recent = view.now - context.submitted_at < _ROUNDS * call.group.cost.run_s
@@ -65,7 +65,7 @@ def _rest(view: View, context: Context, call: Call) -> int | None:
 
 
 def _faster(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
-    """Forecast when the faster libraries of a context are free. Examine the first libraries of each kind."""
+    """Forecast the faster libraries of a context, from the first libraries of each kind."""
     context = library.context
     mine = context.speeds.get(library.kind)
     count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run

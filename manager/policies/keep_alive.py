@@ -1,8 +1,8 @@
 """Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits set by programs
+`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits of programs
 (`Context.limits`), `room_for_more` limits loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
-(`Queue.apart`) wait, `KeepAlive` unloads no library for being idle.
+(`Queue.apart`) wait, `KeepAlive` waits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _GATHERING_LOOK_S = 1.0  # Minimum seconds between two checks while gangs or cal
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
     """Return how many more libraries a context may have; None = no limit, negative = too many.
 
-    Stopping libraries count. After calls have waited for `cut_s`, libraries of disconnected pilots do not count.
+    Stopping libraries count. Libraries of a disconnected pilot stop counting after calls waited for `cut_s`.
     """
     most = context.limits.most
     if not most:
@@ -190,7 +190,7 @@ class LeastNumbers:
         self._gone: Counter[Context] = Counter()
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """Return True if a block with these pilots may be released. The check then counts its libraries as gone."""
+        """True if a block of these pilots may be released. Then its libraries count as gone."""
         theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
         least = (context for context in theirs if context.limits.least)
         if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
@@ -200,7 +200,7 @@ class LeastNumbers:
 
 
 def is_spared(library: Library) -> bool:
-    """True if a library must stay because its context has only its minimum number of libraries."""
+    """True if a library must stay because its context has only its minimum."""
     return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
 
 

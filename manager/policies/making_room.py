@@ -2,7 +2,7 @@
 
 `idle_to_end` chooses as few idle libraries and sleepers as possible, least recently used first. `idle_to_wake` does
 this for the devices of a sleeper. `preempt_for_starved_context` takes a device from the context with the most libraries
-for a context that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
+for one that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Libra
 def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank) -> list[Library]:
     """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
 
-    Return an empty list if enough memory is already being freed, or cannot be freed.
+    The result is empty if memory is already being freed, or cannot be.
     """
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
@@ -127,7 +127,7 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
 def _way(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Return the highest rank of the libraries to stop on this device, and the libraries; None if none suffice."""
+    """Return the highest rank of the libraries to stop on this device, and these; None if impossible."""
     if not suits(context, device) or holds(device, context):
         return None
     return _way_to(device, minimum(context, device), may_go, rank)
@@ -154,7 +154,6 @@ def holds(device: Device, context: Context) -> bool:
 
 
 def _saved(library: Library, context: Context) -> bool:
-    """True if a free library is kept for a gang that precedes this context."""
     if not is_idle(library):
         return False
     mine, other = context.lacking, _incomplete_gang_rank(library.context)

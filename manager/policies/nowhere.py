@@ -24,7 +24,7 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Return why no present or future device can load the context; None if a device can, or if this is unknown."""
+    """Return why no present or future device can load the context; None if one can, or if unknown."""
     impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
@@ -79,7 +79,6 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
 
 
 def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
-    """Return the setting that provides a device with enough memory, if memory is the cause."""
     smaller, together = [], 0
     for pilot in pilots:
         of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
@@ -113,9 +112,9 @@ def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the faults of the pilots if all suitable pilots are unfit and no other pilot can join.
+    """Return the faults of the pilots if all suitable pilots are unfit and no other can join.
 
-    Return None for a few seconds if a disk is full, or while a pilot may reconnect or a block is replaced.
+    Return None for a few seconds if a disk is full, a pilot may reconnect, or a block is replaced.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())

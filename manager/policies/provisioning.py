@@ -1,12 +1,12 @@
 """Choose how many blocks to request from which source.
 
 The opportunistic rule keeps a few blocks pending, up to a maximum. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests blocks once.
+waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests them once.
 
-Beyond the first and the minimum blocks of the site file, a block is requested only if a queued call could use it. If
-blocks of the first suitable source wait longer than `late_s`, the next source is used too. After a failure a source is
-tried again after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started
-pilots before) waiting calls fail with the reason.
+Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
+of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
+after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started pilots)
+waiting calls fail with the reason.
 
 Blocks that no call can use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
 `WITHDRAW_S` are cancelled.
@@ -111,7 +111,6 @@ class KeepBlocks(Quiet):
     # ---- requests
 
     def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
-        """Return how many more blocks to request for contexts that the source could load."""
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -259,10 +258,10 @@ class KeepBlocks(Quiet):
 
 
 def _unserved(context: Context, room: int | None) -> int:
-    """Return the slots that waiting calls need in addition to loading libraries and, for gangs, free libraries.
+    """Return the slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
 
-    Each gang counts with the minimum size of the first gang, or with its maximum size if it has a deadline. `room`:
-    maximum number of further libraries.
+    Each gang counts with the first gang's minimum size, or its maximum size with a deadline. `room`: maximum further
+    libraries.
     """
     head = context.queue.head()
     if head is None:

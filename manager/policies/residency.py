@@ -1,10 +1,10 @@
 """Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
-A context is loaded on another device if its calls would wait longer for its present libraries than a load takes. A run
-that was never measured counts as endless. A context gets its declared size, or its measured size. If both are unknown,
-it gets all free memory except a part for calls without a context.
+A context is loaded on another device if its calls would wait longer for its libraries than a load takes. An unmeasured
+run counts as endless. A context gets its declared size, or its measured size, or else all free memory except a part for
+calls without a context.
 
-If a wake is faster than a load, a sleeping library of the context wakes (`stoker.manager.policies.sleeping`).
+If a wake is faster than a load, a sleeping library wakes instead (`stoker.manager.policies.sleeping`).
 
 If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
 first. If no library is idle, a context without libraries gets, after `patience_s`, a device of the context with the
@@ -81,7 +81,7 @@ class LoadWhereWanted(Quiet):
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return loads that shorten the wait, evictions for a load, or a failure if no load is possible."""
+        """Return loads that shorten the wait, evictions for a load, or a failure if none is possible."""
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
@@ -131,8 +131,6 @@ class LoadWhereWanted(Quiet):
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """Move the later of two calls that slow each other down on a device."""
-
         def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
             return self.open_places(view, context, desperate=False)
 
@@ -178,7 +176,7 @@ class LoadWhereWanted(Quiet):
     # ---- where
 
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Yield sets of devices that fit the context and have not loaded it, best set first.
+        """Yield sets of devices that fit the context and have not loaded it, best first.
 
         Unless `desperate`, pilots with `GIVE_UP_ON_PILOT` failed loads are excluded.
         """
@@ -213,7 +211,7 @@ class LoadWhereWanted(Quiet):
     # ---- sleepers
 
     def _wakes(self, view: View, context: Context, most: int) -> list[Action]:
-        """Wake up to `most` sleepers. Make room for one of them unless a load on another device is faster."""
+        """Wake up to `most` sleepers. Make room for one unless a load elsewhere is faster."""
         plan: list[Action] = []
         for sleeper in wakeable(view, context)[: max(0, most)]:
             needed = more_to_wake(sleeper)
@@ -229,7 +227,7 @@ class LoadWhereWanted(Quiet):
         return plan
 
     def _loads_sooner(self, view: View, context: Context) -> bool:
-        """True if a load on a free device is faster than a wake for which another library must sleep first."""
+        """True if a load on a free device is faster than a wake for which another library must sleep."""
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
         return any(True for _ in self.open_places(view, context, desperate=False))
@@ -237,7 +235,7 @@ class LoadWhereWanted(Quiet):
     # ---- making room
 
     def _leave_for_able_one(self, view: View, context: Context) -> list[Action]:
-        """At the limit of a context, unload a library that cannot run the next call if another pilot could run it."""
+        """At the context's limit, unload a library that cannot run the next call if another pilot could."""
         awake = wakeable(view, context)
         leaving = [*unable(view, context), *(x for x in context.libraries.values() if is_asleep(x) and x not in awake)]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
@@ -276,7 +274,7 @@ class LoadWhereWanted(Quiet):
         return anyone if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
-        """Return the load that replaces `leaving`; empty if its size is unknown until they have stopped."""
+        """Return the load that replaces `leaving`; empty if its size is still unknown."""
         _, rooms = make_place({}, leaving, why="", sleeps=False)
         return self._load_within(context, rooms)
 
@@ -298,7 +296,6 @@ class LoadWhereWanted(Quiet):
         )
 
     def hopeless_gangs(self, view: View, context: Context) -> list[FailCall]:
-        """Fail waiting gangs that need more libraries than this site could load."""
         return hopeless_gangs(view, context)
 
 

@@ -1,7 +1,7 @@
 """Decide which idle libraries sleep instead of stopping, and which sleepers wake (docs/decisions/063).
 
-A library may sleep if its context can sleep, if this frees enough memory on its devices, and if its pilot has enough
-host memory. To free host memory, sleepers that were unused for longer are stopped. On a CPU device a sleeper keeps its
+A library may sleep if its context can, if this frees enough memory on its devices, and if its pilot has enough host
+memory. Sleepers that were unused for longer are stopped to free host memory. On a CPU device a sleeper keeps its
 weights. A wake counts as a load.
 """
 
@@ -40,7 +40,7 @@ def may_sleep(library: Library) -> bool:
 
 
 def leaves_device(library: Library) -> bool:
-    """True if sleep moves a library's context off its device, and host memory is free for the context."""
+    """True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
     return host_bytes(library) <= library.pilot.sleeper_budget_bytes
@@ -67,11 +67,11 @@ def more_to_wake(library: Library) -> int:
 def make_place(
     needs: Mapping[Device, int], leaving: Sequence[Library], *, why: str, sleeps: bool
 ) -> tuple[list[Action], dict[Device, int]]:
-    """Return actions that stop libraries or put them to sleep, and the bytes that are then free on their devices.
+    """Return actions that stop libraries or put them to sleep, and the bytes then free on their devices.
 
     Args:
         needs: Bytes that must be free on some of these devices.
-        leaving: Libraries that must free their memory.
+        leaving: Libraries that free their memory.
         why: Reason for stopping a library.
         sleeps: False if each library must stop.
     """
@@ -107,7 +107,7 @@ class _HostRoom:
         self.ended: set[LibraryId] = set()
 
     def make(self, library: Library) -> list[Action] | None:
-        """Reserve host memory for a library. Return the sleepers to stop for it; None if memory is too small."""
+        """Reserve host memory for a library. Return the stops of sleepers for it; None if impossible."""
         pilot, needed = library.pilot, host_bytes(library)
         free = self._free.get(pilot, pilot.sleeper_budget_bytes)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in self.ended)

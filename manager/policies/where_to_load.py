@@ -1,8 +1,8 @@
 """Decide which devices suit a context, how much memory it needs, and where a failed load is tried again.
 
 After a failed load a context is *probed*: one library at a time, on the pilots with the fewest failures, until a load
-succeeds or the core stops trying. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots whose walltime ends
-too soon (`stoker.manager.core.deadlines`).
+succeeds or the core stops trying. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots that end too soon
+(`stoker.manager.core.deadlines`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
     """Return the bytes that a context needs on a device: declared, or measured plus 10 %, or 0 if unknown.
 
-    On a device that accepts one process at a time, a context needs the whole device.
+    A device for one process at a time is needed completely.
     """
     declared = declared_bytes(context.recipe.needs, facts)
     if declared:
@@ -44,10 +44,10 @@ def bare_bytes(facts: DeviceFacts) -> int:
 
 
 def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """True if the context may be loaded on this kind of device. The whole kind, or its first word, must match.
+    """True if the context may be loaded on this kind of device, by its whole name or first word.
 
     Spare cores of a pilot with GPUs accept only contexts that name them. `unnamed_spares`: contexts without kinds may
-    use spare cores too.
+    use spare cores.
     """
     kinds = context.recipe.needs.kinds
     if not kinds:

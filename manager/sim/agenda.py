@@ -17,7 +17,7 @@ Entry = list[Any]
 
 
 def cancel(entry: Entry) -> None:
-    """Cancel an entry. An entry that has already run is unaffected."""
+    """Cancel an entry, unless it has run."""
     entry[2] = None
     entry[3] = ()
 

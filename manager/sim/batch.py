@@ -1,7 +1,7 @@
 """A simulated batch system and its factory.
 
 A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
-preempted without notice. The manager detects their broken connections soon, and the preemption at its next poll.
+preempted without notice. The manager detects the preemption at its next poll, but broken connections soon.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def batch_run(
     margin: float = 0.0,
     took: Callable[[Step, float], None] | None = None,
 ) -> list[RequestEnd]:
-    """Return the ends of the requests, in the order of `requests`.
+    """Return the ends of the requests, in order.
 
-    Each step takes longer than the table by the share `margin`. `took` is called with each step and its seconds. Raises
+    Each step takes longer than the table by the share `margin`. `took` receives each step and its seconds. Raises
     ValueError for a request that the limits never admit, LookupError for a stage without measurements.
     """
     run = _VirtualBatch(StepModel(times), limits, requests)

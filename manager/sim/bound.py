@@ -1,4 +1,4 @@
-"""Compute a lower bound, valid for every policy, on the end of a scenario's calls. It is the largest of several bounds.
+"""Compute a lower bound, for every policy, on the end of a scenario's calls: the largest of several bounds.
 
 *One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. Then the
 call runs on the best device.
@@ -6,8 +6,7 @@ call runs on the best device.
 *All calls.* For each arrival time r, the devices need time for all calls that arrive from r on.
 
 - Dividing calls among devices is a linear program. By weak duality, any prices for device time give a bound: each call
-  costs at least its cheapest price. Two kinds of prices are tried: the speeds of the devices, and the speeds of each
-  context's calls.
+  costs at least its cheapest price. Tried prices are the devices' speeds, and the speeds of each context's calls.
 - The number of loaded libraries that fit in memory is a packing problem. The dual feasible functions of Fekete and
   Schepers (Mathematical Programming 91, 2001) bound it.
 - A context of full awareness is loaded once on each device (with a walltime, in each block). Other contexts are loaded
@@ -19,7 +18,7 @@ call runs on the best device.
 has run since t - s. So at most the smallest capacity within [t - s, t] is useful. With a walltime w, a block that runs
 for l <= w is useful for at most l (w - s) / w.
 
-The bound is 0 for gangs and for worlds with checkpoints. It assumes the shortest waits, boots and loads. It ignores
+The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads. It ignores
 messages, polling, drains, reruns, contention and warm-up, and may split calls.
 """
 
@@ -115,7 +114,7 @@ _STEPS = 10
 
 
 class LeastCall(msgspec.Struct, frozen=True, gc=False):
-    """A call with its actual costs. `factor`: its run time divided by the mean run time."""
+    """A call with its actual costs. `factor`: its run time divided by the mean."""
 
     at_s: float
     context: str
@@ -130,9 +129,9 @@ class LeastCall(msgspec.Struct, frozen=True, gc=False):
 class Placement(msgspec.Struct, frozen=True):
     """A context on the devices of one source, with its minimum costs in seconds.
 
-    `known_at`: arrival of the first call of the context. `slots`: calls that a device runs at full speed. `at_once`:
-    calls that a library runs at a time. `first_s`: time from a pilot's start to its first call. `once_s`: the part of
-    `first_s` that later calls skip. `again_s`: load time before each later call.
+    `known_at`: arrival of the context's first call. `slots`: calls that a device runs at full speed. `at_once`: calls
+    that a library runs at a time. `first_s`: from a pilot's start to its first call. `once_s`: the part of `first_s`
+    that later calls skip. `again_s`: the load before each later call.
     """
 
     context: str
@@ -373,8 +372,8 @@ class _Case:
     ) -> float:  # fmt: skip
         """Return a bound on the end from calls and their loads.
 
-        `shares`: the shares of a device that a call and its load occupy. `takes_s`: seconds for which a call occupies
-        its share.
+        `shares`: shares of a device that a call and its load occupy. `takes_s`: seconds for which a call occupies its
+        share.
         """
         parts = []
         for number, source, mine in self._sources():

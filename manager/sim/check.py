@@ -34,7 +34,6 @@ _Problems = Iterator[tuple[tuple[str, ...], str]]
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
-    """Raise ConfigError with the first problem that `impossible` finds."""
     for at, problem, named in impossible(world, wanted=wanted, until_s=until_s):
         table = ".".join(named[:-1])
         raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])

@@ -29,13 +29,13 @@ ACKNOWLEDGED = 1000
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A call and its arrival time. Lengths are in tokens.
 
-    `deadline_s`: seconds from the arrival (0 = none). `gang`: minimum and maximum number of libraries. `fixed_s`:
-    seconds before the first item on any gang. `shared_s`: further seconds, divided by the size of the gang.
-    `items_done`: items after which the call ends (0 = all); policies do not see this number.
+    `deadline_s`: seconds from the arrival (0 = none). `gang`: minimum and maximum libraries. `fixed_s`: seconds before
+    the first item on any gang. `shared_s`: further seconds, divided by the gang's size. `items_done`: items after which
+    the call ends (0 = all), unknown to policies.
 
-    `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`; if it is 0, they see
-    the mean of ended calls. They also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts
-    that can serve the call, best first.
+    `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
+    mean of ended calls. They also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts that
+    can serve the call, best first.
     """
 
     at_s: float

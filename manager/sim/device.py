@@ -1,10 +1,10 @@
 """Simulated devices: the speed of calls, and the turns of engines.
 
-Calls run at full speed up to the capacity of a device. Above the capacity, all calls on the device slow down equally
-(processor sharing). A call on several devices runs at the speed of the slowest device. Engines take turns as on real
-pilots (`stoker.pilot.core`): one step per turn, or several steps while no other engine requests a turn.
+Calls run at full speed up to a device's capacity. Above it, all calls on the device slow down equally (processor
+sharing). A call on several devices runs at the speed of the slowest. Engines take turns as on real pilots
+(`stoker.pilot.core`): one step per turn, or several while no other engine requests a turn.
 
-Loads use no device time in this model. Contention for caches and memory bandwidth is not modelled.
+Device time for loads, and contention for caches and memory bandwidth, are not modelled.
 """
 
 from __future__ import annotations

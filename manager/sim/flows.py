@@ -1,8 +1,8 @@
 """Transfers: every flow gets its max-min fair share of the links on its path.
 
-Flows on a link share its capacity equally. If another link limits a flow, the other flows get the capacity that it
-cannot use: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Round trips, slow start and packets
-are not modelled. A transfer may use several paths, with one flow on each path.
+Flows on a link share its capacity equally. Capacity that a flow cannot use, because another link limits it, goes to the
+other flows: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Round trips, slow start and packets
+are not modelled. A transfer may have several paths, each with a flow.
 """
 
 from __future__ import annotations

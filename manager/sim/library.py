@@ -208,7 +208,7 @@ class SimLibrary:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """Return the seconds of a resize to `size` bytes. The weights of an engine are not moved."""
+        """Return the seconds of a resize. The weights of an engine stay."""
         moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
@@ -241,7 +241,6 @@ class SimLibrary:
             self._resize()
 
     def _move_context(self, *, asleep: bool) -> None:
-        """Move the memory of the context over the bus, to host memory or back."""
         memory, began = int(self.model.device_memory_bytes) * len(self.devices), self.sim.agenda.now
 
         def moved() -> None:

@@ -1,8 +1,8 @@
 """The events of a simulated run: one row per event, in columns.
 
 A row has a time in seconds, an event, the numbers of a call, library, pilot and block (-1 = none), and a value.
-`EachCall` writes a row for every event of a call. `CountedCalls` writes sums once per second. At the end it writes
-histograms of times, in classes of 1 % width.
+`EachCall` writes a row for every event of a call. `CountedCalls` writes sums every second, and at the end histograms of
+times, in classes of 1 % width.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ _ROUNDING_S = 2e-6
 class TokenTimes(msgspec.Struct):
     """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
-    The first token is due one TTFT after the arrival. Each further token is due one TPOT later. A rerun delivers only
-    tokens that the program has not received.
+    The first token is due one TTFT after the arrival, each further token one TPOT later. A rerun delivers only tokens
+    that the program lacks.
 
     `due_at`: deadline of the first token (infinity = none). `tpot_s`: seconds between deadlines. `grace_s`: duration of
-    the load for which the call waited; it moves every deadline (§IX-A). `most`: tokens of the longest answer (0 =
+    the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest answer (0 =
     unknown to policies).
     """
 

@@ -1,10 +1,10 @@
-"""A simulated pilot: the real core of a pilot (`stoker.pilot.core`) in virtual time.
+"""A simulated pilot: the pilot's real core (`stoker.pilot.core`) in virtual time.
 
 Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated.
 
-Objects are simulated as a fluid, so a pilot may send bytes that it has not received yet. A fetch therefore completes
-only when one of its sources has the whole object. If a source is lost earlier, the bytes that it lacked must be fetched
-from another source.
+Objects are a fluid, so a pilot may send bytes that it does not have yet. Therefore a fetch completes only when one of
+its sources has the whole object. If a source is lost earlier, the bytes that it lacked must be fetched from another
+source.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Fetching:
     def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
         """Fetch the bytes again that a lost source did not have.
 
-        If a source had received all its bytes from incomplete sources, it counts as empty.
+        A source that had all its bytes from incomplete sources counts as empty.
         """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
@@ -336,7 +336,7 @@ class SimPilot:
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
-        """Send a message to the manager. Later messages join its frame until the frame arrives."""
+        """Send a message to the manager. Later messages join its frame until it arrives."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)

@@ -56,11 +56,11 @@ class SimulationError(StokerError):
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """The result of a run. Times are in seconds.
+    """The result of a run, in seconds.
 
-    `complete`: False if the run was cut off. `ended_at`: end of the last call, or time of the cut. `device_s`:
-    device-seconds per tier. `busy_s`: device-seconds with a running call. `warm_s`: device-seconds with a library, from
-    the order to load it. `mean_batch`: mean number of requests per decode step.
+    `complete`: False if the run was cut off. `ended_at`: end of the last call, or the cut. `device_s`: device-seconds
+    per tier. `busy_s`: device-seconds with a running call. `warm_s`: device-seconds with a library, from the order to
+    load it. `mean_batch`: mean requests per decode step.
     """
 
     complete: bool
@@ -79,9 +79,9 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A world, a core of the manager with its policies, and a log.
+    """A world, a session's core with its policies, and a log.
 
-    `seed` determines all random draws. `counted`: count calls instead of logging each call (`stoker.manager.sim.log`).
+    `seed` determines all random draws. `counted`: count calls instead of logging each (`stoker.manager.sim.log`).
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Simulation:
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
         """Run until the last call has ended, or until `until_s`. Raises SimulationError.
 
-        `tell` is called regularly with the time and the number of ended calls.
+        `tell` regularly receives the time and the number of ended calls.
         """
         self._carry_out(self.core.start())
         self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
@@ -206,7 +206,7 @@ class Simulation:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
     def _times_on(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times that a profile on a device kind would measure. Equal tables stay one object."""
+        """Return the step times that a profile on a device kind would measure; equal tables stay one object."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times

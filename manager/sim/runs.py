@@ -2,12 +2,12 @@
 
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
-The head is `fixed_s` plus the context's time per call. e is `ContextModel.gang_efficiency`: the share of a linear
-speedup that remains after each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint
+The head is `fixed_s` and the context's time per call. e is `ContextModel.gang_efficiency`: the share of a linear
+speedup that remains with each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint
 contains the completed share of the head and of the items.
 
 A member waits in its slot until all members are ready. Then the run is one unit of work on all their devices. If a
-member is lost, the other members stop until the manager sends an order.
+member is lost, the others stop until the manager sends an order.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def done_of(spec: CallSpec) -> WorkDone:
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
     """The schedule of a run, in seconds at full speed.
 
-    `before`: work of earlier runs. `meet_s`: time from the start until the members have connected. `first_s`: time
-    until the next item begins. `whole_s`: time until the end.
+    `before`: work of earlier runs. `meet_s`: from the start until the members have connected. `first_s`: until the next
+    item begins. `whole_s`: until the end.
     """
 
     before: WorkDone
@@ -118,8 +118,8 @@ def course(
 ) -> RunSchedule:
     """Return the schedule of a run on a gang.
 
-    `call_s`, `item_s`: times of the slowest member. `items`: actual number of items. `factor`: run time of the call
-    divided by the mean run time.
+    `call_s`, `item_s`: times of the slowest member. `items`: actual number. `factor`: the call's run time divided by
+    the mean.
     """
     before = done_of(spec)
     before_s = spec.features.before_items_s(size) if spec.features is not None else 0.0
@@ -156,7 +156,7 @@ class RunningLibrary(Protocol):
         """Send a message to the pilot."""
 
     def warm_up(self, items: int) -> int:
-        """Count `items` as begun. Return the number of items that take longer because the process is new."""
+        """Count `items` as begun. Return how many take longer because the process is new."""
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
         """Report the end of a call on this member, and start the next call."""
@@ -211,7 +211,7 @@ class CallRun:
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
-        """Add a ready member. When the last member joins, the run begins, unless a member has left."""
+        """Add a ready member. The run begins with the last one, unless a member has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
@@ -262,7 +262,7 @@ class CallRun:
             member.ended(spec.call, ran_s=ran_s)
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Remove a member and stop the run for all members. Return its progress."""
+        """Remove a member; stop the run for all. Return its progress."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()
@@ -296,7 +296,7 @@ class CallRun:
 
 
 def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
-    """Return the run that a library must join now. All members of a run receive their orders at the same time."""
+    """Return the run that a library must join now. All its members receive their orders at one time."""
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)

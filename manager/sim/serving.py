@@ -58,7 +58,6 @@ class ServedBatch:
         return self.engine.due_at
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
-        """Return the prompt that the engine must read for this call."""
         times = self._sim.tokens[spec.call]
         self._grant(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s, times.most)
@@ -81,7 +80,9 @@ class ServedBatch:
         return self.engine.free_at(self._sim.agenda.now)
 
     def _grant(self, times: TokenTimes) -> None:
-        """Move the deadlines of a call that arrived before the library was ready by the load time (SLINFER §IX-A)."""
+        """Move the deadlines of a call that arrived before the library was ready by the load's duration (SLINFER
+        §IX-A).
+        """
         library = self._library
         if not times.seen:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0

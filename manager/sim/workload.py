@@ -1,6 +1,6 @@
 """Synthetic workloads, and settings for recorded calls (`study.traces`).
 
-Random draws depend only on the seed and the call number (`stoker.chance`).
+Random draws depend only on seed and call number (`stoker.chance`).
 
 - *bursts*: a Poisson process whose rate alternates between two values, each for an exponential time (MMPP-2; Fischer
   and Meier-Hellstern, Performance Evaluation 18(2), 1993). It starts in its stationary distribution. When the rate
@@ -9,7 +9,7 @@ Random draws depend only on the seed and the call number (`stoker.chance`).
   Quarterly 26(3), 1979).
 
 Times are added in whole nanoseconds, so sums are equal on every machine. A call to a `family` gets the shortest runtime
-that is long enough for its input, and longer runtimes as variants.
+that is long enough for its input, with longer ones as variants.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
     """Settings of each call.
 
-    `context`: one name, or several names with weights (`{small = 3, large = 1}`). Lengths are means in tokens; a `_cv`
-    makes them lognormal. Policies see the input length and the mean output length. `deadline`: time from the arrival (0
-    = none). `gang`: minimum and maximum number of libraries. `latency`: target duration (0 = none).
+    `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are means in tokens; a `_cv` makes
+    them lognormal. Policies see the input length and the mean output length. `deadline`: time from the arrival (0 =
+    none). `gang`: minimum and maximum libraries. `latency`: target duration (0 = none).
     """
 
     context: str | dict[str, Weight]
@@ -142,8 +142,7 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
     """A daily load.
 
-    `rate`: mean rate. `swing`: height of the peak above the mean, as a share of the mean. `peak`: time of the peak in
-    each `period`.
+    `rate`: mean rate. `swing`: height of the peak above the mean, as a share of it. `peak`: its time in each `period`.
     """
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
@@ -181,12 +180,12 @@ _NAMED = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.SLI
 class Trace(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="trace"
 ):  # fmt: skip
-    """Recorded calls. `file` is relative to the folder of the scenario and may be gzipped.
+    """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one name, or a list. The trace's models (ElasticFlow), functions (SLINFER) or clusters (Philly) use the
-    contexts of a list in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`.
-    `cluster`: cluster of Philly (empty = all). `item`: duration of one item of a job. `speedup` divides only
-    arrival times. `start`, `for`, `count`: the part to use, in the time of the trace (0 = all).
+    `context`: one name, or a list that the trace's models (ElasticFlow), functions (SLINFER) or clusters (Philly) use
+    in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`. `cluster`: of Philly
+    (empty = all). `item`: duration of one item of a job. `speedup` divides only arrival times. `start`, `for`, `count`:
+    the part to use, in the trace's time (0 = all).
     """
 
     format: TraceFormat

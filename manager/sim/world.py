@@ -26,8 +26,8 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine on one kind of device. `stoker.contexts.batching` explains the limits of its batch.
 
     `times`: seconds of its steps at speed 1; in a scenario, a table or a file of `stoker profile --json`. `token`:
-    bytes per cached token; if it is set, the cache gets the reserved memory minus `weights`. `most_output`: output
-    tokens that the engine reserves per request (0 = the request's own output).
+    bytes per cached token; if set, the cache gets the reserved memory minus `weights`. `most_output`: output tokens
+    reserved per request (0 = the request's own output).
     """
 
     times: StepTimes
@@ -114,11 +114,11 @@ class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Bandwidths of links. Flows on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
+    """Bandwidths. Flows on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
 
-    `shared`: total bandwidth of the shared file system. `shared_node`: its maximum for one node. `shared_operations`:
-    file operations per second (0 = no limit). `memory`: page cache. `network`: link of a node, in each direction.
-    `bus`: from host memory to a device.
+    `shared`: total of the shared file system. `shared_node`: its maximum for one node. `shared_operations`: file
+    operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, in each direction. `bus`: from
+    host memory to a device.
     """
 
     shared: Rate = FREE
@@ -205,7 +205,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return self.slots or (engine.rows if engine is not None else 1)
 
     def may_be_on(self, kind: str) -> bool:
-        """True if the context may use this kind of device. The whole kind, or its first word, must match."""
+        """True if the context may use this kind, by its full name or first word."""
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
@@ -220,11 +220,11 @@ class Preempt(enum.Enum):
 
 
 class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A batch system, or a part of it, with nodes of one kind.
+    """A batch system, or a part of one, with nodes of one kind.
 
-    `capacity`: number of blocks that may run, as one number or as steps `[seconds, blocks]`. `wait`: queue time before
-    a block waits for capacity. `boot`: time from the start of a job to the start of its pilots. `sleepers`: host memory
-    of a pilot for sleeping contexts. Other fields are as in a site file.
+    `capacity`: blocks that may run, as one number or steps `[seconds, blocks]`. `wait`: queue time before a block waits
+    for capacity. `boot`: from the start of a job to the start of its pilots. `sleepers`: a pilot's host memory for
+    sleeping contexts. Other fields are as in a site file.
     """
 
     name: Name
@@ -263,8 +263,8 @@ class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """Delays in seconds.
 
     `message`: travel time of a message. `frame`: how long a pilot collects messages, and a program with counted calls
-    (`outputs.calls`) collects calls. `back`: how long the manager waits for a disconnected pilot. `poll`: delay until
-    the manager learns of changes in the batch system. `progress`: time between two checkpoints of a call (0 = none).
+    (`outputs.calls`) its calls. `back`: how long the manager waits for a disconnected pilot. `poll`: how late the
+    manager learns of changes in the batch system. `progress`: time between two checkpoints of a call (0 = none).
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")

@@ -1,6 +1,6 @@
 """Arlo (ICPP '24): serve an encoder that is compiled for several input lengths, and divide the devices among them.
 
-Contexts that are in no family (`stoker.family`, `stoker.encoder_family`) use the default policies.
+Contexts in no family (`stoker.family`, `stoker.encoder_family`) use the default policies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def arlo(
     peeked: int = PEEKED,
     tracks: bool = True,
 ) -> Policies:
-    """Run each call of a family in the shortest runtime that is long enough, or demote it to a longer runtime.
+    """Run each call of a family in the shortest runtime that is long enough, or demote it to a longer one.
 
     Args:
         provisioning: replaces the default provisioning policy.
         latency_s: default latency objective, in seconds.
         period_s: seconds between two allocations.
-        out_of_service: largest share of a family's devices that may be out of service during replacements.
+        out_of_service: share of devices that may be out of service during replacements.
         threshold: lambda of Algorithm 1.
         decay: alpha of Algorithm 1.
         peeked: L of Algorithm 1.
-        tracks: request and release blocks according to the tail latency.
+        tracks: request and release blocks by the tail latency.
     """
     times, arrivals = RuntimeTimes(latency_s=latency_s), ArrivalCounts(over_s=period_s)
     base = provisioning or KeepBlocks()

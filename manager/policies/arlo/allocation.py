@@ -1,12 +1,12 @@
 """Compute the number of devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
-A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i). One instance of
-it answers at most `capacity` requests (M_i) in time; the other requests are demoted to the next longer runtime (eqs 4,
-5). The solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each
-runtime gets at least the instances that its own requests fill (eq. 3). The longest runtime gets at least 1 (eq. 7).
+A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
+answers at most `capacity` (M_i) in time. The other requests are demoted to the next longer runtime (eqs 4, 5). The
+solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each runtime
+gets at least the instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
 
-The search adds one runtime at a time, from short to long. It drops a partial assignment if another is better in every
-respect, or if its lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
+The search adds one runtime at a time, from short to long. It drops partial assignments that are dominated, or whose
+lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NARROW = 32  # Beam width of the first search
 
 
 class NotEnoughDevicesError(StokerError):
-    """Equation 3 needs `needed` devices, more than there are."""
+    """Equation 3 needs `needed` devices, more than are available."""
 
     def __init__(self, needed: int, devices: int) -> None:
         super().__init__(f"the requests fill {needed} devices, and there are {devices}")
@@ -33,9 +33,9 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of the requests of one instance in a period, by number of requests.
+    """Mean latency of an instance's requests in a period, by number of requests.
 
-    `points`: pairs of requests and seconds, both increasing. It is linear between its points and beyond the last.
+    `points`: pairs of requests and seconds, both increasing. The table is linear between and beyond its points.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -133,7 +133,7 @@ class _AllocationSearch:
         return Allocation(self._instances(best), best.cost)
 
     def _better(self, found: _Node, *, width: int | None) -> _Node:
-        """Return the best allocation, at most as costly as `found`. `width`: nodes kept per runtime; None = all."""
+        """Return the best allocation, `found` included. `width`: nodes kept per runtime; None = all."""
         most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
@@ -190,7 +190,7 @@ class _AllocationSearch:
 
 
 def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop nodes for which another node with equally many devices neither demotes more nor costs more."""
+    """Drop nodes if another node with as many devices neither demotes nor costs more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -209,7 +209,7 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
 
 
 def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """Return, by runtime and number of spare devices, a lower bound on the cost of that runtime and all longer ones."""
+    """Return, by runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
@@ -227,7 +227,7 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
 
 
 def _hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value and the slopes of the lower convex hull of `values` over 0, 1, 2, ..."""
+    """Return the first value and the slopes of the lower convex hull of `values`."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

@@ -1,9 +1,9 @@
 """Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) for the libraries of a family.
 
-A level is a runtime with libraries. The head of a level is its least loaded library. A call is sent to the first level
-whose head has a load below a threshold. The threshold falls from level to level, to keep longer runtimes free for long
-calls. If all levels are congested, the shortest level gets the call if its head can answer in time. Otherwise the call
-waits in the manager for the first library with capacity. In the paper it waits in the queue of the level.
+A level is a runtime with libraries; its head is its least loaded library. A call is sent to the first level whose head
+has a load below a threshold. The threshold falls from level to level, to keep longer runtimes free for long calls. If
+all levels are congested, the shortest level gets the call if its head can answer in time. Otherwise the call waits in
+the manager for the first library with capacity. In the paper it waits in the level's queue.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def choose_head(
 
     Args:
         heads: Open calls, capacity and head of each level that can serve the call, shortest level first.
-        thresholds: Load of each level from which it demotes the call (`level_thresholds`).
+        thresholds: Load from which each level demotes the call (`level_thresholds`).
 
     Returns:
-        The head, or None without heads; and True if all examined levels are congested. The head is then the first one.
+        The head, or None without heads; True if all examined levels are congested, so that it is the first head.
     """
     first: Head | None = None
     for threshold, (load, capacity, head) in zip(thresholds, heads, strict=False):
@@ -90,7 +90,7 @@ class MultiLevelQueue(HottestFirst):
         return library.id
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return the library's share of the waiting calls of its runtime, up to what it answers in time."""
+        """Return the library's share of its runtime's waiting calls, up to what it answers in time."""
         context = library.context
         if not is_runtime(context) or context.queue.gangs:
             return super().pull(view, library)
@@ -101,7 +101,7 @@ class MultiLevelQueue(HottestFirst):
         return min(room, -(-context.queue.count // max(1, len(context.index))))
 
     def pull_others(self, view: View, library: Library) -> Iterator[Action]:
-        """Send waiting calls of shorter runtimes that Algorithm 1 demotes. The nearest runtime comes first."""
+        """Send waiting calls of shorter runtimes that Algorithm 1 demotes, nearest runtime first."""
         family = runtimes_of(library.context)
         for distance, shorter in enumerate(reversed(family[: family.index(library.context)]), 1):
             while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):

@@ -1,8 +1,8 @@
 """Track the runtimes of a family by length, their run times, and the arrivals of their calls.
 
-A context is a runtime if calls list it with other contexts (`Context.lists`), or if it declares its longest input. The
-profile of a runtime is its mean run time (§3.1). The time of an unmeasured runtime is estimated in proportion to its
-length from the nearest measured runtime.
+A context is a runtime if calls list it with other contexts (`Context.lists`), or if it declares its longest input. Its
+mean run time is its profile (§3.1). The time of an unmeasured runtime is estimated by length from the nearest measured
+one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class RuntimeTimes:
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
         """Return the calls and the capacity of a runtime within one latency objective.
 
-        A call beyond the capacity of the longest runtime (equations 3 and 5) adds one latency objective to the cost
-        (§3.3).
+        A call beyond the longest runtime's capacity (equations 3 and 5) costs one more latency objective (§3.3).
         """
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
@@ -83,7 +82,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Number of calls in the last `over_s` seconds, by their shortest runtime. Dispatch writes, residency reads."""
+    """Calls of the last `over_s` seconds, by their shortest runtime. Dispatch writes, residency reads."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s

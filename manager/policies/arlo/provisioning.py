@@ -107,7 +107,6 @@ def _percentile(shares: list[float]) -> float:
 
 
 def _has_a_last_one(view: View, block: Block) -> bool:
-    """True if a block has the only library that can serve every call of a family."""
     for id in block.pilots:
         for library in view.pilots[id].libraries.values():
             context = library.context

@@ -1,14 +1,13 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
-Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, according to the lengths of
-recent calls. A free device gets a missing runtime, or the longest one (§4). Surplus libraries are replaced one by one,
-least busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because
+Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of recent
+calls. A free device gets a missing runtime, or the longest one (§4). Surplus libraries are replaced one by one, least
+busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because
 co-located runtimes interfere (§3.3).
 
 A family is *new* during its first period. At its first call it is allocated as if all lengths were equally likely and
-the devices were busy. It is allocated again when a call adds a runtime. It is also allocated after 1 s, then at
-intervals that double up to 10 s, by the calls that arrived; waiting calls count twice. The replacements of a new family
-have no limit.
+the devices busy. It is allocated again when a call adds a runtime, and after 1 s, then at intervals that double up to
+10 s, by the calls that arrived; waiting calls count twice. The replacements of a new family have no limit.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 class AllocateRuntimes(LoadWhereWanted):
     """Arlo's residency policy.
 
-    `out_of_service`: share of a family's devices, at least one device, that may lack a ready library during
-    replacements. The limit does not apply to a new family.
+    `out_of_service`: share of a family's devices, at least one, that may lack a ready library during replacements. It
+    does not limit a new family.
     """
 
     period_s = _STEP_S
@@ -83,7 +82,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the default minimum. A runtime of unknown size counts as large as the largest of its family."""
+        """Return the default minimum. A runtime of unknown size counts as the largest of its family."""
         if known_bytes(context, device.facts):
             return super().minimum(context, device)
         return self._of_family(context, device) or super().minimum(context, device)
@@ -148,9 +147,8 @@ class AllocateRuntimes(LoadWhereWanted):
         return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """True if a plan must be renewed.
+        """True if a plan is old and calls arrived, devices left, or runtimes are new or cannot be loaded.
 
-        This is so if the plan is old and calls arrived, if devices left, or if runtimes are new or cannot be loaded.
         New devices get the longest runtime until the next period (§4).
         """
         vain = any(has_given_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
@@ -160,9 +158,9 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Return the recent calls of this runtime, and of the next shorter runtimes that cannot be loaded.
+        """Return the recent calls of this runtime, and of shorter runtimes that cannot be loaded.
 
-        `waiting`: count calls in the queue a second time.
+        `waiting`: count calls in the queue twice.
         """
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
@@ -210,7 +208,6 @@ class AllocateRuntimes(LoadWhereWanted):
 
 
 def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
-    """Allocate devices to runtimes. Scale the requests down until the devices suffice."""
     while True:
         try:
             return allocate(devices, demands).instances
@@ -220,10 +217,10 @@ def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return a runtime for each missing library. The longest runtime is last in the list, so it is loaded first.
+    """Return a runtime for each missing library. The longest runtime is last, so it is loaded first.
 
-    After a failed load a runtime is probed with one load at a time. If loads of a runtime keep failing, it is tried
-    once per plan, and for each waiting call.
+    After a failed load a runtime is probed with one load at a time. If its loads keep failing, it is tried once per
+    plan, and for each waiting call.
     """
     found: list[Context] = []
     for context in family:

@@ -37,7 +37,7 @@ def prompt_tuner(
         together: allocate all devices of a job at once.
         reuse: a library serves several jobs.
         early: unload idle replicas immediately for a late job of another model.
-        learn: estimate the share of items that a job processes from earlier jobs; else assume all items.
+        learn: expect the largest share of items that earlier jobs processed; else expect all items.
     """
     states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
     return Policies(
@@ -52,7 +52,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Disable the warm allocator: each replica of a job gets a device separately and waits for the other replicas."""
+    """Disable the warm allocator: each replica of a job gets a device alone and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

@@ -1,8 +1,7 @@
 """The warm pools (PromptTuner §4.4), and dispatch from the pools (§4.4.1).
 
 Dispatch and residency share the pools. A context gets a pool when one of its calls has a deadline or is a gang. While
-such calls wait, the queue of the pool contains all waiting calls of the context, and rounds decide about them.
-Otherwise the default policy decides.
+such calls wait, rounds decide about all waiting calls of the context. Otherwise the default policy decides.
 
 Every 50 ms dispatch chooses the jobs that start and their numbers of replicas. A gang is sent to all its libraries
 together. Without `together` (the ablation of the warm allocator, §6.3) each replica of a job takes an idle device and
@@ -107,7 +106,7 @@ class PoolState:
 
     # ---- jobs
     def rate(self, now: float) -> bool:
-        """Compute the rates again if measurements changed. Return True if the rates changed."""
+        """Compute the rates again if measurements changed. Return True if they differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -154,7 +153,7 @@ class PoolState:
     def _work_out(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
-        """Return the seconds of a job on 1, 2, ... replicas. `done`: the finished share of a job that has started."""
+        """Return the seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if done is None and features is not None and features.before_items_s(1):
@@ -357,7 +356,7 @@ class PoolStates:
 
 # ---- dispatch
 class AllotInRounds(HottestFirst):
-    """Dispatch by Algorithm 1 for contexts with queued jobs, and by the default policy for other contexts."""
+    """Dispatch by Algorithm 1 for contexts with queued jobs, else by the default policy."""
 
     period_s = ROUND_S
     by_deadline = False
@@ -438,7 +437,7 @@ class AllotInRounds(HottestFirst):
 
 
 def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """Send a call with its forecast, or drop the call if it is late and its user chose `late="drop"`."""
+    """Send a call with its forecast. If it is late and has `late="drop"`, drop it."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
@@ -453,7 +452,7 @@ def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
 
 
 def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
-    """Return up to `count` free libraries that have time for the call, on as few pilots as possible."""
+    """Return up to `count` free libraries with time for the call, on few pilots."""
     able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
@@ -469,7 +468,6 @@ def _default_way(state: PoolState) -> list[Action]:
 
 
 def _grab(state: PoolState, *, idle: int, now: float) -> None:
-    """Ablation: give idle replicas to jobs one by one, nearest deadline first."""
     state.line.advance(now)
     free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
     waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
@@ -488,7 +486,7 @@ def _grab(state: PoolState, *, idle: int, now: float) -> None:
 def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
     """Return late jobs that can start on the replicas that they hold.
 
-    If no job holds enough replicas and no replica will arrive, the first job takes more replicas.
+    If no job holds enough and no replica will arrive, the first job takes more replicas.
     """
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]

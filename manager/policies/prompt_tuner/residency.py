@@ -5,10 +5,9 @@ replicas are loaded on *cold* (empty) devices and reserved for their job until i
 again while its job can meet its deadline. A replica that is unused for `window_s` is unloaded, unless a job of its
 context waits.
 
-Additions to the paper: late jobs get idle replicas, or the fewest replicas on which they can run. Jobs without
-deadlines follow, by the default rules. The context that has lacked replicas longest gets devices first. After
-`patience_s` it may take idle replicas of other pools, and share a device. Without this order two gangs could block each
-other.
+Additions to the paper: late jobs get idle replicas, or the fewest on which they can run. Jobs without deadlines follow,
+by the default rules. The context that has lacked replicas longest gets devices first. After `patience_s` it may take
+idle replicas of other pools, and share a device. Without this order two gangs would block each other.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def cold_devices(view: View) -> list[Device]:
 
 
 class ColdDevices:
-    """Assigns each cold device at most once per round. `fits`: function that is True if a context fits a device."""
+    """Assigns each cold device at most once per round. `fits`: True if a context fits a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
@@ -73,7 +72,7 @@ class ColdDevices:
         self.taken: dict[int, list[Replica]] = {}  # Replicas taken, by job
 
     def count(self, model: str, *, most: int) -> int:
-        """Return how many replicas of a model could be warmed, up to `most`; 0 while its loads are probed."""
+        """Return how many replicas of a model could be warmed, up to `most`; 0 while it is probed."""
         return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
@@ -153,7 +152,7 @@ JOBS_PER_ROUND = 128  # Maximum number of jobs examined in a round; later rounds
 
 
 class WarmPools(Quiet):
-    """Residency by Algorithm 2 for contexts with queued jobs, and by the default policy for other contexts."""
+    """Residency by Algorithm 2 for contexts with queued jobs, else by the default policy."""
 
     period_s = ROUND_S
 
@@ -186,7 +185,7 @@ class WarmPools(Quiet):
     # ---- between rounds
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan. If rounds decide about the context, return only unloads or a failure."""
+        """Return the default plan; if rounds decide about the context, only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -286,7 +285,7 @@ class WarmPools(Quiet):
         ], places
 
     def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order lost replicas of a promise again if the job can meet its deadline. Otherwise drop the promise."""
+        """Order lost replicas again if their job can meet its deadline; else drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -358,7 +357,7 @@ class WarmPools(Quiet):
         return found
 
     def _evict_for(self, view: View, state: PoolState) -> list[Action]:
-        """Unload idle libraries to make room for one replica at a time. The least recently used are unloaded first."""
+        """Unload idle libraries, least recently used first, for one replica at a time."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
@@ -444,8 +443,8 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """True if a library may be unloaded for a context.
 
-        A replica of a pool stays for `window_s`. It may be unloaded earlier for calls of the default policy, or for a
-        context that has lacked replicas for `patience_s` and longer than the jobs of the pool.
+        A replica of a pool stays for `window_s`. It may leave earlier for calls of the default policy, or for a context
+        that has lacked replicas for `patience_s` and longer than the pool's jobs.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

@@ -7,17 +7,17 @@ devices of running jobs.
 
 Differences from the printed algorithms:
 
-- A deadline is a point in time. The `T_slo` of the paper is a duration that does not shrink while a job waits.
+- A deadline is a point in time. The paper's `T_slo` is a duration that does not shrink while a job waits.
 - Algorithm 1 adds devices while `A <= R`, up to R + 1. Here R and the maximum of the job are the limits.
-- Algorithm 1 never starts a job that can no longer meet its deadline. Here such jobs run last, on as few replicas as
-  possible.
+- Algorithm 1 never starts a job that can no longer meet its deadline. Here late jobs run last, on their fewest
+  replicas.
 - Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
   missed and cold devices remain.
 - Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). Until a job starts, these devices and the idle devices that it needs are reserved for it (`Promise`).
+  T_cold + T(A). They and the idle devices that a job needs are reserved for it until it starts (`Promise`).
 - In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
-- The first job of a model measures run times, so it gets as few replicas as possible immediately.
+- The first job of a model measures run times, so it gets its fewest replicas immediately.
 
 The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. The need never falls.
 So `JobQueue` keeps one row of jobs per need, sorted by deadline, and a heap of latest start times. `allot` reads the
@@ -48,8 +48,8 @@ _FEW = 8  # Up to this number of jobs are inserted one by one; with more jobs th
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
     """A waiting job.
 
-    `run_s[a - 1]`: upper bound of the seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; these jobs
-    run last, by `priority`. `least`: minimum number of replicas. `measures`: True if the run time is unknown.
+    `run_s[a - 1]`: upper bound of the seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; these jobs run
+    last, by `priority`. `least`: minimum replicas. `measures`: True if the run time is unknown.
     """
 
     id: int
@@ -60,7 +60,7 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
 
     def fewest(self, *, begins_at: float, most: int) -> int:
-        """Return the smallest number of replicas, up to `most`, that meets the deadline; 0 if none does."""
+        """Return the fewest replicas, up to `most`, that meet the deadline; 0 if none do."""
         for count, seconds in enumerate(self.run_s[:most], start=1):
             if begins_at + seconds <= self.deadline_at:
                 return count
@@ -138,7 +138,7 @@ class JobQueue:
         self._due.pop(id, None)
 
     def advance(self, now: float) -> bool:
-        """Update the needs of jobs whose latest start has passed. Return True if a need has grown."""
+        """Update the needs of jobs whose latest start has passed. Return True if any need grew."""
         moved = False
         turns = self._turns
         while turns and turns[0][0] <= now:
@@ -173,7 +173,7 @@ class JobQueue:
         return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
-        """Return the first job after the key `after` that needs at most `most` replicas and is not in `but`."""
+        """Return the first job after the key `after` that needs up to `most` replicas and is not in `but`."""
         found: Key | None = None
         for need, row in self.rows.items():
             if need > most:
@@ -198,7 +198,7 @@ class JobQueue:
 class Promise(msgspec.Struct, frozen=True):
     """Replicas that load for a job.
 
-    `here`: number of replicas already loaded. `beside`: idle replicas reserved for the job. `free_at`: end of the job.
+    `here`: replicas already loaded. `beside`: idle replicas reserved for the job. `free_at`: end of the job.
     """
 
     job: int
@@ -215,8 +215,8 @@ class Promise(msgspec.Struct, frozen=True):
 class Pool(msgspec.Struct, frozen=True):
     """The pool of a model in a round.
 
-    `idle`: number of unused warm replicas. `busy`: times at which other replicas become free. `cold_s`: seconds to warm
-    a replica. `held`: idle replicas that each job holds until it has enough (ablation).
+    `idle`: unused warm replicas. `busy`: times at which other replicas become free. `cold_s`: seconds to warm a
+    replica. `held`: idle replicas that each job holds until it has enough (ablation).
     """
 
     idle: int
@@ -236,7 +236,7 @@ _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
+    """Return the number of replicas of each job that starts now. A job that `take` refuses waits.
 
     Replicas reserved for a job become free if it starts without them or no longer waits.
     """
@@ -273,7 +273,7 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
 
 
 def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """True if a waiting job can meet its deadline on replicas that are idle now or become free later."""
+    """True if a waiting job can meet its deadline on replicas that are idle or become free."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait
@@ -311,7 +311,7 @@ class ColdPool(Protocol):
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """Result of a walk for a waiting job: its expected end (infinity = unknown) and its ordered replicas.
+    """A walk's result for a waiting job: its expected end (infinity = unknown) and its ordered replicas.
 
     `helped`: True if the job waits for ordered devices, or for devices that become free in time.
     """
@@ -409,7 +409,7 @@ class Walk:
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     """Return the sorted times at which warm or promised replicas become free.
 
-    If a job overruns its prediction, its replicas count as free just after now.
+    The replicas of a job that overruns its prediction count as free just after now.
     """
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
@@ -417,7 +417,7 @@ def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
 
 
 def _slot(free: list[float], job: PoolJob) -> int:
-    """DelaySchedulable: return the smallest number of replicas that are free in time for a job; 0 if none."""
+    """DelaySchedulable: return the fewest replicas that are free in time for a job; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
         if begins_at + seconds <= deadline_at:
@@ -432,7 +432,7 @@ def _reserve(free: list[float], count: int, until: float) -> None:
 
 
 def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """Return the earliest end of a job that cannot meet its deadline, if earlier jobs end as expected."""
+    """Return the earliest end of a job that cannot be in time, if earlier jobs end as expected."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

@@ -2,7 +2,7 @@
 
 A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory.
 The pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all instances refuse,
-neighbours with smaller batches make room (§VIII-A): an offer names them, and they stop if the pilot accepts the offer.
+neighbours with smaller batches make room (§VIII-A): an offer names them, and they stop if the pilot accepts it.
 Otherwise the call waits for a loading instance that will serve it in time, or an instance wakes or is loaded (§V). A
 call without an instance is tried again in rounds, and dropped once its first token would be late (§IX-B).
 """
@@ -58,7 +58,7 @@ _NO_GANGS = "the policy slinfer runs a call of a language model in one library; 
 
 
 class _Refusal(NamedTuple):
-    """Why an instance refused a call: too little memory, too long decode steps, or another reason (both 0)."""
+    """Why an instance refused a call: too little memory, too long decode steps, or neither (0)."""
 
     required_bytes: int = 0
     over_s: float = 0.0
@@ -181,7 +181,6 @@ class OfferByHeadroom(HottestFirst):
     # ---- one call
 
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
-        """Yield the actions for a call; yield nothing if the call must wait."""
         context, refused = call.group.context, self._refused.get(call.id, {})
         hindered: list[tuple[Library, _Refusal]] = []
         for library in instances(context, largest_first=self._consolidates):
@@ -224,14 +223,14 @@ class OfferByHeadroom(HottestFirst):
         return self._offer(call, library, self._sizes.size_without(library, required, victims), *victims)
 
     def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
-        """True if a call is late for an instance but in time for a loading instance that it waits for (§IX-A)."""
+        """True if a call is late for an instance, but in time for a loading instance that it waits for (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
         if first_token_left_s(view, call) + load_s >= 0:
             return False
         return any(call.id in self._expected.get(library.id, ()) for library in loading(call.group.context))
 
     def _waits_for_load(self, view: View, call: Call) -> bool:
-        """True if a loading instance will serve a call in time, together with the other calls that wait for it."""
+        """True if a loading instance will serve a call in time, with the other calls that wait for it."""
         context = call.group.context
         on_their_way = loading(context)
         if on_their_way and is_probed(context):
@@ -255,7 +254,7 @@ def _is_loading(view: View, id: LibraryId) -> bool:
 def _frees_in_s(view: View, call: Call) -> float:
     """Return the seconds until an instance of the call's context, or else of any context, may finish a request.
 
-    A request is assumed to run for the mean time of its context, or for one time to first token if none has ended.
+    A request is assumed to run for its context's mean time, or one time to first token if none has ended.
     """
     wanted_s = first_token_s(call)
     own = instances(call.group.context)
@@ -269,7 +268,7 @@ def _frees_in_s(view: View, call: Call) -> float:
 
 
 def _late_s(view: View, call: Call) -> float:
-    """Return the minimum seconds by which a waiting call's first token is late, without the load time (§IX-A).
+    """Return the seconds by which a waiting call's first token is at least late, without its load (§IX-A).
 
     The result is negative for an evicted call.
     """
@@ -283,8 +282,8 @@ class ResizeLate(LoadWhereWanted):
     """SLINFER's residency policy.
 
     It shrinks instances that are far too large (§VII-B), grows instances whose requests exceed their estimates
-    (§VII-D), and keeps the minimum number of instances of each context loaded. Dispatch loads instances for calls. It
-    also unloads idle instances of contexts without their own keep-alive time.
+    (§VII-D), and keeps the minimum of each context loaded. Dispatch loads instances for calls, and unloads idle
+    instances of contexts without their own keep-alive.
     """
 
     period_s = _ROUND_S
@@ -329,7 +328,7 @@ class ResizeLate(LoadWhereWanted):
     def _grow(self, view: View, library: Library) -> tuple[Action, ...]:
         """Grow an instance whose engine reports that its cache will be too small.
 
-        If this is impossible, evict a call that waits for memory, if another instance can run it.
+        If this fails, evict a call that waits for memory, if another instance can run it.
         """
         batch, at = library.batch, library.batch_at
         if batch is None or not batch.is_short or library.resizing or self._answered.get(library.id) == at:

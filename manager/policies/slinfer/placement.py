@@ -4,9 +4,9 @@ preempted instance (§VIII-A).
 An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only if it is far too large,
 because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
 come first, then instances with large batches, so that small batches end. A new instance is loaded on the pilot where it
-leaves the least memory (bin-packing, §V), on the least busy device. (The nodes of the paper have one GPU each.) An
-instance that makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only
-the pilot knows how many tokens a request has generated (O_r of eq. 2), so its refusals contain the required bytes.
+leaves the least memory (bin-packing, §V), on the least busy device. (The paper's nodes have one GPU.) An instance that
+makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only the pilot knows
+how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CacheSizes:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """Return the bytes to reserve for one more call; 0 if enough is reserved; None if the call does not fit."""
+        """Return the bytes to reserve for one more call; 0 if enough is reserved, None if the call does not fit."""
         cache = cache_of(library.context, library.devices[0])
         if cache.is_fixed:
             return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
@@ -73,7 +73,7 @@ class CacheSizes:
         return required - library.promised_bytes - library.devices[0].budget_bytes
 
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required`; 0 if enough is reserved; None if they do not fit."""
+        """Return the bytes to reserve for `required`; 0 and None as for `admit`."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -83,9 +83,9 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
-        """Return the additional bytes that an instance needs for calls.
+        """Return the additional bytes that an instance needs for calls; None if its fixed cache is too small.
 
-        `promised`: bytes of the instance; 0 = a new instance. Return None if a cache of fixed size is too small.
+        `promised`: bytes of the instance; 0 = a new instance.
         """
         cache, calls = cache_of(context, device), tuple(calls)
         if not promised:
@@ -102,7 +102,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, library.devices[0], required))
 
     def reported(self, library: Library) -> int:
-        """Return the bytes that the calls of an instance require by its engine's last report (eq. 2); 0 if unknown."""
+        """Return the bytes that an instance's calls require by its engine's last report (eq. 2); 0 if unknown."""
         if library.batch is None or not library.batch.peak_tokens or not library.held:
             return 0
         cache = cache_of(library.context, library.devices[0])
@@ -131,7 +131,7 @@ def _peak_tokens(calls: Iterable[Call]) -> int:
 
 
 def cache_of(context: Context, device: Device) -> TokenCache:
-    """Return the memory of a context on a device: reported by its last load there, or declared, or without a cache.
+    """Return the memory of a context on a device: reported by its last load, or declared, or without a cache.
 
     If nothing is known, a load gets at least a third of the device, as in the default policy.
     """
@@ -152,7 +152,7 @@ def shares_by_token(context: Context) -> bool:
 
 
 def instances(context: Context, *, largest_first: bool = True) -> list[Library]:
-    """Return the ready libraries of a context: CPUs first (§V), then by batch size (§VIII-B)."""
+    """Return ready libraries: CPUs first (§V), then by batch size (§VIII-B)."""
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY and x.usable]
     sign = -1 if largest_first else 1
     ready.sort(key=lambda x: (not x.devices[0].facts.on_host, sign * len(x.held), x.id))
@@ -178,7 +178,7 @@ def _leavable(libraries: Iterable[Library]) -> list[Library]:
 
 
 def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
-    """Return the free bytes of a device after the first libraries stop to free `size` bytes, and these libraries."""
+    """Return the first libraries whose stop frees `size` bytes of a device, and the bytes that are then free."""
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
         if room >= size:
@@ -189,7 +189,7 @@ def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tu
 
 
 def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: Context) -> tuple[list[Action], int]:
-    """Return actions that stop libraries or put them to sleep for `size` bytes of a context, and the free bytes."""
+    """Return actions that stop libraries, or let them sleep, for `size` bytes of a context; and the free bytes."""
     why = f"{of.recipe.name} needs the memory, and no call runs here"
     if not any(map(may_sleep, gone)):
         return [Unload(library.id, why) for library in gone], room
@@ -198,16 +198,15 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
 
 
 def _has_most(view: View, context: Context) -> bool:
-    """True if a context has its maximum number of libraries (`max_libraries`)."""
     room = room_for_more(view, context, cut_s=_CUT_S)
     return room is not None and room <= 0
 
 
 def _load_disturbs(context: Context, device: Device) -> bool:
-    """True if a load would take the cores of a CPU from running calls for longer than their time per output token.
+    """True if a load would take a CPU's cores from running calls for longer than their time per output token.
 
-    The load time is that of the context's libraries on this kind of device. The paper assumes that CPUs have all models
-    in memory (§IX-A).
+    The load time is that of the context's libraries on this kind of device. The paper's CPUs have all models in memory
+    (§IX-A).
     """
     if not device.facts.on_host:
         return False
@@ -237,7 +236,7 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Wake or load an instance for a call, and stop idle instances for it; empty if none would serve it in time."""
+        """Wake or load an instance for a call, and stop idle ones for it; empty if none would serve it in time."""
         if wakes := self._wake(view, call):
             return wakes
         found: list[tuple[_Rank, Device, int, int, list[Library]]] = []
@@ -255,7 +254,7 @@ class InstancePlaces:
         return []
 
     def _wake(self, view: View, call: Call) -> list[Action]:
-        """Wake the last used sleeper that will serve a call in time. Other idle libraries make room for the sleeper."""
+        """Wake the last used sleeper that will serve a call in time. Other idle libraries make room."""
         context, soon_s = call.group.context, left_s(view, call)
         for sleeper in wakeable(view, context):
             [device], needed = sleeper.devices, more_to_wake(sleeper)
@@ -269,7 +268,7 @@ class InstancePlaces:
         return []
 
     def least_instance(self, view: View, context: Context) -> list[Action]:
-        """If a context has fewer instances than its minimum, wake an instance, or load one in free memory."""
+        """If a context has too few instances, wake an instance, or load one in free memory."""
         ready = instances(context)
         if len(ready) >= context.limits.least:
             return []
@@ -312,10 +311,10 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices that have enough memory and speed for a new instance for a call.
+        """Yield devices with enough memory and speed for a new instance for a call.
 
-        Also yield the bytes of the instance, and the idle instances on the device, least recently used first. With
-        `ends_idle`, these may stop or sleep. `shadow`: assumed stops and moves.
+        Also yield its bytes, and the idle instances on the device, least recently used first. With `ends_idle`, these
+        may stop or sleep. `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
         if _has_most(view, context):
@@ -345,7 +344,7 @@ class InstancePlaces:
     # ---- calls that are assumed to move
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
-        """Move a call in the shadow to an instance (None: a new instance) if memory and time allow this."""
+        """Move a call in the shadow to an instance (None: a new one) if memory and time allow this."""
         context, soon_s = call.group.context, left_s(view, call)
         held, promised = (library.held.values(), library.promised_bytes) if library is not None else ((), 0)
         calls = (*held, *shadow.calls(device, context), call)
@@ -385,7 +384,7 @@ class InstancePlaces:
         return False
 
     def serve_together(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
-        """True if a loading instance will serve one more call in time after the calls that wait for it."""
+        """True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
             shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=0)
@@ -401,9 +400,9 @@ class InstancePlaces:
     def victims(self, view: View, library: Library, *, lacks_bytes: int, over_s: float) -> tuple[Library, ...]:
         """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if they cannot make room.
 
-        The smallest batches stop first. A batch larger than that of the library, with the call, never stops. The calls
-        of all stopped neighbours must meet their objectives on other devices. `over_s`: seconds by which a decode step
-        is too long on the device.
+        The smallest batches stop first, but none larger than the library's batch with the call. The calls of all
+        stopped neighbours must meet their objectives elsewhere. `over_s`: seconds by which a decode step is too long on
+        the device.
         """
         device, most = library.devices[0], len(library.held) + 1
         neighbours = [

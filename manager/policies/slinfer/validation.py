@@ -3,13 +3,13 @@
 The manager must predict whether
 
 - a new instance would serve a call in time ("the same validation procedure", §V),
-- a loading instance will serve the calls that wait for it in time, and
-- the calls of a preempted instance meet their objectives on other devices (§VIII-A).
+- a loading instance will serve its waiting calls in time, and
+- the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
 
-The manager runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work:
-after its prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed
-future, in which some libraries have stopped and some calls have moved. If several calls would move, each call is
-checked with the memory and the time that the other calls need on its new device.
+It runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work: after its
+prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed future, in
+which libraries have stopped and calls have moved. If several calls would move, each is checked with the memory and time
+that the others need on its new device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def prompt_tokens(call: Call) -> int:
 
 
 def output_tokens(call: Call) -> int:
-    """Return the expected output tokens of a call: the mean of the ended calls of its context (§VII-A)."""
+    """Return a call's expected output tokens: the mean of its context's ended calls (§VII-A)."""
     features = call.spec.features
     return features.expected_output if features is not None else 0
 
@@ -65,7 +65,7 @@ def first_token_left_s(view: View, call: Call) -> float:
 
 
 def cold_start_s(view: View, call: Call) -> float:
-    """Return the longest load of the call's context that is running or ended after the call arrived; 0 if none."""
+    """Return the longest load of the call's context that runs or ended after the call arrived; 0 if none."""
     longest_s = 0.0
     for library in call.group.context.libraries.values():
         if library.state is LibraryState.LOADING and library.usable:
@@ -96,7 +96,6 @@ class Shadow:
         return [call for call, _ in self.moved.get(device, {}).get(context, ())]
 
     def prompts(self, device: Device) -> dict[Context, list[UnreadPrompt]]:
-        """Return the unread prompts of the calls that have moved to a device."""
         moved = self.moved.get(device, {})
         return {context: [prompt for _, prompt in calls] for context, calls in moved.items()}
 
@@ -143,7 +142,7 @@ class ComputeOutlook:
         return OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
 
     def decode_s(self, library: Library) -> float:
-        """Return the seconds of one decode step of a library."""
+        """Return the seconds of a library's decode step."""
         rows = len(library.held)
         cost = self.cost(library.context, library.devices[0]) if rows else None
         if cost is None:
@@ -160,7 +159,7 @@ class ComputeOutlook:
         return known
 
     def by_headroom(self, view: View, library: Library) -> list[Call]:
-        """Return the calls that a library holds, longest headroom first (eq. 1)."""
+        """Return a library's calls, longest headroom first (eq. 1)."""
         device = library.devices[0]
         cost, cycle_s = self.cost(library.context, device), self.cycle_s(device, now=view.now)
         dues_at = {
@@ -173,9 +172,9 @@ class ComputeOutlook:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """True if a decode step of a new instance would leave the other instances too little time.
+        """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest check).
 
-        This is case 3, the cheapest check. It applies to calls without a limit on their output.
+        This applies to calls without a limit on their output.
         """
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
         if cost is None or not tpot_s or longest_output(call):
@@ -264,9 +263,9 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 
 
 def left_s(view: View, call: Call) -> float:
-    """Return the seconds until the prompt of a call must be read on its next device; infinity if there is no limit.
+    """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
 
-    A held call that moves starts again (O = 0 in eq. 1). It meets its objective only if its first token does.
+    A held call that moves starts again (O = 0 in eq. 1). It is in time only if its first token is.
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
