@@ -70,9 +70,9 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case seams.Unload():
             libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
         case seams.Sleep():
-            sleepers.order_sleep(manager, _here(_library(manager, action.library)))
+            sleepers.order_sleep(manager, _library_of_connected_pilot(_library(manager, action.library)))
         case seams.Wake():
-            sleepers.order_wake(manager, _here(_library(manager, action.library)))
+            sleepers.order_wake(manager, _library_of_connected_pilot(_library(manager, action.library)))
         case seams.Resize():
             _resize(manager, action)
         case seams.FailCall():
@@ -271,7 +271,7 @@ def _load(manager: Manager, action: seams.Load) -> None:
     )
 
 
-def _here(library: Library) -> Library:
+def _library_of_connected_pilot(library: Library) -> Library:
     if library.pilot.state is not PilotState.HERE:
         raise PolicyError(f"library {library.id} is on a pilot that is {library.pilot.state.value}")
     return library

@@ -121,7 +121,7 @@ _STOPPED = "its source is stopped"
 
 def record_block_update(manager: Manager, message: BlockUpdate) -> None:
     state = manager.state
-    block = state.blocks.get(message.block) or _adopted(manager, message)
+    block = state.blocks.get(message.block) or _adopt_unknown_block(manager, message)
     if block is None:
         return
     if message.source not in ("", block.source.source.name):
@@ -129,15 +129,15 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
         return
     blocks.update_block(manager, block, message)
     if message.holds > block.holds:
-        _held(manager, block, message)
+        _handle_hold(manager, block, message)
     block.held_for, block.holds = message.cause, message.holds
     if block.phase.over:
-        _over(manager, block)
+        _handle_ended_block(manager, block)
     if block.loss is not None or block.phase.over:
         blocks.settle_losses(manager, block)
 
 
-def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
+def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
     """Stop the source if two jobs in a row were held for one cause; release this block and all waiting blocks."""
     source = block.source
     if not blocks.record_hold(block, message):
@@ -153,7 +153,7 @@ def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
     manager.demand_changed = True
 
 
-def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
+def _adopt_unknown_block(manager: Manager, message: BlockUpdate) -> Block | None:
     state, id = manager.state, message.block
     number = id.removeprefix("b")
     if message.source and number.isascii() and number.isdigit():
@@ -177,7 +177,7 @@ def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
     return block
 
 
-def _over(manager: Manager, block: Block) -> None:
+def _handle_ended_block(manager: Manager, block: Block) -> None:
     state = manager.state
     blocks.remove_block(state, block)
     for id in tuple(block.pilots):

@@ -233,7 +233,7 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     source = block.source
     pilot.source = source.source.name
     if pilot.lacks:
-        return _useless(manager, block, pilot)
+        return _why_useless(manager, block, pilot)
     source.failures = 0
     source.devices = tuple(device.facts for device in pilot.devices.values())
     return ""
@@ -247,7 +247,7 @@ def _note_running(manager: Manager, block: Block) -> None:
     _relist_block(block)
 
 
-def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
+def _why_useless(manager: Manager, block: Block, pilot: Pilot) -> str:
     source, here = block.source, [manager.state.pilots[id] for id in block.pilots]
     if block.brought < source.source.nodes or not all(each.lacks for each in here):
         return ""

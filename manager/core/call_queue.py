@@ -89,7 +89,7 @@ class Queue(Generic[C]):
     def __iter__(self) -> Iterator[C]:
         for priority in reversed(self._order):
             level = self._levels[priority]
-            back, gangs = (sorted(entry for entry in heap if _holds(entry)) for heap in (level.back, level.gangs))
+            back, gangs = (sorted(entry for entry in heap if _is_current(entry)) for heap in (level.back, level.gangs))
             fresh = (call for call in level.fresh if not call.ticket)
             yield from heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
         yield from self.apart.values()
@@ -99,7 +99,9 @@ class Queue(Generic[C]):
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
-            back, gangs = (filter(_holds, islice(_ascending(heap), looks)) for heap in (level.back, level.gangs))
+            back, gangs = (
+                filter(_is_current, islice(_heap_in_order(heap), looks)) for heap in (level.back, level.gangs)
+            )
             fresh = (call for call in islice(level.fresh, looks) if not call.ticket)
             calls = heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
             found += islice(calls, limit - len(found))
@@ -129,7 +131,7 @@ class Queue(Generic[C]):
     def reorder(self) -> None:
         for level in self._levels.values() if self.is_by_run_time else ():
             for heap in (level.back, level.gangs):
-                waiting = [entry[4] for entry in heap if _holds(entry)]
+                waiting = [entry[4] for entry in heap if _is_current(entry)]
                 self._ghosts -= len(heap) - len(waiting)
                 heap[:] = [(*self._key(call), call.ticket, call) for call in waiting]
                 heapq.heapify(heap)
@@ -195,8 +197,8 @@ class Queue(Generic[C]):
                 if first is not None:
                     return first
                 continue
-            for entry in islice(_ascending(level.gangs), _MOST_EXAMINED):
-                if _holds(entry) and entry[4].group.options.gang[0] <= most:
+            for entry in islice(_heap_in_order(level.gangs), _MOST_EXAMINED):
+                if _is_current(entry) and entry[4].group.options.gang[0] <= most:
                     return entry[4]
         return None
 
@@ -211,7 +213,7 @@ class Queue(Generic[C]):
 
     def waiting_gangs(self) -> Iterator[C]:
         if self.gangs:
-            yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
+            yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _is_current(entry))
 
     def is_before(self, one: C, other: C) -> bool:
         return self.rank(one) < self.rank(other)
@@ -291,7 +293,7 @@ class Queue(Generic[C]):
         return level.gangs[0][4] if level.gangs else None
 
     def _drop_ghosts(self, heap: list[_Entry[C]]) -> None:
-        while heap and not _holds(heap[0]):
+        while heap and not _is_current(heap[0]):
             heapq.heappop(heap)
             self._ghosts -= 1
 
@@ -299,12 +301,12 @@ class Queue(Generic[C]):
         for level in self._levels.values():
             level.fresh = deque(call for call in level.fresh if not call.ticket)
             for heap in (level.back, level.gangs):
-                heap[:] = filter(_holds, heap)
+                heap[:] = filter(_is_current, heap)
                 heapq.heapify(heap)
         self._ghosts = 0
 
 
-def _holds(entry: _Entry[C]) -> bool:
+def _is_current(entry: _Entry[C]) -> bool:
     return entry[4].ticket == entry[3]
 
 
@@ -312,7 +314,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
     return (entry[4] for entry in entries)
 
 
-def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
+def _heap_in_order(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

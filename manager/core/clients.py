@@ -343,7 +343,7 @@ def event_refused(manager: Manager, event: EventRefused) -> None:
     state.notice(f"the manager failed on {whose}, was started again and refused it: {event.reason}")
     match event.role:
         case "client":
-            _client(manager, event)
+            _refuse_event_of_client(manager, event)
         case "pilot":
             _ban(manager, event)
             pilots.pilot_lost(
@@ -355,7 +355,7 @@ def event_refused(manager: Manager, event: EventRefused) -> None:
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
 
-def _client(manager: Manager, event: EventRefused) -> None:
+def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
     state = manager.state
     client = state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:

@@ -53,7 +53,7 @@ def feed_library(manager: Manager, library: Library) -> None:
         head = queue.single()
         if library.stuck:
             answer = min(answer, library.slots - library.load)
-        if answer <= 0 or head is None or not _give(manager, library, head, answer):
+        if answer <= 0 or head is None or not _send_calls(manager, library, head, answer):
             break
         listed, has_room = True, queues.relist_library(manager, library)
     if not listed:
@@ -79,7 +79,7 @@ def _take_from_others(manager: Manager, library: Library) -> None:
         actions.carry_out(manager, dispatch.pull_others(manager.state, library), seam="dispatch")
 
 
-def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
+def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> bool:
     group = head.group
     if head.runs_alone:
         if library.load:
@@ -144,12 +144,12 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
         fresh = deadlines.admit_by_deadline(manager, fresh)
         if not fresh:
             return
-    _enter(manager, context, fresh)
+    _place_or_queue(manager, context, fresh)
     if context.queue.timed:
         deadlines.watch_queue(manager, context)
 
 
-def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
+def _place_or_queue(manager: Manager, context: Context, fresh: list[Call]) -> None:
     dispatch = manager.policies.dispatch
     few = len(fresh) <= dispatch.places_one_by_one_up_to and not context.queue.count
     if few or dispatch.asks_every_call:
@@ -214,7 +214,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
             call = holding.take_out(library, ends[place].call)
         outcome, place = ends[place], place + 1
         if call is None or call.holder is not library:
-            total += _odd_end(manager, library, call, outcome)
+            total += _handle_unexpected_end(manager, library, call, outcome)
             continue
         if retries.is_fault(outcome):
             retries.requeue_after_fault(manager, library, call, outcome)
@@ -263,7 +263,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
     feed_library(manager, library)
 
 
-def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
+def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
     if call is not None and type(call.holder) is Gang:
         gangs.gang_member_ended(manager, call, library, outcome)
         return 1

@@ -46,9 +46,9 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
         return 0.0
     needed = frozenset(_needed(manager))
     for name, object in peer.has.items():
-        if (name in needed or _comes(object)) and not _stays(object):
+        if (name in needed or _is_fetched(object)) and not _has_staying_holder(object):
             peer.hands_on[name] = {}
-    _go_on(manager, peer)
+    _choose_receivers(manager, peer)
     if not peer.hands_on:
         return 0.0
     manager.state.transfers.leaving[peer.id] = peer
@@ -61,7 +61,7 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
 def _release_leaving_pilots(manager: Manager) -> None:
     leaving = manager.state.transfers.leaving
     for peer in list(leaving.values()):
-        _go_on(manager, peer)
+        _choose_receivers(manager, peer)
         if not peer.hands_on:
             del leaving[peer.id]
             pilot = manager.state.pilots.get(peer.id)
@@ -69,13 +69,13 @@ def _release_leaving_pilots(manager: Manager) -> None:
                 manager.say(pilot, to_pilot.Exit("other pilots have its objects", drain=True))
 
 
-def _go_on(manager: Manager, peer: Peer) -> None:
+def _choose_receivers(manager: Manager, peer: Peer) -> None:
     for name, tried in list(peer.hands_on.items()):
         object = peer.has.get(name)
-        if object is None or _stays(object):
+        if object is None or _has_staying_holder(object):
             del peer.hands_on[name]
-        elif not _comes(object):
-            other = _heir(manager, object) if len(tried) < _TRIES else None
+        elif not _is_fetched(object):
+            other = _find_receiver(manager, object) if len(tried) < _TRIES else None
             if other is None:
                 del peer.hands_on[name]
             else:
@@ -84,15 +84,15 @@ def _go_on(manager: Manager, peer: Peer) -> None:
                 fetch.kept = True
 
 
-def _stays(object: Object) -> bool:
+def _has_staying_holder(object: Object) -> bool:
     return any(not peer.draining for peer in object.holders.values())
 
 
-def _comes(object: Object) -> bool:
+def _is_fetched(object: Object) -> bool:
     return any(not fetch.peer.draining for fetch in object.fetches.values())
 
 
-def _heir(manager: Manager, object: Object) -> Peer | None:
+def _find_receiver(manager: Manager, object: Object) -> Peer | None:
     tried = {id for peer in object.holders.values() for id in peer.hands_on.get(object.ref.name, ())}
     able = [
         peer
@@ -132,9 +132,9 @@ def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
 def _trouble(object: Object) -> str:
     said = []
     if object.lonely:
-        said.append(f"no peer could serve {_some(object.lonely)}, which read it from its origin")
+        said.append(f"no peer could serve {_first_names(object.lonely)}, which read it from its origin")
     if object.unreadable:
-        said.append(f"it cannot be read on {_some(object.unreadable)}")
+        said.append(f"it cannot be read on {_first_names(object.unreadable)}")
     return "; ".join(said) + (f" ({object.reason})" if said and object.reason else "")
 
 
@@ -147,25 +147,25 @@ def object_trouble(state: State) -> str:
     why = f" ({reasons[-1]})" if reasons else ""
     whom = "Pilots cannot reach each other" if not state.transfers.peer_bytes else "Some pilots cannot reach others"
     return (
-        f"{whom}{why}: {_some(lonely)} read the files from their origin, which is slower. Open the pilots' ports"
+        f"{whom}{why}: {_first_names(lonely)} read the files from their origin, which is slower. Open the pilots' ports"
         " between the compute nodes, or name another network in the site file: [session] interface"
     )
 
 
 def fetch_phase(state: State, library: Library) -> str:
     """Return the phase of a loading library, such as `fetching from peers n014, n021` or `loading`."""
-    source = _comes_from(state, library)
+    source = _describe_sources(state, library)
     return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
 
 
-def _comes_from(state: State, library: Library) -> str:
+def _describe_sources(state: State, library: Library) -> str:
     fetches = list(_fetches(state, library))
     said = []
     if any(fetch.way in (Way.READER, Way.ALONE) for fetch in fetches):
         said.append("from its origin")
     peers = dict.fromkeys(id for fetch in fetches for id in fetch.sources)
     if peers:
-        said.append(f"from peer{'s' * (len(peers) > 1)} {_some(peers)}")
+        said.append(f"from peer{'s' * (len(peers) > 1)} {_first_names(peers)}")
     if any(fetch.way is Way.FOLLOWING for fetch in fetches):
         said.append("with another pilot of its host")
     if not said and fetches:
@@ -194,11 +194,11 @@ def _note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
-            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {_comes_from(state, library)}"
+            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {_describe_sources(state, library)}"
             library.note(state.now, text)
 
 
-def _some(names: Collection[str]) -> str:
+def _first_names(names: Collection[str]) -> str:
     shown = list(names)[:_SHOWN]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shown) + more
@@ -257,14 +257,14 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     if fetch.way in (Way.READER, Way.ALONE, Way.FOLLOWING):
         return
     if fetch.way is Way.STRANDED:
-        _alone(manager, fetch)
+        _read_origin_alone(manager, fetch)
         return
-    rooted = _root(transfers, fetch)
-    if not rooted and _have_read(transfers, object, fetch):
+    rooted = _find_sure_source(transfers, fetch)
+    if not rooted and _choose_reader(transfers, object, fetch):
         return
-    rooted = rooted or _root(transfers, fetch)
+    rooted = rooted or _find_sure_source(transfers, fetch)
     if not rooted and _hopeless(transfers, fetch):
-        _alone(manager, fetch)
+        _read_origin_alone(manager, fetch)
         return
     while rooted and len(fetch.sources) < transfers.wants(object) and len(fetch.failed) < transfers.patience:
         source = transfers.find(fetch, root=False)
@@ -274,9 +274,8 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     transfers.send(fetch, Way.PEERS if rooted else Way.WAITING)
 
 
-def _root(transfers: Transfers, fetch: Fetch) -> bool:
-    """Return True if a fetch has or now gets a sure source. If the fetch is full, the source replaces another source.
-    """
+def _find_sure_source(transfers: Transfers, fetch: Fetch) -> bool:
+    """Return True if a fetch has or now gets a sure source. In a full fetch it replaces another source."""
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -285,7 +284,7 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
     return source is not None
 
 
-def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
+def _choose_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
     """Let one pilot read the origin if no pilot has the object. Return True if it is the pilot of this fetch."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
@@ -309,7 +308,7 @@ def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
     return all(x.peer.id in fetch.failed for x in earlier)
 
 
-def _alone(manager: Manager, fetch: Fetch) -> None:
+def _read_origin_alone(manager: Manager, fetch: Fetch) -> None:
     transfers, object = manager.state.transfers, fetch.object
     if fetch.unreadable or len(object.unreadable) >= transfers.limits.origin_tries:
         manager.say(manager.state.pilots[fetch.peer.id], to_pilot.FetchObject(object.ref))
@@ -337,7 +336,7 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
     for urgent in (True, False):
         for object in mine:
             while transfers.has_room(peer, object):
-                fetch = _customer(transfers, peer, object, urgent=urgent)
+                fetch = _find_fetch_to_serve(transfers, peer, object, urgent=urgent)
                 if fetch is None:
                     break
                 transfers.link(fetch, peer, instead=len(fetch.sources) >= transfers.wants(object))
@@ -351,7 +350,7 @@ def last_resort(transfers: Transfers, peer: Peer) -> None:
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))
 
 
-def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
+def _find_fetch_to_serve(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
     if not urgent:
         most = transfers.wants(object)  # the limit may have dropped since these fetches were listed
         underserved = (x for x in islice(object.underserved.values(), _MOST_EXAMINED) if len(x.sources) < most)

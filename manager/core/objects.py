@@ -31,7 +31,7 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
     wants, peer.wants = peer.wants, {}
     for ref in wants.values():
         if ref.name not in peer.has:
-            _want(transfers, peer, ref)
+            _plan_fetch(transfers, peer, ref)
 
 
 def pilot_cut(manager: Manager, pilot: Pilot) -> None:
@@ -88,7 +88,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
     for ref in message.objects:
         fetch = peer.fetches.get(ref.name)
         if fetch is None:
-            _want(transfers, peer, ref)
+            _plan_fetch(transfers, peer, ref)
         else:
             fetch.said = None
             transfers.changed[fetch] = None
@@ -103,12 +103,12 @@ def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
     planned = []
     for ref in recipe.objects:  # a recipe may contain the same content twice
         if ref.name not in peer.has and ref.name not in peer.fetches:
-            _want(transfers, peer, ref)
+            _plan_fetch(transfers, peer, ref)
             planned.append(ref.name)
     return tuple(planned)
 
 
-def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
+def _plan_fetch(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
     if ref.name in peer.has:  # the object was damaged, or lost before the message about the loss arrived
         transfers.release(peer, peer.has[ref.name])
     object = transfers.object(ref.name)
@@ -137,13 +137,13 @@ def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> No
     fetch = peer.fetches.get(arrival.name)
     if fetch is not None:
         if arrival.peer_bytes:
-            _judge(transfers, fetch)
+            _count_failed_sources(transfers, fetch)
         transfers.end(fetch, complete=True)
     if arrival.name not in peer.has:
         transfers.hold(peer, object)
 
 
-def _judge(transfers: Transfers, fetch: Fetch) -> None:
+def _count_failed_sources(transfers: Transfers, fetch: Fetch) -> None:
     for source in fetch.sources.values():
         source.served += 1
     for id in fetch.failed:
@@ -151,10 +151,10 @@ def _judge(transfers: Transfers, fetch: Fetch) -> None:
         if source_then is not None:
             source_then.blamed += 1
             if source_then.blamed >= max(_BLAMED, source_then.served + 1):
-                _silence(transfers, source_then)
+                _stop_serving(transfers, source_then)
 
 
-def _silence(transfers: Transfers, peer: Peer) -> None:
+def _stop_serving(transfers: Transfers, peer: Peer) -> None:
     peer.address = ""
     peer.parked.clear()
     for object in peer.has.values():

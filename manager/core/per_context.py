@@ -203,8 +203,7 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Return the largest share of its items that a call may still process. `learn`: estimate it from ended calls.
-        """
+        """Return the largest share of its items that a call may still process. `learn`: use ended calls."""
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
@@ -228,7 +227,7 @@ class Paces:
             return None
         if size not in self._known:
             nearest = min(self._known, key=lambda known: (abs(math.log(known / size)), known))
-            scale = _share(size) / _share(nearest)
+            scale = _relative_time(size) / _relative_time(nearest)
         else:
             nearest, scale = size, 1.0
         mean, deviation, _ = self._known[nearest]
@@ -244,7 +243,7 @@ def work_of(features: Features | None) -> float:
     return float(features.items * max(1, features.input_length)) if features is not None else 1.0
 
 
-def _share(size: int) -> float:
+def _relative_time(size: int) -> float:
     """Return the time of a unit on `size` replicas relative to one replica (Amdahl's law)."""
     return _SERIAL + (1 - _SERIAL) / size
 

@@ -28,20 +28,20 @@ def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> l
             return out
         for said in event.messages:
             if type(said) is to_manager.CallYielded and not bounds.wrong_with(said):
-                _came(state, pilot.libraries.get(said.library), said, out, now)
+                _forward_pieces(state, pilot.libraries.get(said.library), said, out, now)
     else:
         for taken in event.messages:
             if type(taken) is to_manager.PiecesTaken and not bounds.wrong_with(taken):
                 call = state.calls.get(taken.call)
                 if call is not None and call.group.client.id == event.client:
-                    _taken(state, call, taken, out)
+                    _forward_acknowledgement(state, call, taken, out)
     return out
 
 
 _SPEAKS = (PilotState.HERE, PilotState.DRAINING)
 
 
-def _came(
+def _forward_pieces(
     state: State, library: Library | None, message: to_manager.CallYielded, out: list[Command], now: float
 ) -> None:
     call = library.held.get(message.call) if library is not None else None
@@ -57,7 +57,7 @@ def _came(
         out.append(ToClient(client.id, said))
 
 
-def _taken(state: State, call: Call, message: to_manager.PiecesTaken, out: list[Command]) -> None:
+def _forward_acknowledgement(state: State, call: Call, message: to_manager.PiecesTaken, out: list[Command]) -> None:
     library = call.holder
     if call.state is not CallState.HELD or not isinstance(library, Library):
         return

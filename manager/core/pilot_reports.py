@@ -128,17 +128,17 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     libraries_here = list(pilot.libraries.values())
     _requeue_missing(manager, libraries_here, there)
     for library in libraries_here:
-        _library(manager, library, there[library.id])
+        _reconcile_library(manager, library, there[library.id])
     # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
     # free memory come first, in the order of the manager's original orders.
     for library in sorted(libraries_here, key=lambda x: _FREES.get(x.state, len(_FREES))):
         if pilot.libraries.get(library.id) is library:
-            _go_on(manager, library, there[library.id])
+            _continue_library(manager, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
         manager.say(pilot, Exit("the manager drains this pilot", drain=True))
 
 
-def _unknown(manager: Manager, library: Library, id: CallId) -> None:
+def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None:
     call = manager.state.calls.get(id)
     if call is None:
         if pilots.is_unheard_of(manager.state, id):
@@ -163,7 +163,7 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
         holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
 
 
-def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.now_occupies(library, listed)
@@ -176,13 +176,13 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
         if again:
             manager.say(library.pilot, CancelCalls(library.id, again, running))
     for id in unknown:
-        _unknown(manager, library, id)
+        _handle_unknown_call(manager, library, id)
     gangs.remind_of_rank0(manager, library)
     libraries.resize_again(manager, library)
     queues.relist_library(manager, library)
 
 
-def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _continue_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
@@ -227,17 +227,17 @@ def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
         return False
     if state.unrecorded and now - state.recorded_at >= RECORD_S:
         return True
-    if message.refused_frames != pilot.refused_frames or _moved(pilot.cache_bytes, message.cache_bytes):
+    if message.refused_frames != pilot.refused_frames or _has_changed(pilot.cache_bytes, message.cache_bytes):
         return True
     uses = ((pilot.libraries.get(use.library), use) for use in message.libraries)
     return any(
-        _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
+        _has_changed(library.memory_bytes, use.memory_bytes) or _has_changed(library.device_bytes, use.device_bytes)
         for library, use in uses
         if library is not None
     )
 
 
-def _moved(before: int, after: int) -> bool:
+def _has_changed(before: int, after: int) -> bool:
     return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _PART)
 
 
@@ -324,7 +324,11 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
     if failure is None and not message.loading:
         retries.note_cut_calls(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if crowding is not None and call.id in running and _crowded_out(manager, library, call, crowding):
+        if (
+            crowding is not None
+            and call.id in running
+            and _killed_for_memory_of_others(manager, library, call, crowding)
+        ):
             continue
         killer = blamed is not None and call.id in running
         if failure is not None and failure.kind in OF_OTHERS and call.id in running:
@@ -354,7 +358,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
         pilots.pilot_leaves(manager, library.pilot)
 
 
-def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+def _killed_for_memory_of_others(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
     """Handle a call whose library was killed because other processes used the memory. If False, the caller requeues the
     call.
     """

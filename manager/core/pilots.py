@@ -208,7 +208,7 @@ def device_reported(manager: Manager, device: Device, reason: str) -> None:
     if device.reported == reason:  # the hello already reported this
         return
     device.reported = reason
-    _settle(device)
+    _update_fault(device)
     if not reason:
         pilot.note(manager.state.now, f"{id} is well again")
         supply_changed(manager, pilot)
@@ -227,7 +227,7 @@ def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *,
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)
-        _settle(device)
+        _update_fault(device)
     which = ", ".join(device.id for device in devices)
     pilot.note(now, f"{which} quarantined for {show_seconds(until - now)}: {reason}")
     for library in {library.id: library for device in devices for library in device.libraries.values()}.values():
@@ -244,7 +244,7 @@ def end_quarantine(manager: Manager, id: str) -> None:
     over = [device for device in pilot.devices.values() if device.quarantine and device.quarantine[0] <= now]
     for device in over:
         device.quarantine = None
-        _settle(device)
+        _update_fault(device)
     if over:
         pilot.note(now, f"{', '.join(device.id for device in over)} may be used again")
         if pilot.id in state.pilots:
@@ -258,7 +258,7 @@ def _set_timer(manager: Manager, pilot: Pilot) -> None:
         manager.set_timer(f"{QUARANTINE_TIMER}/{pilot.id}", min(ends))
 
 
-def _settle(device: Device) -> None:
+def _update_fault(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 

@@ -180,16 +180,16 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
     known = manager.state.clients
     of_known = {id: each for id, each in context.reported_limits.items() if id in known}
     context.reported_limits = of_known | {client.id: limits}
-    return _settle(manager, context)
+    return _update_limits(manager, context)
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
     """Combine limits after a program left or returned. Return the changed contexts."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
-    return [context for context in said_some if _settle(manager, context)]
+    return [context for context in said_some if _update_limits(manager, context)]
 
 
-def _settle(manager: Manager, context: Context) -> bool:
+def _update_limits(manager: Manager, context: Context) -> bool:
     if not _are_honoured(manager):
         return False  # calls with limits are refused
     clients = manager.state.clients

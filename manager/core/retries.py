@@ -88,7 +88,7 @@ def retry_after_faults(manager: Manager, _: str) -> None:
     manager.apart_due = True
 
 
-def _has_elsewhere(manager: Manager, trial: Trial) -> bool:
+def _other_pilot_may_run(manager: Manager, trial: Trial) -> bool:
     now, faults = manager.state.now, trial.faults
     if any(now < fault.pauses_until for fault in faults):
         return False
@@ -131,7 +131,7 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
     others = any(library.zombies for library in pilot.libraries.values())
     alone = len(ran) == 1 and not loading and not others
     for call, library in ran.items():
-        _note(manager, library, call, alone=alone)
+        _record_loss(manager, library, call, alone=alone)
     if len(loading) == 1 and not ran and not others:
         libraries.record_lost_load(loading[0].context, pilot)
         _judge_loads(manager, loading[0].context)
@@ -208,7 +208,9 @@ def _may_run(manager: Manager, library: Library) -> list[Call]:
     return [call for call in library.held.values() if call not in unsent]
 
 
-def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None) -> None:
+def _record_loss(
+    manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None
+) -> None:
     now, pilot = manager.state.now, library.pilot
     memory = libraries.used_since(library, max(call.sent_at, library.ended_at))
     printed = failure.printed if failure is not None else blame.printed_in(library)
@@ -279,7 +281,7 @@ def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
     if free:
         _give(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
     elif not able:
-        call.group.context.apart_lacks = _has_elsewhere(manager, trial)
+        call.group.context.apart_lacks = _other_pilot_may_run(manager, trial)
 
 
 def _give(manager: Manager, library: Library, call: Call) -> None:
@@ -303,7 +305,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
         x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside
     )  # the ranks of this call do not count
     if alone:
-        _note(manager, library, call, alone=not at_work, failure=failure)
+        _record_loss(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:
             call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
             return False

@@ -134,7 +134,7 @@ class Speeds:
         for pair, logs in self._logs.items():
             if len(logs) >= _LEAST:
                 ratios.pop(pair[::-1], None)
-                ratios[pair] = math.exp(_sure(logs)), float(len(logs))
+                ratios[pair] = math.exp(_median_if_significant(logs)), float(len(logs))
         self.of = relative_speeds(ratios)
 
 
@@ -143,7 +143,7 @@ def _median(logs: Collection[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def _sure(logs: Collection[float]) -> float:
+def _median_if_significant(logs: Collection[float]) -> float:
     """Return the median, or 0 if its distribution-free confidence interval includes 0."""
     ordered, count = sorted(logs), len(logs)
     place = int((count - 2 * math.sqrt(count)) / 2)

@@ -245,9 +245,7 @@ class State:
         self.trials: dict[int, Trial] = {}  # Losses, cuts and faults, by call
         self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
         self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
-        self.broken_runs: dict[
-            int, float
-        ] = {}  # By gang call: send time of the run whose ranks lost their connection
+        self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested

@@ -23,7 +23,7 @@ _RUNNING = "running"
 
 def own_block_states(state: State) -> dict[str, str]:
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
-    return {block: _now(state, text, came=block in came) for block, text in state.reported_blocks.items()}
+    return {block: _own_block_state(state, text, came=block in came) for block, text in state.reported_blocks.items()}
 
 
 def emptied_own_blocks(state: State) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | Non
     return f"block that the program started itself: {how}{names}", notes
 
 
-def _now(state: State, said: str, *, came: bool) -> str:
+def _own_block_state(state: State, said: str, *, came: bool) -> str:
     word = said.partition(":")[0]
     if word in _OVER:
         return said
@@ -103,7 +103,7 @@ def tell_story(state: State, subject: str) -> to_client.Story:
     try:
         id = parse_call(subject)
     except ValueError:
-        return _by_beginning(state, subject)
+        return _by_prefix(state, subject)
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
         story = _with_payload(_story(show_call(id), _of_call(state, call)), call)
@@ -140,7 +140,7 @@ def _by_name(state: State, subject: str) -> _Told | None:
     return None
 
 
-def _by_beginning(state: State, subject: str) -> to_client.Story:
+def _by_prefix(state: State, subject: str) -> to_client.Story:
     contexts = [name for context in state.contexts.values() for name in (context.recipe.name, context.recipe.key)]
     for names in ([*state.pilots, *contexts], list(state.gone_pilots)):
         matches = {name: told for name in names if subject and name.startswith(subject)

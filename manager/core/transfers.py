@@ -178,9 +178,9 @@ class Transfers:
         peer.has[object.ref.name] = object
         if peer.serving:
             object.whole[peer.id] = peer
-            self._sure(peer, object)
+            self._list_sure_source(peer, object)
 
-    def _sure(self, peer: Peer, object: Object) -> None:
+    def _list_sure_source(self, peer: Peer, object: Object) -> None:
         """List a new sure source. Plan the waiting fetches that it serves again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
@@ -231,7 +231,7 @@ class Transfers:
 
     def take_over(self, fetch: Fetch) -> None:
         """Make a follower the leader, because it reported a failed source and so is active."""
-        near = self._into(fetch.peer.cache, fetch.object)
+        near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
             if other is not fetch and (other.way is not Way.FOLLOWING or other.leader is not None):
@@ -258,10 +258,10 @@ class Transfers:
         self.changed.pop(fetch, None)
 
     def _leader(self, fetch: Fetch) -> Fetch | None:
-        under_way = self._into(fetch.peer.cache, fetch.object)
+        under_way = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
-    def _into(self, cache: str, object: Object) -> list[Fetch]:
+    def _fetches_into_cache(self, cache: str, object: Object) -> list[Fetch]:
         near = self.caches.get(cache, {})
         found = (fetch for id in near if (fetch := object.fetches.get(id)) is not None)
         return sorted(found, key=lambda fetch: fetch.number)
@@ -277,22 +277,22 @@ class Transfers:
             self.unlink(fetch, source)
         for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
             queue.pop(peer.id, None)
-        self._reckon(object)
+        self._update_needy(object)
         del object.fetches[peer.id], peer.fetches[object.ref.name]
         peer.parked.pop(object.ref.name, None)
         self.unsettled.pop(fetch, None)
         self.changed.pop(fetch, None)
         if object.reader is fetch:
             object.reader = None
-        self._pass_on(fetch, complete=complete)
+        self._end_followers(fetch, complete=complete)
         if not complete:
             self.withdraw(peer, object)
             self.forget(object)
         self.next_alone(object)
 
-    def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
+    def _end_followers(self, leader: Fetch, *, complete: bool) -> None:
         """Give followers of an ended fetch the object, or make one of them the leader."""
-        fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
+        fetches = [x for x in self._fetches_into_cache(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
                 fetch.leader = None
@@ -304,7 +304,7 @@ class Transfers:
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
         """Find new sources for followers that this pilot's cache served."""
-        for fetch in self._into(peer.cache, object):
+        for fetch in self._fetches_into_cache(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
                 if leader is None:
@@ -335,11 +335,11 @@ class Transfers:
         if way in (Way.WAITING, Way.PEERS) and fetch.able:
             object.able[id] = fetch
         if way is Way.READER:
-            self._sure(fetch.peer, object)
+            self._list_sure_source(fetch.peer, object)
         elif way is Way.PEERS and way is not before:
             self.list_source(fetch.peer, object)
             self.freed[fetch.peer] = None
-        self._reckon(object)
+        self._update_needy(object)
 
     def next_alone(self, object: Object) -> None:
         while object.stranded and len(object.alone) < self.limits.readers:
@@ -347,7 +347,7 @@ class Transfers:
             self.send(fetch, Way.ALONE)
             self.changed[fetch] = None
 
-    def _reckon(self, object: Object) -> None:
+    def _update_needy(self, object: Object) -> None:
         if object.waiting or object.underserved or object.stranded:
             self.needy[object.ref.name] = object
         else:
@@ -411,7 +411,7 @@ class Transfers:
         while heap and found is None and heap[0][0] < below:
             rank, id = heap[0]
             source = object.fetches.get(id)
-            if source is None or source.rank != rank or not self._relays(source):
+            if source is None or source.rank != rank or not self._can_relay(source):
                 heapq.heappop(heap)
                 if object.queued.get(id) == rank:
                     del object.queued[id]
@@ -423,7 +423,7 @@ class Transfers:
             heapq.heappush(heap, entry)
         return found
 
-    def _relays(self, source: Fetch) -> bool:
+    def _can_relay(self, source: Fetch) -> bool:
         peer, object = source.peer, source.object
         if peer.draining or not peer.serving or source.way not in (Way.PEERS, Way.READER):
             return False

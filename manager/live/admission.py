@@ -153,7 +153,7 @@ class UnprovenConnections:
         if surplus is not None:
             oldest, address = surplus
             self.cut += 1
-            _shut(oldest, self._peers.pop(oldest))
+            _shut_down(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
                 address, f"{address} opens connections without proving a key: the oldest of {known} was closed"
@@ -179,7 +179,7 @@ def _peer_of(descriptor: int) -> Peer | None:
         connection.detach()
 
 
-def _shut(descriptor: int, peer: Peer) -> None:
+def _shut_down(descriptor: int, peer: Peer) -> None:
     """Shut down a connection, unless its descriptor was reused."""
     if _peer_of(descriptor) != peer:
         return

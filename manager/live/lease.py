@@ -125,7 +125,7 @@ class Lease:
             if there is None or there.token != self.holder.token:
                 return
             if over:
-                self._say_over(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
+                self._write_end(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
             else:
                 self.path.unlink()
         except (OSError, SessionError) as error:
@@ -135,7 +135,7 @@ class Lease:
                 os.close(self._file)
                 self._file = -1
 
-    def _say_over(self, holder: LeaseHolder) -> None:
+    def _write_end(self, holder: LeaseHolder) -> None:
         try:
             os.close(_write(self.path, holder))
         except OSError as error:

@@ -79,7 +79,7 @@ def is_up(folder: SessionFolder) -> bool:
     alive = lease.is_alive(holder) if holder is not None else None
     if holder is not None and alive is not None:
         return alive and _listens_at(holder.pid, file.address)
-    return _gives_sign(folder, file, holder)
+    return _answers_or_renews(folder, file, holder)
 
 
 def elsewhere(folder: SessionFolder) -> str:
@@ -102,7 +102,7 @@ def _listens_at(pid: int, address: str) -> bool:
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
 
-def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
+def _answers_or_renews(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
     until = time.monotonic() + SIGN_S
     try:
         pair = folder.read_key("client")

@@ -198,12 +198,12 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     is_from_snapshot = past.core is not None
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
-        return _begin_anew(past, f"the journal lacks the beginning of the session ({why})")
+        return _put_aside(past, f"the journal lacks the beginning of the session ({why})")
     notices: list[str] = []
     try:
         _replay(past, notices)
     except _DecidesOtherwise as error:
-        return _begin_anew(past, str(error))
+        return _put_aside(past, str(error))
     head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
@@ -274,7 +274,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
         copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
-            why = _keep(path, kept)
+            why = _keep_file(path, kept)
             ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
             notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
@@ -286,7 +286,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
     return notices
 
 
-def _keep(path: Path, name: Path) -> str:
+def _keep_file(path: Path, name: Path) -> str:
     """Keep a file by a hard link or a copy. Return why this failed, or an empty text."""
     try:
         name.hardlink_to(path)
@@ -302,13 +302,13 @@ def _keep(path: Path, name: Path) -> str:
     return ""
 
 
-def _begin_anew(past: JournalPast, why: str) -> RestoredManager:
+def _put_aside(past: JournalPast, why: str) -> RestoredManager:
     """Put all files aside, and begin a new core with the unconfirmed ends."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     files = records.journal_files(past.journal)
     for path in files:
         if path.suffix != ".snapshot":
-            ends.update({end.call: end for end in _good_ends(path)})
+            ends.update({end.call: end for end in _successful_ends(path)})
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for path in files:
         name = path.name.removeprefix(past.journal.name)
@@ -320,7 +320,7 @@ def _begin_anew(past: JournalPast, why: str) -> RestoredManager:
     return RestoredManager(ends=list(ends.values()), notices=[notice])
 
 
-def _good_ends(path: Path) -> list[CallEnd]:
+def _successful_ends(path: Path) -> list[CallEnd]:
     return [
         end
         for _, _, record in scan(path)

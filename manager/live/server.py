@@ -122,15 +122,15 @@ class ManagerServer:
         self._logged: dict[str, float] = {}
         first: list[Command] = []
         if back.ends:
-            self._give(events.EndsKept(back.ends), now, first)
+            self._handle_event(events.EndsKept(back.ends), now, first)
         if before is not None:  # the manager restarted, perhaps without a journal
-            self._come_back(now, lost=back.lost)
+            self._restart(now, lost=back.lost)
         if detached and not self.core.state.kept:
-            self._give(events.SessionKept(), now, first)
+            self._handle_event(events.SessionKept(), now, first)
         if not detached and not self.core.state.clients_by_number:
             self._peers.expect_first_client(now)
         for text in back.notices:
-            self._give(events.Noticed(text), now, first)
+            self._handle_event(events.Noticed(text), now, first)
         self._end_turn(first)
         address_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
@@ -139,7 +139,7 @@ class ManagerServer:
         self.address = SessionAddress(folder, address_file, before=before)
         log.info("session %s listens on %s", session, self.sockets.address)
         about_nodes: list[Command] = []
-        self._hear_of_nodes(now, about_nodes)  # before the first blocks are requested
+        self._read_node_records(now, about_nodes)  # before the first blocks are requested
         self._end_turn(about_nodes)
         self._define_session(now)
 
@@ -168,7 +168,7 @@ class ManagerServer:
             self._do_due(now, commands)
             self._start_attendants(now, commands)
             for advice in self.advisor.answers(now):
-                self._give(advice, now, commands)
+                self._handle_event(advice, now, commands)
             self._log_new_notices(self.core.state.notices)
             self._end_turn(commands)
             self._progress.report_first_end(self.core.state.done)
@@ -181,7 +181,7 @@ class ManagerServer:
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
-            self._give(events.SessionEnded("stoker down"), now, commands)
+            self._handle_event(events.SessionEnded("stoker down"), now, commands)
 
     def close(self) -> None:
         """Send the last frames and close. Raises SessionError if the journal cannot be written."""
@@ -201,13 +201,13 @@ class ManagerServer:
         else:
             self._peers.heard(Role.CLIENT, event.client, now)
         if are_pieces(event):
-            self._pass_on(event, now)
+            self._forward_pieces(event, now)
         elif isinstance(event, events.FromPilot):
             known = event.pilot in self.core.state.pilots
             if not is_heartbeat(event):
-                self._give(event, now, commands)
+                self._handle_event(event, now, commands)
             elif not known or must_be_recorded(self.core.state, event, now):
-                self._give(event, now, commands, keep=known)
+                self._handle_event(event, now, commands, keep=known)
         else:
             self._from_client(event, now, commands)
 
@@ -215,14 +215,14 @@ class ManagerServer:
         self._tell_refusals(now, commands, at_once=True)
         if not event.sequence and is_from_observer(event.messages):  # send a welcome even if the disk is full
             welcome: list[Command] = []
-            self._give(event, now, welcome)
+            self._handle_event(event, now, welcome)
             self._carry_out(welcome)
             return
-        self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
+        self._handle_event(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
         if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
             self._trouble.program_came()
 
-    def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
+    def _forward_pieces(self, event: events.FromPilot | events.FromClient, now: float) -> None:
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -231,9 +231,9 @@ class ManagerServer:
 
     def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
         if counts := self._reader.take_refusals(now, at_once=at_once):
-            self._give(events.FramesRefused(counts), now, commands)
+            self._handle_event(events.FramesRefused(counts), now, commands)
 
-    def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
+    def _handle_event(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
         """Pass an event to the core. `keep`: write it to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
@@ -263,7 +263,7 @@ class ManagerServer:
     def _connection_broke(self, name: str, now: float, commands: list[Command]) -> None:
         if self._peers.cut(Role.PILOT, name, now):
             log.info("connection to pilot %s broke", name)
-            self._give(events.PilotCut(PilotId(name)), now, commands)
+            self._handle_event(events.PilotCut(PilotId(name)), now, commands)
         self._peers.cut(Role.CLIENT, name, now)
 
     # ---- due work
@@ -281,21 +281,21 @@ class ManagerServer:
             for peer, message in acks.overdue(now):
                 self.sockets.send(peer.encode(), wire.encode([message]))
         for key in self._timers.due(now, current=self.core.state.timers):
-            self._give(events.TimerFired(key), now, commands)
+            self._handle_event(events.TimerFired(key), now, commands)
         for role, name, why in self._peers.lost_peers(now):
-            self._give_up(role, name, why, now, commands)
+            self._drop_peer(role, name, why, now, commands)
         self._tell_refusals(now, commands)
-        self._hear_of_nodes(now, commands)
+        self._read_node_records(now, commands)
         if why := self._idle.why_end(self.core.state, now):
-            self._give(events.SessionEnded(why), now, commands)
+            self._handle_event(events.SessionEnded(why), now, commands)
 
     def _start_attendants(self, now: float, commands: list[Command]) -> None:
         self.helpers.start_missing()
         trouble = self.helpers.factory_trouble
         if trouble != self.core.state.factory_trouble:
-            self._give(events.FactoryTrouble(trouble), now, commands)
+            self._handle_event(events.FactoryTrouble(trouble), now, commands)
 
-    def _hear_of_nodes(self, now: float, commands: list[Command]) -> None:
+    def _read_node_records(self, now: float, commands: list[Command]) -> None:
         known = self.core.state.nodes
         heard = [
             record
@@ -303,17 +303,17 @@ class ManagerServer:
             if (before := known.get((record.source, record.node))) is None or record.at > before.at
         ]
         if heard:
-            self._give(events.NodesHeard(tuple(heard)), now, commands)
+            self._handle_event(events.NodesHeard(tuple(heard)), now, commands)
 
-    def _give_up(self, role: Role, name: str, why: str, now: float, commands: list[Command]) -> None:
+    def _drop_peer(self, role: Role, name: str, why: str, now: float, commands: list[Command]) -> None:
         self.sockets.forget(name.encode())
         log.log(logging.WARNING if role is Role.PILOT else logging.INFO, "%s %s %s", role.value, name, why)
         if not name:
             self._ended = "no client ever connected"
         elif role is Role.PILOT:
-            self._give(events.PilotLost(PilotId(name), why), now, commands)
+            self._handle_event(events.PilotLost(PilotId(name), why), now, commands)
         else:
-            self._give(events.ClientGone(ClientId(name)), now, commands)
+            self._handle_event(events.ClientGone(ClientId(name)), now, commands)
 
     # ---- outgoing messages
 
@@ -341,7 +341,7 @@ class ManagerServer:
 
     def _notice(self, text: str) -> None:
         commands: list[Command] = []
-        self._give(events.Noticed(text), self.clock.now(), commands)
+        self._handle_event(events.Noticed(text), self.clock.now(), commands)
         self._held.hold(commands)
 
     def _log_new_notices(self, notices: Mapping[str, float]) -> None:
@@ -392,14 +392,14 @@ class ManagerServer:
         for ask in advice:
             self.advisor.ask(ask, self.clock.now())
             if (answer := self.history.answer(ask)) is not None:
-                self._give_back(answer)
+                self._handle_answer(answer)
         for claim in claims:
             if self.history.nodes.claim(claim.record, every_s=claim.every_s, now=self.clock.now()):
-                self._give_back(events.ProbeClaimed(claim.record.source, claim.record.node))
+                self._handle_answer(events.ProbeClaimed(claim.record.source, claim.record.node))
 
-    def _give_back(self, answer: Event) -> None:
+    def _handle_answer(self, answer: Event) -> None:
         more: list[Command] = []
-        self._give(answer, self.clock.now(), more)
+        self._handle_event(answer, self.clock.now(), more)
         self._end_turn(more)
 
     # ---- the beginning
@@ -413,16 +413,16 @@ class ManagerServer:
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []
-            self._give(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
+            self._handle_event(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
             self._end_turn(commands)
 
-    def _come_back(self, now: float, *, lost: int) -> None:
+    def _restart(self, now: float, *, lost: int) -> None:
         commands: list[Command] = []
         state = self.core.state
         for key, at in state.timers.items():
             self._timers.set(key, at=at)
         self._peers.expect_all_back(state, now)
-        self._give(events.ManagerRestarted(lost), now, commands)
+        self._handle_event(events.ManagerRestarted(lost), now, commands)
         self._end_turn(commands)
         counts = len(state.calls), state.done, len(state.pilots)
         log.warning("restored from the journal: %d calls open, %d done, %d pilots", *counts)

@@ -194,10 +194,10 @@ def _makers(module: ModuleType) -> list[str]:
         if each[0] != "_" and getattr(value, "__module__", None) == module.__name__
     }
     classes = [each for each, value in own.items() if inspect.isclass(value)]
-    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _wants_nothing(value)]
+    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _needs_no_argument(value)]
 
 
-def _wants_nothing(function: Callable[..., Any]) -> bool:
+def _needs_no_argument(function: Callable[..., Any]) -> bool:
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -217,7 +217,7 @@ def _policies(
         raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(made, Policies):
         return made
-    answers = _answers(name, made, seam=seam)
+    answers = _seams_of(name, made, seam=seam)
     if "provisioning" in answers and provisioning is None:
         asked = made
     return Policies(
@@ -237,7 +237,7 @@ def _awareness(name: str, made: Any) -> Awareness | None:
         raise ConfigError(f"policy {name}: awareness = {said!r} is not a level; the levels are {levels}") from None
 
 
-def _answers(name: str, made: Any, *, seam: str) -> list[str]:
+def _seams_of(name: str, made: Any, *, seam: str) -> list[str]:
     """Return the seams that a policy implements. Raises ConfigError."""
     slip = misspelled_override(made)
     if slip is not None:
@@ -341,7 +341,7 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 def policies_for(sites: Iterable[Site]) -> Policies:
     """Create these sites' policies. Raises ConfigError if sites differ or one cannot be created."""
-    return _made(agreed(sites), working_folder())
+    return _create_policies(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
@@ -355,7 +355,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
             for setting in POLICY_SETTINGS
         }
         try:
-            made = _made(chosen, working_folder())
+            made = _create_policies(chosen, working_folder())
         except ConfigError:  # the module of a policy can be found only by the manager
             made = None
         honours = None if made is None else tuple(sorted(made.honours))
@@ -403,10 +403,10 @@ def policy_in_words(folder: SessionFolder) -> str:
 
 def policies_of(folder: SessionFolder) -> Policies:
     kept = chosen_in(folder)
-    return default_policies() if kept == ChosenPolicies() else _made(kept, folder.path)
+    return default_policies() if kept == ChosenPolicies() else _create_policies(kept, folder.path)
 
 
-def _made(kept: ChosenPolicies, folder: Path) -> Policies:
+def _create_policies(kept: ChosenPolicies, folder: Path) -> Policies:
     sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
     whole = find(kept.name, folder=folder).make()
     provisioning = whole.provisioning

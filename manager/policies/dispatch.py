@@ -72,7 +72,7 @@ class HottestFirst(Quiet):
         if group.options.gang[1] > 1:
             return self._gang(context, call)
         burst = context.index.burst
-        if burst is not None and group.cost.runs and self._joins(view, burst, call):
+        if burst is not None and group.cost.runs and self._joins_burst(view, burst, call):
             return burst.library.id
         for library in _with_free_slot(context):
             if library.load < self.window(view, library) and library.admits(call) and call_fits(view, library, call):
@@ -101,16 +101,16 @@ class HottestFirst(Quiet):
         if not call_fits(view, library, head):
             return 0
         if context.speeds.of and free > 0 and (again_s := waits_for_faster(view, library, head)):
-            return self._another(view, library, again_s)
+            return self._send_later_call(view, library, again_s)
         if library.slots > 1 and free > 0:
-            free = min(free, _share(library))
+            free = min(free, _share_by_load(library))
             room = min(room, free)
         if room <= free:
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
         frame = int(self._frame_s(view) / (expected_run_s(library, head) + 1e-6))
-        share = max(_even_share(library), frame)
+        share = max(_share_by_speed(library), frame)
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
@@ -139,7 +139,7 @@ class HottestFirst(Quiet):
             elif answer > 0 and head is not None and library.admits(head):
                 yield Send(head.id, library.id)
 
-    def _another(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
+    def _send_later_call(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
         """If the first call waits for a faster device kind, send a later call, or set a timer."""
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
@@ -151,7 +151,7 @@ class HottestFirst(Quiet):
     def _frame_s(self, view: View) -> float:
         return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
 
-    def _joins(self, view: View, burst: Burst[Library], call: Call) -> bool:
+    def _joins_burst(self, view: View, burst: Burst[Library], call: Call) -> bool:
         library = burst.library
         if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
@@ -164,7 +164,7 @@ class HottestFirst(Quiet):
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 
-def _even_share(library: Library) -> int:
+def _share_by_speed(library: Library) -> int:
     context, speeds = library.context, library.context.speeds
     if not speeds.of:
         return -(-context.queue.count // len(context.libraries))
@@ -173,7 +173,7 @@ def _even_share(library: Library) -> int:
     return math.ceil(context.queue.count * mine / max(mine, together))
 
 
-def _share(library: Library) -> int:
+def _share_by_load(library: Library) -> int:
     """Return how many calls a library may take to have no more than other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]

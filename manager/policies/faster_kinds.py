@@ -44,7 +44,7 @@ def waits_for_faster(view: View, library: Library, call: Call) -> float:
     here_s = expected_run_s(library, call)
     if here_s <= LEAST_GAIN_S:
         return 0.0
-    rest = _rest(view, context, call)
+    rest = _remaining_calls(view, context, call)
     faster = _faster(view, library, call, rest=rest)
     if faster is None:
         return 0.0
@@ -55,7 +55,7 @@ def waits_for_faster(view: View, library: Library, call: Call) -> float:
     return 0.0
 
 
-def _rest(view: View, context: Context, call: Call) -> int | None:
+def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
     """Return the number of calls to come after this call; None if unknown."""
     waiting = max(0, context.queue.count - 1)
     if context.unsent is None:

@@ -35,7 +35,7 @@ class IdleTimers:
         self._set: set[LibraryId] = set()  # Libraries that have a timer
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
-        if library.id in self._set or not _does_nothing(library):
+        if library.id in self._set or not _is_ready_and_idle(library):
             return ()
         return self._after_idling(view, library)
 
@@ -45,7 +45,7 @@ class IdleTimers:
         id = LibraryId(int(key.removeprefix(_PREFIX)))
         self._set.discard(id)
         library = view.libraries.get(id)
-        if library is None or not _does_nothing(library):
+        if library is None or not _is_ready_and_idle(library):
             return ()  # `idle` is called again when the library is idle
         return self._after_idling(view, library)
 
@@ -61,7 +61,7 @@ class IdleTimers:
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
 
-def _does_nothing(library: Library) -> bool:
+def _is_ready_and_idle(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
 
 

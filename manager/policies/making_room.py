@@ -59,7 +59,7 @@ def _may_leave_idle(view: View, context: Context, may_leave: MayLeave) -> _May:
         if library.context is context:
             return False
         unused = is_idle(library) or (is_asleep(library) and not library.context.queue.count)
-        return unused and not _saved(library, context) and may_leave(view, library, context)
+        return unused and not _is_kept_for_gang(library, context) and may_leave(view, library, context)
 
     return may_go
 
@@ -80,7 +80,7 @@ def preempt_for_starved_context(
 
     def may_go(library: Library) -> bool:
         age = view.now - library.ready_at
-        ready = library.state is LibraryState.READY and not _saved(library, context)
+        ready = library.state is LibraryState.READY and not _is_kept_for_gang(library, context)
         had_its_turn = ready and age > max(patience_s, library.context.load_s)
         return had_its_turn and may_leave(view, library, context)
 
@@ -94,7 +94,7 @@ def preempt_for_starved_context(
 
 
 def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Library]:
-    ways = [_way_to(device, more_to_wake(sleeper), may_go, rank) for device in sleeper.devices]
+    ways = [_libraries_to_free_bytes(device, more_to_wake(sleeper), may_go, rank) for device in sleeper.devices]
     if None in ways:
         return []
     return list({x.id: x for way in ways if way is not None for x in way[1]}.values())
@@ -110,7 +110,7 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
         if pilot.state is not PilotState.HERE:
             continue
         able = (device for device in pilot.devices.values() if may_load(view, context, device))
-        ways = {device: _way(context, device, minimum, may_go, rank) for device in able}
+        ways = {device: _libraries_to_free_device(context, device, minimum, may_go, rank) for device in able}
         open_ways = {device: way for device, way in ways.items() if way is not None}
         devices = next(
             device_sets(sorted(open_ways, key=lambda device: open_ways[device][0]), context.recipe.needs.devices), None
@@ -124,16 +124,18 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
     return [] if best is None else best[1]
 
 
-def _way(
+def _libraries_to_free_device(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
     """Return the highest rank of the libraries to stop on this device, and these; None if impossible."""
     if not suits(context, device) or holds(device, context):
         return None
-    return _way_to(device, minimum(context, device), may_go, rank)
+    return _libraries_to_free_bytes(device, minimum(context, device), may_go, rank)
 
 
-def _way_to(device: Device, needed: int, may_go: _May, rank: _Rank) -> tuple[tuple[float, ...], list[Library]] | None:
+def _libraries_to_free_bytes(
+    device: Device, needed: int, may_go: _May, rank: _Rank
+) -> tuple[tuple[float, ...], list[Library]] | None:
     short = needed - device.free_bytes
     short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
     candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)
@@ -153,7 +155,7 @@ def holds(device: Device, context: Context) -> bool:
     return False
 
 
-def _saved(library: Library, context: Context) -> bool:
+def _is_kept_for_gang(library: Library, context: Context) -> bool:
     if not is_idle(library):
         return False
     mine, other = context.lacking, _incomplete_gang_rank(library.context)

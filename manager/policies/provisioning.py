@@ -77,11 +77,11 @@ class KeepBlocks(Quiet):
             return ()
         plan: list[Action] = []
         rooms = {context: room_for_pilots(view, context) for context in view.waiting_contexts.values()}
-        waiting = {context: _unserved(context, room) for context, room in rooms.items() if room != 0}
+        waiting = {context: _needed_slots(context, room) for context, room in rooms.items() if room != 0}
         least = LeastNumbers()
         for source in view.sources.values():
-            useful = {context: calls for context, calls in waiting.items() if self._could(source, context)}
-            wanted = self._more(view, source, useful)
+            useful = {context: calls for context, calls in waiting.items() if self._could_load(source, context)}
+            wanted = self._blocks_to_request(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
             plan += self._release_idle_blocks(view, source, has_use=bool(useful), least=least)
@@ -99,18 +99,18 @@ class KeepBlocks(Quiet):
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
                     slots -= taken
-        return [*plan, *self._hopeless(view)]
+        return [*plan, *self._fail_waiting_calls(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
         """True if pilots of a source could load the context, or if the source has not started any pilot yet."""
-        return any(self._could(source, context) for source in view.sources.values())
+        return any(self._could_load(source, context) for source in view.sources.values())
 
     # ---- requests
 
-    def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
+    def _blocks_to_request(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -145,7 +145,7 @@ class KeepBlocks(Quiet):
     def _is_late(self, view: View, block: Block) -> bool:
         return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
 
-    def _could(self, source: SourceState, context: Context) -> bool:
+    def _could_load(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
         if source.stopped or not load_fits_source(context, source.source):
             return False
@@ -175,7 +175,7 @@ class KeepBlocks(Quiet):
         retry_at = self._retry_at(source)
         if retry_at > view.now:
             yield Timer(retry_at, f"retry/{rule.name}")
-        spare = len(source.staying) - self._floor(source)
+        spare = len(source.staying) - self._least_blocks(source)
         if rule.rule is Rule.FIXED or spare <= 0:
             return
         if has_use:
@@ -197,7 +197,7 @@ class KeepBlocks(Quiet):
             self._has_served.add(rule.name)
         coming = [source.blocks[id] for id in source.coming]
         queued = [block for block in coming if block.phase is not BlockPhase.RUNNING]
-        spare = min(len(queued), len(source.staying) - self._floor(source))
+        spare = min(len(queued), len(source.staying) - self._least_blocks(source))
         if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
             self._surplus.pop(rule.name, None)
             return
@@ -217,7 +217,7 @@ class KeepBlocks(Quiet):
             self._surplus.pop(rule.name, None)
         yield Timer(view.now + _SURPLUS_CHECK_S, f"surplus/{rule.name}")
 
-    def _floor(self, source: SourceState) -> int:
+    def _least_blocks(self, source: SourceState) -> int:
         rule = source.source
         return rule.first if rule.rule is Rule.FIXED else rule.least
 
@@ -242,7 +242,7 @@ class KeepBlocks(Quiet):
         give_up = 2 * self.give_up if source.devices else self.give_up
         return not source.stopped and source.failures < give_up
 
-    def _hopeless(self, view: View) -> Iterator[Action]:
+    def _fail_waiting_calls(self, view: View) -> Iterator[Action]:
         """Fail waiting calls if every source keeps failing and no pilot is connected."""
         able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
         if not view.sources or not view.waiting_contexts or any(True for _ in able):
@@ -257,7 +257,7 @@ class KeepBlocks(Quiet):
             yield FailWaiting(RecipeKey(key), Failure(FailureKind.NO_DEVICE, more))
 
 
-def _unserved(context: Context, room: int | None) -> int:
+def _needed_slots(context: Context, room: int | None) -> int:
     """Return the slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
 
     Each gang counts with the first gang's minimum size, or its maximum size with a deadline. `room`: maximum further

@@ -27,7 +27,7 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames(verdict):
         return
-    alike = _alike(pilot, verdict, view.now)
+    alike = _similar_verdicts(pilot, verdict, view.now)
     on_device = verdict.component in OF_DEVICES and len(about.devices) == 1
     if on_device:
         alike = [each for each in alike if each.devices == about.devices]
@@ -42,7 +42,7 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         and each.state is PilotState.HERE
         and any(not d.fault if context is None else suits(context, d) for d in each.devices.values())
     ]
-    well = [each for each in others if not _alike(each, verdict, view.now)]
+    well = [each for each in others if not _similar_verdicts(each, verdict, view.now)]
     reason = f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
     if on_device:
         device = pilot.devices.get(about.devices[0])
@@ -57,7 +57,7 @@ def _blames(verdict: VerdictAdvice) -> bool:
     return verdict.kind == INFRASTRUCTURE and verdict.sure >= SURE
 
 
-def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
+def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
     return [
         each
         for each in pilot.verdicts

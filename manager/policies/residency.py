@@ -85,7 +85,7 @@ class LoadWhereWanted(Quiet):
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
-        if context.queue.count <= _kept(context):
+        if context.queue.count <= _reserved_calls(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
         more = self.worth_loading(context, [x for x in alive if not is_lingering(view.now, x, load_s=load_s)])
@@ -202,7 +202,7 @@ class LoadWhereWanted(Quiet):
         known = max(known_bytes(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
-        return min(d.free_bytes - _corner(d) for d in devices)
+        return min(d.free_bytes - _bytes_without_context(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
         """Return the minimum free bytes for a load; a third of the device if the size is unknown."""
@@ -312,12 +312,12 @@ def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
     return library.pilot.state is PilotState.CUT and (since is None or view.now - since < cut_s)
 
 
-def _kept(context: Context) -> int:
+def _reserved_calls(context: Context) -> int:
     reserved = (library.pilot.reserved for library in context.libraries.values())
     return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 
 
-def _corner(device: Device) -> int:
+def _bytes_without_context(device: Device) -> int:
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
 
 

@@ -58,7 +58,9 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
         if not most:
             yield f"{never}: its capacity is 0 all the time"
             continue
-        loads = {name: _load_s(world, model, source) for name, model in models if source in _of_use(world, model)}
+        loads = {
+            name: _load_s(world, model, source) for name, model in models if source in _usable_sources(world, model)
+        }
         if models and not loads:
             yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
@@ -107,7 +109,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         yield f"wants {name}, which has an engine: {one}"
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
         yield "has a length below zero"
-    there, sources = 0, list(_of_use(world, model))
+    there, sources = 0, list(_usable_sources(world, model))
     for source in sources:
         blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
         there += blocks * source.nodes * (source.devices // model.devices)
@@ -170,7 +172,7 @@ def _engines(world: World) -> _Problems:
         for kind in filter(None, model.engine):
             if kind not in world.devices:
                 yield at, f"engine has steps for {kind!r}, which is not a device; {nearest(kind, world.devices)}"
-        missing = [source.kind for source in _of_use(world, model) if model.engine_on(source.kind) is None]
+        missing = [source.kind for source in _usable_sources(world, model) if model.engine_on(source.kind) is None]
         if model.engine and missing:
             mend = "whose step times are not known; add them, or name its kinds"
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
@@ -181,14 +183,14 @@ def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
         if name not in world.contexts:
             yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
             return
-        of_use = list(_of_use(world, world.contexts[name]))
+        of_use = list(_usable_sources(world, world.contexts[name]))
         if of_use:
-            yield from _never_done(world, name, of_use, until_s=until_s)
+            yield from _unfinishable(world, name, of_use, until_s=until_s)
         elif known := [source for source in world.sources if source.kind in world.devices]:
-            yield ("contexts", name), _never_held(world, name, known)
+            yield ("contexts", name), _why_no_device(world, name, known)
 
 
-def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
+def _why_no_device(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     model = world.contexts[name]
     if suited := [source.devices for source in sources if _suits(world, model, source)]:
         return (
@@ -204,7 +206,7 @@ def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     return f"device_memory: no device can hold {name}: {needs}; devices: {seen}"
 
 
-def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
+def _unfinishable(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
     model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
         yield first, f"capacity: no source that could serve {name} ever has any; nothing would ever run"
@@ -226,7 +228,7 @@ def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until
         yield ("sources", str(world.sources.index(source))), problem
 
 
-def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
+def _usable_sources(world: World, model: ContextModel) -> Iterator[SourceModel]:
     for source in world.sources:
         if source.kind in world.devices and _suits(world, model, source) and model.devices <= source.devices:
             yield source

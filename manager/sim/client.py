@@ -109,12 +109,12 @@ class SimClient:
                     messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
                     messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
             messages += [last] if last is not None else ()  # all recipes must be defined before the first submit
-            last = self._together(calls)
+            last = self._submit_message(calls)
         messages += [last] if last is not None else ()
         self._say(*messages)
         self._expect()
 
-    def _together(self, arrivals: list[Arrival]) -> to_manager.Submit:
+    def _submit_message(self, arrivals: list[Arrival]) -> to_manager.Submit:
         sim, first, now, calls = self._sim, arrivals[0], self._sim.agenda.now, list[CallSpec]()
         for arrival in arrivals:
             call = make_call_id(client=0, sequence=self.submitted)
@@ -134,12 +134,12 @@ class SimClient:
             self.submitted += 1
         deadline_at = first.at_s + first.deadline_s if first.deadline_s else 0.0
         options = CallOptions(
-            priority=first.priority, objective=replace(self._told(first.objective), deadline_at=deadline_at),
+            priority=first.priority, objective=replace(self._honoured(first.objective), deadline_at=deadline_at),
             gang=first.gang, variants=tuple(map(RecipeKey, first.variants)) if "variants" in sim.honours else (),
         )  # fmt: skip
         return to_manager.Submit(FunctionKey(first.context), RecipeKey(first.context), calls, options)
 
-    def _told(self, wanted: Objective) -> Objective:
+    def _honoured(self, wanted: Objective) -> Objective:
         honours = self._sim.honours
         if "ttft_s" not in honours:
             wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)

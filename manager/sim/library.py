@@ -168,7 +168,7 @@ class SimLibrary:
         transfer = self.sim.network.start(size, [path], done)
         self._moves[transfer] = None
 
-# ---- messages of the pilot
+    # ---- messages of the pilot
 
     def hear(self, message: to_library.ToLibrary) -> None:
         match message:

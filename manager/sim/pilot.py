@@ -115,7 +115,7 @@ class Fetching:
 
             def done() -> None:
                 fetch.operations_left = False
-                self._maybe_here(fetch)
+                self._complete_if_whole(fetch)
 
             sim.network.start(count, [(sim.shared.operations,)], done)
 
@@ -129,9 +129,9 @@ class Fetching:
         fetch.bytes_here = True
         self._account(fetch)
         fetch.transfer, fetch.left = None, 0.0
-        self._maybe_here(fetch)
+        self._complete_if_whole(fetch)
 
-    def _maybe_here(self, fetch: _Fetch) -> None:
+    def _complete_if_whole(self, fetch: _Fetch) -> None:
         name = fetch.ref.name
         if not self._pilot.here or not fetch.bytes_here or fetch.operations_left or name not in self._fetches:
             return
@@ -147,12 +147,12 @@ class Fetching:
         machine.in_memory[name] = None
         size = fetch.ref.size_bytes
         origin = min(size, round(fetch.moved.get(None, 0.0)))
-        self._came(origin, size - origin)
+        self._log_bytes(origin, size - origin)
         pilot.handle(ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
         for other, waiting in self._waiting_for_whole.pop(name, ()):
-            other.fetching._maybe_here(waiting)
+            other.fetching._complete_if_whole(waiting)
 
-    def _came(self, origin: float, peers: float) -> None:
+    def _log_bytes(self, origin: float, peers: float) -> None:
         sim = self._pilot.sim
         for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
             if size:
@@ -169,15 +169,15 @@ class Fetching:
                 self._account(fetch)
                 fetch.left = fetch.transfer.left
             origin = round(fetch.moved.get(None, 0.0))
-            self._came(origin, round(sum(fetch.moved.values())) - origin)
+            self._log_bytes(origin, round(sum(fetch.moved.values())) - origin)
         left = {name: fetch.left for name, fetch in self._fetches.items()}
         self._fetches.clear()
         waiting, self._waiting_for_whole = self._waiting_for_whole, {}
         for name, others in waiting.items():
             for other, fetch in others:
-                other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
+                other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
-    def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
+    def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
         """Fetch the bytes again that a lost source did not have.
 
         A source that had all its bytes from incomplete sources counts as empty.
@@ -271,7 +271,7 @@ class SimPilot:
     def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Tell(message=message):
-                self._post(message)
+                self._send(message)
             case commands.TellLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
@@ -307,9 +307,9 @@ class SimPilot:
                 agenda = self.sim.agenda
                 self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
             case commands.Greet(hello=hello):
-                self._post(hello)
+                self._send(hello)
             case commands.Leave():
-                self._gone()
+                self._exit()
             case (
                 commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.PassOn() |
                 commands.TidySnapshots() | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() |
@@ -335,7 +335,7 @@ class SimPilot:
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
-    def _post(self, message: to_manager.FromPilot) -> None:
+    def _send(self, message: to_manager.FromPilot) -> None:
         """Send a message to the manager. Later messages join its frame until it arrives."""
         frame = self._frame
         if not frame:
@@ -368,7 +368,7 @@ class SimPilot:
 
     # ---- the end
 
-    def _gone(self) -> None:
+    def _exit(self) -> None:
         if not self.here:
             return
         for command in self.core.handle(Farewell(), self.sim.agenda.now):

@@ -137,7 +137,7 @@ class Simulation:
         agenda = self.agenda
         while not self.client.done and agenda.next_at <= until_s:
             if not agenda.steps(_TOLD_EVERY, until_s=until_s):
-                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why()}")
+                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why_stuck()}")
             if tell is not None:
                 tell(agenda.now, self.client.ended)
         return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
@@ -159,7 +159,7 @@ class Simulation:
             mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
         )  # fmt: skip
 
-    def _why(self) -> str:
+    def _why_stuck(self) -> str:
         open_calls = self.client.submitted - self.client.ended
         call = next(iter(self.core.state.calls.values()), None)
         why = waits_for(self.core.state, call.group.context) if call is not None else "the manager knows none of them"
@@ -173,7 +173,7 @@ class Simulation:
             commands = self.core.handle(event, self.agenda.now)
         except PolicyError as error:
             raise SimulationError(
-                f"at {self.agenda.now:g} s a policy requested an impossible action: {error}\n{_picture(self.core)}"
+                f"at {self.agenda.now:g} s a policy requested an impossible action: {error}\n{_show_state(self.core)}"
             ) from error
         self._carry_out(commands)
 
@@ -186,7 +186,7 @@ class Simulation:
                     agenda.after(self.message_s, pilot.hear, command.message)
             elif type(command) is ToClient:
                 if command.client == _FACTORY:
-                    self._order(command.message)
+                    self._send_to_factory(command.message)
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
@@ -219,7 +219,7 @@ class Simulation:
         if self.core.state.timers.get(key) == at:
             self.handle(TimerFired(key))
 
-    def _order(self, message: to_client.ToClient) -> None:
+    def _send_to_factory(self, message: to_client.ToClient) -> None:
         match message:
             case to_client.SubmitBlocks(orders=orders):
                 for order in orders:
@@ -236,7 +236,7 @@ class Simulation:
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         self.handle(FromClient(_FACTORY, 0, [update]))
 
-# ---- methods for the parts of the world
+    # ---- methods for the parts of the world
 
     def items_of(self, spec: CallSpec) -> int:
         return self.really.get(spec.call) or items_of(spec)
@@ -262,7 +262,7 @@ class Simulation:
             batch.pilot_left(pilot)
 
 
-def _picture(core: Core) -> str:
+def _show_state(core: Core) -> str:
     state = core.state
     lines = [f"{len(state.calls)} calls open, {len(state.pilots)} pilots, {len(state.libraries)} libraries"]
     for pilot in list(state.pilots.values())[:20]:

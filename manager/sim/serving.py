@@ -59,7 +59,7 @@ class ServedBatch:
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
         times = self._sim.tokens[spec.call]
-        self._grant(times)
+        self._set_grace(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s, times.most)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
@@ -79,7 +79,7 @@ class ServedBatch:
     def free_at(self) -> float:
         return self.engine.free_at(self._sim.agenda.now)
 
-    def _grant(self, times: TokenTimes) -> None:
+    def _set_grace(self, times: TokenTimes) -> None:
         """Move the deadlines of a call that arrived before the library was ready by the load's duration (SLINFER
         §IX-A).
         """
@@ -93,7 +93,7 @@ class ServedBatch:
         why = self.engine.why_not(times)
         if why:
             return why
-        self._grant(times)
+        self._set_grace(times)
         self.engine.add(spec.call, times, now=now)
         self._reschedule()
         if not self._paused_until:

@@ -149,7 +149,7 @@ class VirtualEngine:
 
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
         """Add a request after the current step. Raises ValueError if the request never fits."""
-        self._decide_anew(now)
+        self._end_burst(now)
         longest = self.batch.limits.longest_row()
         room = longest - times.prompt if longest else self._most_output
         most = max(times.output, min(self._most_output, room))
@@ -162,7 +162,7 @@ class VirtualEngine:
         """Remove a request, if it is present. The current step continues without it."""
         if number not in self._times:
             return
-        self._decide_anew(now)
+        self._end_burst(now)
         del self._times[number]
         if self._step is not None and number in self._step.requests:
             self._step = self._step.without(number, writes=self.batch.running[number].decodes)
@@ -176,14 +176,14 @@ class VirtualEngine:
             if why:
                 self.batch.limits = before
                 return why
-        self._decide_anew(now)
+        self._end_burst(now)
         return ""
 
     # ---- steps
 
     def begin(self, at: float, *, leap: bool = False) -> bool:
         """Begin the next step at time `at`. With `leap`, begin the whole burst. Return False if there is no work."""
-        if not self._takes and not self._decide():
+        if not self._takes and not self._plan_step():
             return False
         self._began_at, count = at, len(self._takes) if leap else 1
         for seconds in self._takes[:count]:
@@ -213,11 +213,11 @@ class VirtualEngine:
 
     def halt(self, now: float) -> None:
         """Stop the engine. Completed steps count; the current step is lost."""
-        self._decide_anew(now)
+        self._end_burst(now)
         self._ahead.clear()
         self._step = None
 
-    def _decide(self) -> bool:
+    def _plan_step(self) -> bool:
         step = self.batch.next()
         self._step, self._is_full = step, bool(self.batch.waiting)
         if step is None:
@@ -242,7 +242,7 @@ class VirtualEngine:
         self._dues = [(at, tpot_s) for tpot_s, at in dues.items()]
         return True
 
-    def _decide_anew(self, now: float) -> None:
+    def _end_burst(self, now: float) -> None:
         self.interrupt(now)
         self._takes.clear()
         self._is_full = False

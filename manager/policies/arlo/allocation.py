@@ -125,20 +125,20 @@ class _AllocationSearch:
         self._runtimes = runtimes
         self._least = least
         self._spare = devices - sum(least)  # Devices beyond the minimum of each runtime
-        self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
+        self._lower_bounds = [*_lower_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
-        found = self._better(self._greedy(), width=_NARROW)
-        best = self._better(found, width=None)
+        found = self._search(self._greedy(), width=_NARROW)
+        best = self._search(found, width=None)
         return Allocation(self._instances(best), best.cost)
 
-    def _better(self, found: _Node, *, width: int | None) -> _Node:
+    def _search(self, found: _Node, *, width: int | None) -> _Node:
         """Return the best allocation, `found` included. `width`: nodes kept per runtime; None = all."""
         most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
             after = (node for before in front for node in self._counts(before, number, most=most))
-            front = _undominated(node for node in after if self._bound(node, number) <= most)
+            front = _drop_dominated(node for node in after if self._bound(node, number) <= most)
             if width is not None and len(front) > width:
                 bounds = sorted((self._bound(node, number), at) for at, node in enumerate(front))
                 front = [front[at] for _, at in bounds[:width]]
@@ -152,7 +152,7 @@ class _AllocationSearch:
         return node
 
     def _bound(self, node: _Node, number: int) -> float:
-        return node.cost + self._bounds[number + 1][self._spare - node.used]
+        return node.cost + self._lower_bounds[number + 1][self._spare - node.used]
 
     def _counts(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
         runtime, least, free = self._runtimes[number], self._least[number], self._spare - before.used
@@ -171,7 +171,7 @@ class _AllocationSearch:
         if enough > free or not runtime.latency.is_convex:
             yield from map(node, range(enough, free + 1))
             return
-        best = _lowest(lambda extra: self._bound(node(extra), number), enough, free)
+        best = _index_of_minimum(lambda extra: self._bound(node(extra), number), enough, free)
         yield node(best)
         for way in (range(best - 1, enough - 1, -1), range(best + 1, free + 1)):
             for extra in way if most < inf else ():
@@ -189,7 +189,7 @@ class _AllocationSearch:
         return tuple(least + extra for least, extra in zip(self._least, reversed(counts), strict=True))
 
 
-def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
+def _drop_dominated(nodes: Iterator[_Node]) -> list[_Node]:
     """Drop nodes if another node with as many devices neither demotes nor costs more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
@@ -198,7 +198,7 @@ def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
     return kept
 
 
-def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
+def _index_of_minimum(value: Callable[[int], float], first: int, last: int) -> int:
     while first < last:
         middle = (first + last) // 2
         if value(middle) <= value(middle + 1):
@@ -208,7 +208,7 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
     return first
 
 
-def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
+def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
     """Return, by runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
@@ -218,7 +218,7 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
         for extra in range(spare + 1):
             cost, demoted = _step(runtime, least[number] + extra, 0.0, is_last=is_last)
             costs.append(cost + demoted * fastest)
-        start, slopes = _hull(costs)
+        start, slopes = _lower_convex_hull(costs)
         base += start
         savings = sorted([*savings, *slopes])[:spare]
         found.append(list(accumulate(savings, initial=base)))
@@ -226,7 +226,7 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
     return found[::-1]
 
 
-def _hull(values: Sequence[float]) -> tuple[float, list[float]]:
+def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
     """Return the first value and the slopes of the lower convex hull of `values`."""
     corners: list[int] = []
     for at, value in enumerate(values):

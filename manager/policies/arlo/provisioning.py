@@ -33,12 +33,12 @@ class TrackLatency(Quiet):
         self._look_at = 0.0  # Time at which a release is considered next
 
     def demand(self, view: View) -> Sequence[Action]:
-        return tuple(self._but_for_more(view, self.base.demand(view)))
+        return tuple(self._without_extra_blocks(view, self.base.demand(view)))
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        return self._but_for_more(view, self.base.timer(view, key))
+        return self._without_extra_blocks(view, self.base.timer(view, key))
 
-    def _but_for_more(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
+    def _without_extra_blocks(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
         tracked = bool(view.waiting_contexts) and all(map(is_runtime, view.waiting_contexts.values()))
         for action in plan:
             if tracked and isinstance(action, WantBlocks) and view.sources[action.source].devices:
@@ -61,12 +61,12 @@ class TrackLatency(Quiet):
             return ()
         recent = self._shares(view.now - _RECENT_S)
         if len(recent) >= _FEW and _percentile(recent) >= _ADD_AT:
-            return self._more(view)
+            return self._request_block(view)
         if view.now >= self._look_at:
             self._look_at = view.now + _CALM_S
             lately = self._shares(view.now - _CALM_S)
             if lately and _percentile(lately) < _RELEASE_BELOW:
-                return self._fewer(view, _percentile(lately))
+                return self._release_block(view, _percentile(lately))
         return ()
 
     def rests(self, view: View) -> bool:
@@ -75,20 +75,20 @@ class TrackLatency(Quiet):
     def _shares(self, since: float) -> list[float]:
         return [share for at, some in self._ends if at >= since for share in some]
 
-    def _more(self, view: View) -> Sequence[Action]:
+    def _request_block(self, view: View) -> Sequence[Action]:
         able = [source for source in view.sources.values() if source.room > 0 and not source.stopped]
         if not able or any(source.coming for source in view.sources.values()):
             return ()
         self._not_before = view.now + 2 * _RECENT_S
         return (WantBlocks(able[0].source.name, 1),)
 
-    def _fewer(self, view: View, recent: float) -> Sequence[Action]:
+    def _release_block(self, view: View, recent: float) -> Sequence[Action]:
         spare = [
             source.blocks[id]
             for source in view.sources.values()
             if len(source.staying) > max(1, source.source.least) and not source.coming
             for id in source.staying
-            if not _has_a_last_one(view, source.blocks[id])
+            if not _has_only_longest_library(view, source.blocks[id])
         ]
         if not spare:
             return ()
@@ -106,7 +106,7 @@ def _percentile(shares: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]
 
 
-def _has_a_last_one(view: View, block: Block) -> bool:
+def _has_only_longest_library(view: View, block: Block) -> bool:
     for id in block.pilots:
         for library in view.pilots[id].libraries.values():
             context = library.context

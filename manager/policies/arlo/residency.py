@@ -127,7 +127,7 @@ class AllocateRuntimes(LoadWhereWanted):
         most_s = self._plan_every_s * (_NEW_SHARE if is_new else 1.0)
         next_s = min(most_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
         demands = self._demands(able, family, view.now, devices=devices, is_new=is_new)
-        counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
+        counts = zip(able, _allocate_scaled_requests(devices, demands), strict=True)
         wanted = {context.recipe.key: 0 for context in family} | {each.recipe.key: count for each, count in counts}
         self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s, new_until)
         return self._plans[key]
@@ -207,7 +207,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return sorted(found, key=lambda library: (library.load, library.id))
 
 
-def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
+def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
     while True:
         try:
             return allocate(devices, demands).instances

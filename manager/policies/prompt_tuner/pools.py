@@ -135,13 +135,13 @@ class PoolState:
             if call.spec.progress:
                 report = view.reports.get(call.id)
                 done = report.done / features.items if report is not None and features and features.items else 0.0
-                run_s = self._work_out(features, least, most, done=done)
+                run_s = self._run_times_s(features, least, most, done=done)
             else:
                 known = features, least, most
                 if known not in self._times:
                     if len(self._times) >= _REMEMBERED:
                         self._times.clear()
-                    self._times[known] = self._work_out(*known)
+                    self._times[known] = self._run_times_s(*known)
                 run_s = self._times[known]
             return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
@@ -150,7 +150,7 @@ class PoolState:
         run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
         return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
 
-    def _work_out(
+    def _run_times_s(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
         """Return the seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
@@ -393,7 +393,7 @@ class AllotInRounds(HottestFirst):
         for state in self.states.all.values():
             if state.left_over:
                 state.left_over = False
-                plan += _default_way(state)
+                plan += _send_other_calls(state)
             if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
                 state.allot_due, state.looked_at = False, view.now
                 plan += self._allot(view, state)
@@ -411,7 +411,7 @@ class AllotInRounds(HottestFirst):
         def take(job: PoolJob, count: int) -> bool:
             if any(job is other for other, _ in starts):
                 return False
-            members = _members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
+            members = _choose_members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
             if len(members) < count:
                 return False
             starts.append((job, members))
@@ -420,7 +420,7 @@ class AllotInRounds(HottestFirst):
             return True
 
         if not self.together:
-            _grab(state, idle=len(free), now=view.now)
+            _hold_idle_replicas(state, idle=len(free), now=view.now)
             for job, count in _late_holders(state, idle=len(free), now=view.now):
                 if take(job, count):
                     del state.held[job.id]
@@ -428,7 +428,7 @@ class AllotInRounds(HottestFirst):
         plan: list[Action] = []
         for job, members in starts:
             self.states.forget(job.id)
-            plan += _start(view, job, members)
+            plan += _send_or_drop(view, job, members)
         for id, ordered in tuple(state.promises.items()):
             if ordered.promise.here >= ordered.promise.replicas:  # all replicas are loaded but no longer suffice
                 del state.promises[id]
@@ -436,7 +436,7 @@ class AllotInRounds(HottestFirst):
         return plan
 
 
-def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
+def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
     """Send a call with its forecast. If it is late and has `late="drop"`, drop it."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
@@ -451,7 +451,7 @@ def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
     return plan
 
 
-def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
+def _choose_members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
     """Return up to `count` free libraries with time for the call, on few pilots."""
     able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
     if 1 < count < len(able):
@@ -460,14 +460,14 @@ def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: 
     return able[:count]
 
 
-def _default_way(state: PoolState) -> list[Action]:
+def _send_other_calls(state: PoolState) -> list[Action]:
     free = state.free()
     calls = state.context.queue.first(len(free), looks=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
     return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
 
 
-def _grab(state: PoolState, *, idle: int, now: float) -> None:
+def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
     state.line.advance(now)
     free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
     waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]

@@ -227,7 +227,7 @@ class WarmPools(Quiet):
             if not self._walk.under_way:
                 plan += self._begin(view, cold)
             if self._walk.under_way:
-                plan += self._go_on(view, cold)
+                plan += self._continue_walk(view, cold)
         if due or view.now >= self._reclaim_at:
             plan += self._reclaim(view)
         return plan
@@ -247,7 +247,7 @@ class WarmPools(Quiet):
         self._first = {}
         for key, state in self.states.all.items():
             state.walk_due = state.short = False
-            plan += self._order_again(view, state, cold)
+            plan += self._replace_lost_replicas(view, state, cold)
             pool = state.pool(now=view.now, idle=len(state.free(reuse=self.reuse)))
             running = [(call, ends_at) for call, ends_at in state.running() if in_rounds(call)]
             for call, ends_at in running:
@@ -260,7 +260,7 @@ class WarmPools(Quiet):
             self._walk.begin(pools, now=view.now)
         return plan
 
-    def _go_on(self, view: View, cold: ColdDevices) -> list[Action]:
+    def _continue_walk(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
         lines = {key: state.line for key, state in self.states.all.items()}
         for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
@@ -273,8 +273,8 @@ class WarmPools(Quiet):
             elif not fate.helped:
                 self._first.setdefault(fate.model, fate.job)
                 state.short = state.short or state.line.is_hopeful(fate.job.id)
-            plan += self._tell(view, state, fate)
-        return plan if self._walk.under_way else plan + self._without_help(view, cold)
+            plan += self._forecast_or_drop(view, state, fate)
+        return plan if self._walk.under_way else plan + self._serve_remaining_jobs(view, cold)
 
     def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
         key = RecipeKey(context.recipe.key)
@@ -284,7 +284,7 @@ class WarmPools(Quiet):
             for (pilot, ids), devices in zip(places, sets, strict=True)
         ], places
 
-    def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
+    def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
         """Order lost replicas again if their job can meet its deadline; else drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
@@ -306,7 +306,7 @@ class WarmPools(Quiet):
 
     # ---- jobs that need a later decision
 
-    def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
+    def _serve_remaining_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
@@ -320,7 +320,7 @@ class WarmPools(Quiet):
                 continue
             wants, alive = self._wants(view, state, job), self._alive(view, state, most=job.least)
             found = cold.pick(key, wants)
-            found += self._beside_others(view, state, wants - len(found), cold)
+            found += self._shared_devices(view, state, wants - len(found), cold)
             plan += self._load(state.context, found)[0]
             if state.short or len(found) < wants:
                 plan += self._evict_for(view, state)
@@ -348,7 +348,7 @@ class WarmPools(Quiet):
         )
         return sum(1 for _ in islice(alive, most))
 
-    def _beside_others(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
+    def _shared_devices(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
@@ -367,7 +367,7 @@ class WarmPools(Quiet):
             if pilot.state is not PilotState.HERE:
                 continue
             able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=True))
-            ways = {device: way for device in able if (way := self._cleared(view, context, device))}
+            ways = {device: way for device in able if (way := self._libraries_to_unload(view, context, device))}
             ranked = sorted(ways, key=lambda device: ways[device][0])
             devices = next(device_sets(ranked, context.recipe.needs.devices), None)
             if devices is None:
@@ -378,7 +378,7 @@ class WarmPools(Quiet):
         chosen = {library.id: None for library in best[1]} if best is not None else {}
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
-    def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
+    def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
         """Return when a device was last used, and its libraries; None if a library on it must stay."""
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
@@ -389,7 +389,7 @@ class WarmPools(Quiet):
 
     # ---- forecasts
 
-    def _tell(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
+    def _forecast_or_drop(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
         job = fate.job
         if not fate.helped and job.deadline_at:
             begins_at = view.now if state.context.libraries else view.now + state.load_s

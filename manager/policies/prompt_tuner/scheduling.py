@@ -246,7 +246,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
     idle = max(0, pool.idle - sum(kept.values()))
     given: dict[int, int] = {}
     done, passed = set(kept), FRONT
-    while key := _next(line, kept, after=passed, idle=idle, done=done):
+    while key := _next_job(line, kept, after=passed, idle=idle, done=done):
         passed, job, mine = key, line.jobs[key[2]], kept.get(key[2], 0)
         count = job.fewest(begins_at=now, most=idle + mine)
         if not count:
@@ -259,12 +259,12 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
         idle += mine - count
         if mine > count:  # an earlier job may need the returned replicas
             passed = FRONT
-    if idle and (line.late or line.rest) and not _counted_on(line, pool, done, idle=idle, now=now):
-        _give_rest(line, pool, given, idle=idle, take=take)
+    if idle and (line.late or line.rest) and not _needs_idle_replicas(line, pool, done, idle=idle, now=now):
+        _start_late_jobs(line, pool, given, idle=idle, take=take)
     return given
 
 
-def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
+def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
         if line.is_hopeful(id) and after < (key := line.key(id)) and (found is None or key < found):
@@ -272,17 +272,17 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
     return found
 
 
-def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
+def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
     """True if a waiting job can meet its deadline on replicas that are idle or become free."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait
-            if id not in done and _slot(free, line.jobs[id]):
+            if id not in done and _replicas_in_time(free, line.jobs[id]):
                 return True
     return False
 
 
-def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
+def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
     """Give idle replicas to late jobs, then to jobs without a deadline.
 
     A job that needs more replicas than are idle stops later jobs, unless it needs more than the pool has.
@@ -347,7 +347,7 @@ class Walk:
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
         """Examine the next `looks` jobs. The walk is complete when `under_way` is False."""
         fates: list[Fate] = []
-        for key, model in self._ahead(lines):
+        for key, model in self._remaining_jobs(lines):
             if len(fates) >= looks:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
@@ -355,7 +355,7 @@ class Walk:
         self.under_way = False
         return fates
 
-    def _ahead(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
+    def _remaining_jobs(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
@@ -366,16 +366,16 @@ class Walk:
             return Fate(model, job, max(promise.free_at, now))
         held = pool.held.get(job.id, 0)
         if not held:
-            return self._waits(model, job, cold)
+            return self._plan_waiting_job(model, job, cold)
         idle = bisect_right(free, now)
         free[:0] = [now] * held
-        found = self._waits(model, job, cold)
+        found = self._plan_waiting_job(model, job, cold)
         del free[: max(0, bisect_right(free, now) - idle)]  # unused held replicas stay reserved for the job
         return found
 
-    def _waits(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_waiting_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
-        slot = _slot(free, job) if self.delay and not job.measures else 0
+        slot = _replicas_in_time(free, job) if self.delay and not job.measures else 0
         if slot:
             ends_at = free[slot - 1] + job.run_s[slot - 1]
             _reserve(free, slot, ends_at)
@@ -385,7 +385,7 @@ class Walk:
         there = idle + cold.count(model, most=max(0, len(job.run_s) - idle))
         count = job.fewest(begins_at=warm_at, most=there)
         if not count:
-            soonest = math.inf if job.measures else _soonest(free, job, warm_at=warm_at, there=there)
+            soonest = math.inf if job.measures else _earliest_end(free, job, warm_at=warm_at, there=there)
             return Fate(model, job, soonest, helped=False)
         ends_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
         more = max(0, count - idle)
@@ -416,7 +416,7 @@ def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
-def _slot(free: list[float], job: PoolJob) -> int:
+def _replicas_in_time(free: list[float], job: PoolJob) -> int:
     """DelaySchedulable: return the fewest replicas that are free in time for a job; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
@@ -431,7 +431,7 @@ def _reserve(free: list[float], count: int, until: float) -> None:
     free[place:place] = [until] * count
 
 
-def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
+def _earliest_end(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
     """Return the earliest end of a job that cannot be in time, if earlier jobs end as expected."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
