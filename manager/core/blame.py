@@ -110,10 +110,10 @@ def awaits_batch_reason(trial: Trial) -> bool:
 AGAIN_S = 60.0
 SOON_S = 2.0  # Minimum seconds between the first two questions about a function
 FORGET_S = 600.0  # Seconds without failures after which a function counts as new
-MOST_NAMES = 64  # Maximum number of failing functions of a pilot about which the manager asks the advisor
+MOST_NAMES = 64  # Maximum failing functions of a pilot about which the manager asks the advisor
 SHOWN_LINES = 2
 LEAST_SURE = 0.5  # Histories omit verdicts with less confidence; policies and `stoker explain --json` get all verdicts
-KEPT = 20  # Number of latest verdicts kept for a pilot
+KEPT = 20  # Latest verdicts kept for a pilot
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
@@ -188,7 +188,7 @@ def log_of(library: Library) -> str:
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64  # Maximum number of questions at one timer event; later events ask the remaining questions
+MOST = 64  # Maximum questions at one timer event; later events ask the remaining questions
 
 
 def watch_printing(manager: Manager, library: Library) -> None:

@@ -50,7 +50,7 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def factory_connected(manager: Manager, client: Client) -> None:
-    """Send a new factory all open blocks and cancellations. Mark earlier factories as disconnected."""
+    """Send a new factory all open blocks and cancellations. Earlier factories count as disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False

@@ -94,7 +94,7 @@ def _count(state: State, loss: LossReason, change: int) -> None:
 
 
 YOUNG_S = 60.0  # A pilot that loads nothing and is lost within these seconds died young
-KEPT_BLOCKS = 1000  # Number of ended blocks whose histories are kept
+KEPT_BLOCKS = 1000  # Ended blocks whose histories are kept
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:

@@ -65,7 +65,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A queue of calls sorted by priority. `gangs` counts the gang calls, `timed` the calls with a deadline."""
+    """A queue of calls by priority. `gangs` counts gang calls, `timed` calls with a deadline."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -123,7 +123,6 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Return a call to its old position."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
@@ -145,7 +144,7 @@ class Queue(Generic[C]):
         call.late = True
 
     def demote(self, call: C) -> None:
-        """Ignore the deadline of a waiting call, and move the call back in the queue."""
+        """Ignore the deadline of a waiting call, and move it back in the queue."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)

@@ -120,7 +120,7 @@ def options_of(message: Submit, *, now: float) -> CallOptions:
 def why_submit_fails(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why the calls cannot be accepted, or None. `is_known`: the group of the calls exists."""
+    """Return why calls are not accepted, or None. `is_known`: their group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
@@ -175,7 +175,7 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 KEPT_S = 86_400.0  # Seconds that a kept session keeps the results of an absent program
 MOST_KEPT_BYTES = 64_000_000  # Maximum size of the kept results of a program; files of large results do not count
 SETTLE_S = 60.0  # Seconds until the size of kept results is checked; cancelled calls have ended by then
-KEPT_BANNED = 1000  # Number of banned programs that the manager remembers
+KEPT_BANNED = 1000  # Banned programs that the manager remembers
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
@@ -315,7 +315,7 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
 
 # ---- refused events
 ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose last round raised an exception
-MOST_OF_ONE = 3  # Number of refused events after which a client is banned
+MOST_OF_ONE = 3  # Refused events after which a client is banned
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:

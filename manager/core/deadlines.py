@@ -147,7 +147,6 @@ _LAST_S = 4.0  # Seconds of walltime that a pilot reserves for its own exit when
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
-    """Return the remaining seconds of a pilot; infinity if it has no walltime."""
     return pilot.ends_at - now if pilot.ends_at else math.inf
 
 

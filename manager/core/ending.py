@@ -24,7 +24,7 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
-MOST = 200  # Maximum number of failure groups; further kinds of failures count in one group
+MOST = 200  # Maximum failure groups; further kinds of failures count in one group
 _OTHERS = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
@@ -67,7 +67,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-MOST_SLOW = 10  # Number of slowest runs that are kept
+MOST_SLOW = 10  # Slowest runs that are kept
 _BY_RUN_TIME = operator.attrgetter("run_s")
 
 
@@ -89,7 +89,7 @@ def list_slowest(state: State) -> tuple[SlowCall, ...]:
     )
 
 
-KEPT_FAILURES = 1000  # Number of failed calls kept for `stoker explain`
+KEPT_FAILURES = 1000  # Failed calls kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
@@ -185,7 +185,6 @@ def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: 
 
 
 def place_of(holder: Library | Gang) -> str:
-    """Return where a call runs, such as `lib-3 (cuda:0 of n014)`."""
     members = holder.members if isinstance(holder, Gang) else (holder,)
     places = [
         f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"

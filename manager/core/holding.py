@@ -31,7 +31,7 @@ def places_changed(manager: Manager, context: Context) -> None:
 
 
 def trial_of(manager: Manager, call: Call) -> Trial:
-    """Return the losses, cuts and faults of a call since it last saved progress."""
+    """Return a call's losses, cuts and faults since it last saved progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial.gets_on(call.spec.progress)
@@ -201,7 +201,6 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
 
 
 def may_go_on(library: Library, call: Call) -> bool:
-    """True if a library may continue a call."""
     suspect = library.suspect is not None or (call.runs_alone and library.slots > 1)
     return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
@@ -273,7 +272,6 @@ def _release_holder(manager: Manager, call: Call) -> None:
 
 
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
-    """Return a held call to the waiting state. The caller queues it."""
     _release_holder(manager, call)
     manager.state.printed.pop(call.id, None)  # the old progress does not apply to the next run
     call.offered = False

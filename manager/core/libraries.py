@@ -28,8 +28,8 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
-LOAD_TRIES = 2  # Number of failed loads in a row after which the waiting calls of a context fail
-LOADS = 4  # Number of pilots lost in a row while they only loaded a context, after which its waiting calls fail
+LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
+LOADS = 4  # Pilots lost in a row while they only loaded a context, after which its waiting calls fail
 
 
 def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -131,8 +131,8 @@ def _is_available(manager: Manager, snapshot: Snapshot) -> bool:
     return object is not None and bool(object.whole)
 
 
-_MOST_MEASURED = 64  # Number of latest memory measurements kept for a library
-KEPT_LIBRARIES = 200  # Number of ended libraries kept for their histories
+_MOST_MEASURED = 64  # Latest memory measurements kept for a library
+KEPT_LIBRARIES = 200  # Ended libraries kept for their histories
 
 
 def promise(library: Library, memory_bytes: int) -> None:

@@ -3,9 +3,9 @@
 A node is excluded if all devices of one kind of a pilot on it are quarantined. The manager then releases the pilot's
 block.
 
-Every `probe_nodes_s` one of the sessions starts a one-minute block on the node alone. Its pilot tests its devices and
-runs no call. The node stays excluded until such a pilot finds no fault, an operator clears the node, or nothing was
-heard of it for `FORGET_NODE_S`.
+Every `probe_nodes_s` one of the sessions starts a one-minute block on the node, whose pilot only tests its devices. The
+node stays excluded until such a pilot finds no fault, an operator clears the node, or nothing was heard of it for
+`FORGET_NODE_S`.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
 no node for `probe_nodes_s`.
@@ -109,7 +109,6 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
 
 
 def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
-    """Store newer records of other sessions, or start a probe that this session has claimed."""
     state = manager.state
     if isinstance(event, ProbeClaimed):
         _begin_probe(manager, event)

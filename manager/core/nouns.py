@@ -80,8 +80,8 @@ class Client:
 # A time and the text of an event.
 Note = tuple[float, str]
 
-KEPT_CALL_NOTES = 200  # Maximum number of notes of a call: the first half and the latest half are kept
-KEPT_PILOT_NOTES = 100  # Number of latest notes kept of a pilot, in addition to its first note
+KEPT_CALL_NOTES = 200  # Maximum notes of a call: the first half and the latest half are kept
+KEPT_PILOT_NOTES = 100  # Latest notes kept of a pilot, in addition to its first note
 
 
 class Group:

@@ -35,7 +35,7 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
-_TRIES = 3  # Number of pilots tried in turn as receivers of an object
+_TRIES = 3  # Pilots tried in turn as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
@@ -231,7 +231,7 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-_MOST_EXAMINED = 16  # Maximum number of waiting fetches examined to find a fetch that a peer can serve
+_MOST_EXAMINED = 16  # Maximum waiting fetches examined to find a fetch that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:

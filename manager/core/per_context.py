@@ -157,7 +157,7 @@ _NEW_WEIGHT = 0.2  # Minimum weight of the latest measurement in the mean
 _SERIAL = 0.05  # Serial part of the time of a unit, used until it is measured
 _REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, number of kinds kept
 _Kind = tuple[str, bool]  # Declared kind of the call, and whether work precedes its first item
-_CAUTION = 2.0  # Number of mean deviations between the mean and the bound
+_CAUTION = 2.0  # Mean deviations between the mean and the bound
 LEAST_S = 0.001  # Shortest measurement in seconds: a pace of zero would mean that calls take no time
 MEET_S = 2.0  # Longest time until the ranks of a gang have connected, in seconds (§5.1: at most 2 s)
 

@@ -45,7 +45,7 @@ from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
-MOST_HELLOS = 4  # Maximum number of requests in a row for a newer hello
+MOST_HELLOS = 4  # Maximum requests in a row for a newer hello
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:

@@ -38,7 +38,7 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving, WalltimeUpdate
 from stoker.units import show_seconds
 
-KEPT_PILOTS = 1000  # Number of ended pilots kept for their histories, and in case they reconnect
+KEPT_PILOTS = 1000  # Ended pilots kept for their histories, and in case they reconnect
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
@@ -169,7 +169,6 @@ _SOON_S = 0.001  # A timer may fire early by this rounding error; a new timer wo
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
-    """Record the remaining walltime of a pilot in seconds; 0 = no walltime."""
     if ends_in_s <= 0:
         pilot.ends_at = 0.0
         return
@@ -262,7 +261,7 @@ def _update_fault(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
-KEPT_FORGOTTEN = 100_000  # Number of ended calls remembered because their clients have the results
+KEPT_FORGOTTEN = 100_000  # Ended calls remembered because their clients have the results
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
@@ -273,7 +272,6 @@ def ask_client_again(manager: Manager, client: Client) -> None:
 
 
 def client_resubmitted(manager: Manager, client: Client) -> None:
-    """End the calls that a client did not submit again."""
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:

@@ -1,10 +1,10 @@
 """Manage the waiting calls of each context, and the index of libraries with capacity. Only this file changes them.
 
 *Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them. The library gets
-no prefetched calls until one of its calls ends.
+no more of them until one of its calls ends.
 
-*Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
-with capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
+*Variants*: a call may list other contexts that can serve it. It waits in the queue of its own context. A library with
+capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations
@@ -144,12 +144,10 @@ def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
 
 
 def dequeue_call(call: Call) -> None:
-    """Remove a call that is moved immediately."""
     call.group.context.queue.leave(call)
 
 
 def leave_queue(manager: Manager, call: Call) -> None:
-    """Remove a call permanently."""
     context = call.group.context
     context.queue.leave(call)
     note_fed(manager, context)

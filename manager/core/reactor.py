@@ -100,7 +100,7 @@ class Core:
         self.manager.out.clear()
 
 
-_SETTLE_TURNS = 100  # Maximum number of policy decisions at the end of an event
+_SETTLE_TURNS = 100  # Maximum policy decisions at the end of an event
 _LACKS_NOTHING = (math.inf, 0.0, 0)
 
 

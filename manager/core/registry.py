@@ -26,7 +26,7 @@ from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
 KEPT_NUMBERS = 10_000  # Numbers of removed clients that are kept, so that their calls on pilots are not orphans
-KEPT_GROUPS = 1000  # Number of groups kept without open calls, because clients may submit more of their calls
+KEPT_GROUPS = 1000  # Groups kept without open calls, because clients may submit more of their calls
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
@@ -70,7 +70,6 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
 
 
 def ask_advice_again(manager: Manager) -> None:
-    """After a restart, request advice on unmeasured costs again."""
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:

@@ -144,7 +144,6 @@ def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> N
 
 
 def loss_explained(manager: Manager, pilot: Pilot) -> None:
-    """Judge calls and loads again after a loss is settled."""
     if manager.state.trials:
         manager.apart_due = True
     for context in manager.state.waiting_contexts.values():

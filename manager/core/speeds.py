@@ -17,13 +17,13 @@ from typing import Protocol
 from stoker.contexts.speeds import Pair, relative_speeds
 
 NEW_WEIGHT = 0.2  # Minimum weight of the latest runs in a mean run time
-_ROUND = 2  # Number of calls of each kind in a round
+_ROUND = 2  # Calls of each kind in a round
 _LEAST = 5  # Minimum number of rounds for a ratio
-_KEPT = 31  # Number of latest rounds kept for two kinds
-_RECENT = 64  # Number of calls of a kind in a round after which older calls lose weight
-_OPEN = 64  # Maximum number of functions with an open round
+_KEPT = 31  # Latest rounds kept for two kinds
+_RECENT = 64  # Calls of a kind in a round after which older calls lose weight
+_OPEN = 64  # Maximum functions with an open round
 _LEAST_S = 0.001  # Shorter calls measure the overhead, not the device
-_KNOWN_RUNS = 3  # Number of runs after which the mean of a kind counts
+_KNOWN_RUNS = 3  # Runs after which the mean of a kind counts
 
 _Work = tuple[str, int]  # Function key and items per call
 

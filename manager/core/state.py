@@ -37,7 +37,7 @@ from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_BLOCK_NOTES = 50  # Number of latest notes kept of a block, in addition to its first note
+KEPT_BLOCK_NOTES = 50  # Latest notes kept of a block, in addition to its first note
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -202,8 +202,8 @@ class Trial:
 
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have reported their state again"
-KEPT_REFUSALS = 200  # Number of kinds of refusals that are counted separately
-KEPT_NOTICES = 20  # Number of latest notices that a session keeps
+KEPT_REFUSALS = 200  # Kinds of refusals that are counted separately
+KEPT_NOTICES = 20  # Latest notices that a session keeps
 
 
 class State:

@@ -344,7 +344,6 @@ def _waits_for_faster(context: Context, ready: list[Library]) -> str:
 
 
 def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
-    """Return the device kinds that are slower than the fastest kind."""
     speeds, runs = context.speeds, context.by_kind
     fastest = max(speeds.of, key=lambda kind: (speeds.of[kind], kind), default="")
     return tuple(

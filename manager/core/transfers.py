@@ -23,10 +23,10 @@ _READER_RANK = -1
 class Limits(msgspec.Struct, frozen=True):
     """Limits of the transfer plan."""
 
-    sources: int = 3  # Maximum number of peers from which a pilot fetches one object at a time
+    sources: int = 3  # Maximum peers from which a pilot fetches one object at a time
     close: int = 8  # The first 8 pilots use `sources` peers; later pilots use one peer less, to keep the tree shallow
     serves: int = 4  # Number of transfers that a pilot serves at a time; the last place is reserved for whole objects
-    readers: int = 4  # Maximum number of pilots that read an origin at a time because no peer could serve them
+    readers: int = 4  # Maximum pilots that read an origin at a time because no peer could serve them
     tries: int = 6  # Number of peers that may fail a pilot before the pilot reads the origin itself
     origin_tries: int = 8  # Number of pilots that may fail to read an origin before it counts as unreadable
     small_bytes: int = 16 << 20  # An object up to this size is fetched from one peer, because more peers are not faster

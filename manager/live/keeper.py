@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 
 class RestartProgress:
-    """Reports progress to the keeper: the manager touches a file when its first call ends."""
+    """Shows progress to the keeper: the manager touches a file when its first call ends."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path

@@ -244,7 +244,6 @@ class ManagerSockets:
                 self._zap.send_multipart([version, request, b"200", b"OK", str(user).encode(), b""])
 
     def take(self, name: bytes, identity: bytes) -> None:
-        """Send later frames for this peer to the connection with this identity."""
         if name != identity and self._identities.get(name) != identity:
             self._identities[name] = identity
 

@@ -26,7 +26,7 @@ from stoker.manager.policies.base import Quiet, fastest_first
 from stoker.manager.policies.faster_kinds import waits_for_faster
 from stoker.protocol.ids import LibraryId
 
-# Maximum number of libraries compared for one decision.
+# Maximum libraries compared for one decision.
 _MOST_COMPARED = 8
 
 

@@ -60,7 +60,6 @@ def wakeable(view: View, context: Context) -> list[Library]:
 
 
 def more_to_wake(library: Library) -> int:
-    """Return the additional bytes that a sleeper needs on each device to wake."""
     return max(0, library.awake_bytes - library.promised_bytes)
 
 

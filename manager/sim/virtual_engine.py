@@ -212,7 +212,6 @@ class VirtualEngine:
         return [] if self._takes else self._settle()
 
     def halt(self, now: float) -> None:
-        """Stop the engine. Completed steps count; the current step is lost."""
         self._end_burst(now)
         self._ahead.clear()
         self._step = None

@@ -4,9 +4,8 @@ Dispatch and residency share the pools. A context gets a pool when one of its ca
 such calls wait, rounds decide about all waiting calls of the context. Otherwise the default policy decides.
 
 Every 50 ms dispatch chooses the jobs that start and their numbers of replicas. A gang is sent to all its libraries
-together. Without `together` (the ablation of the warm allocator, §6.3) each replica of a job takes an idle device and
-waits for the other replicas. If all replicas are held and none is loading, the late job with the nearest deadline
-starts.
+together. Without `together` (an ablation, §6.3) each replica of a job takes an idle device and waits for the others. If
+all replicas are held and none is loading, the late job with the nearest deadline starts.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from stoker.units import show_seconds
 ROUND_S = 0.05  # §5.3
 REFRESH_S = 0.25  # Seconds after which a round runs even if nothing changed
 
-MOST_REPLICAS = 128  # Maximum number of replicas for which run times are predicted
+MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
 Place = tuple[PilotId, tuple[DeviceId, ...]]  # Pilot and devices on which a replica loads
 _REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost

@@ -148,7 +148,7 @@ def why_dropped(view: View, fate: Fate) -> str:
 
 WINDOW_S = 60.0  # §6.3
 
-JOBS_PER_ROUND = 128  # Maximum number of jobs examined in a round; later rounds examine further jobs
+JOBS_PER_ROUND = 128  # Maximum jobs examined in a round; later rounds examine further jobs
 
 
 class WarmPools(Quiet):
@@ -379,7 +379,7 @@ class WarmPools(Quiet):
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Return when a device was last used, and its libraries; None if a library on it must stay."""
+        """Return when a device was last used, and its libraries; None if one must stay."""
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]

@@ -28,10 +28,10 @@ def slinfer(
     Args:
         provisioning: replaces the default provisioning policy.
         keep_alive_s: seconds for which an unused instance stays loaded.
-        watermark: share of cache reserved in addition to the required cache.
+        watermark: share of cache reserved beyond the required cache.
         cpus: use CPUs too, before GPUs.
         sharing: instances share devices.
-        consolidation: offer calls to large batches first, and preempt smaller neighbours for them (§VIII).
+        consolidation: offer calls to large batches first, and preempt smaller neighbours (§VIII).
         drops: drop a call that has waited longer than its time to first token.
     """
     sizes, compute = CacheSizes(watermark=watermark), ComputeOutlook()
