@@ -264,7 +264,7 @@ def _load(manager: Manager, action: seams.Load) -> None:
         staying = sum(library.state is not LibraryState.STOPPING for library in device.libraries.values())
         if 0 < device.facts.processes <= staying:
             raise PolicyError(
-                f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and already has that many"
+                f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and already runs that many"
             )
     libraries.load_library(
         manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes

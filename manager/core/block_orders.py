@@ -159,7 +159,7 @@ def _adopt_unknown_block(manager: Manager, message: BlockUpdate) -> Block | None
     if message.source and number.isascii() and number.isdigit():
         state.next_block = max(state.next_block, int(number) + 1)
     if not message.source:
-        state.refuse("update of a block that is not known or is over")
+        state.refuse("update of an unknown or ended block")
     if not message.source or message.phase.over or state.ending:
         return None
     source = state.sources.get(message.source)
@@ -190,6 +190,6 @@ def _handle_ended_block(manager: Manager, block: Block) -> None:
 def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:
     source = manager.state.sources.get(message.source)
     if source is None:
-        manager.state.refuse("trouble of a source that is not known")
+        manager.state.refuse("error report of an unknown source")
         return
     source.trouble = message.text

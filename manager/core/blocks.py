@@ -120,7 +120,7 @@ def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNo
 def mark_released(block: Block, reason: str, now: float) -> None:
     block.leaving = reason
     _relist_block(block)
-    block.note(now, f"let go: {reason}")
+    block.note(now, f"released: {reason}")
 
 
 def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:

@@ -47,7 +47,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
         return registry.add_client(state, id, -1, factory=message.factory)
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
-        state.refuse("client whose number is another client's")
+        state.refuse("client with the number of another client")
         wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
         manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
@@ -103,7 +103,7 @@ def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
         return False
     if not client.inbox.lost_handled_frames and client.unnamed is None:
         return False
-    state.refuse("calls whose context or function was defined in a part of the journal that is lost")
+    state.refuse("calls whose context or function definition was lost with a part of the journal")
     return True
 
 
@@ -125,7 +125,7 @@ def why_submit_fails(
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
     if client.observer:
-        wrong = "an observer submits nothing"
+        wrong = "an observer cannot submit calls"
     elif state.ending:
         wrong = f"the session is ending: {state.ending}"
     elif context is None:
@@ -139,7 +139,7 @@ def why_submit_fails(
     else:
         wrong = bounds.wrong_with(message)
     if wrong:
-        state.refuse("submit that names what is not there")
+        state.refuse("submit with an unknown context or function, or with invalid calls")
         return Failure(FailureKind.CANCELLED, wrong)
     limits = context.reported_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     if is_known and limits == NO_LIMITS:

@@ -350,7 +350,7 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
         if not is_sound(report.done, report.total):
-            state.refuse("progress of a call that cannot be")
+            state.refuse("impossible progress of a call")
             continue
         call = library.held.get(report.call)
         if call is None:

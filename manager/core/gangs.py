@@ -59,7 +59,7 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
     """Record the end of a gang member. A failure, or the end of the last member, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
-        manager.state.refuse("end of a gang that is not one")
+        manager.state.refuse("end of a gang member for a call that is not a gang call")
         return
     gang.ends[library.id] = outcome
     if not outcome.ok:

@@ -145,7 +145,7 @@ def promise(library: Library, memory_bytes: int) -> None:
     for device in library.devices:
         if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
             raise PolicyError(
-                f"{device.id} of {library.pilot.id} has {device.budget_bytes} bytes left,"
+                f"{device.id} of {library.pilot.id} has {device.budget_bytes} bytes left;"
                 f" {library.context.recipe.name} wants {more} more"
             )
     for device in library.devices:

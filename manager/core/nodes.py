@@ -174,7 +174,7 @@ def pilot_reported(manager: Manager, pilot: Pilot) -> None:
         watch_nodes(manager, pilot.source)  # the source is in use, so a probe may be due
     elif not block.leaving:
         _take_answer(manager, block, pilot)
-        block_orders.release_block(manager, block, f"its pilot has tested node {block.probes}")
+        block_orders.release_block(manager, block, f"its pilot tested node {block.probes}")
 
 
 def _take_answer(manager: Manager, block: Block, pilot: Pilot) -> None:

@@ -83,7 +83,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        manager.state.refuse("objects wanted by a pilot that is not here")
+        manager.state.refuse("objects requested by a disconnected pilot")
         return
     for ref in message.objects:
         fetch = peer.fetches.get(ref.name)
@@ -126,7 +126,7 @@ def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> No
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        manager.state.refuse("object that came to a pilot that is not here")
+        manager.state.refuse("object received by a disconnected pilot")
         return
     object = transfers.object(arrival.name)
     if not object.ref.size_bytes:

@@ -73,7 +73,7 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
 
 
 def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
-    manager.state.refuse("message of a pilot with a value that cannot be")
+    manager.state.refuse("message of a pilot with an invalid value")
     refuse_pilot(manager, pilot.id, wrong)
     pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
@@ -147,7 +147,7 @@ def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None
             holding.drop(manager, library, id, running=False)
     elif call.state is CallState.WAITING and holding.may_go_on(library, call):
         queues.leave_queue(manager, call)
-        holding.resume(manager, library, call, why="it has run there all the time and continues")
+        holding.resume(manager, library, call, why="the call has kept running there and continues")
     else:  # the call runs on another library now; a gang starts again as a whole
         is_gang = call.group.options.gang[1] > 1
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
@@ -184,7 +184,7 @@ def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) 
 
 def _continue_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
-        manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
+        manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
         sleepers.take_as_awake(library)
         _serve(manager, library)

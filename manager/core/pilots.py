@@ -275,7 +275,7 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
-        state.refuse("a client that was not asked to has submitted its calls again")
+        state.refuse("resubmission of calls that the manager did not request")
         return
     for id in sorted(unnamed):
         call = state.calls.get(id)
@@ -325,7 +325,7 @@ def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
 def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
     library = orphan.library
     if orphan.end is not None:
-        call.note(manager.state.now, "it had ended before its client could submit it again")
+        call.note(manager.state.now, "the call ended before its client submitted it again")
         ending.end_call(manager, call, orphan.end, waits=False)
         return True
     if manager.state.libraries.get(library.id) is not library or call.id not in library.zombies:
@@ -333,7 +333,7 @@ def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
     if not holding.may_go_on(library, call):
         _drop(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
-    holding.resume(manager, library, call, why="it ran there while the manager did not know of it, and continues")
+    holding.resume(manager, library, call, why="the call ran there without a record in the manager, and continues")
     return True
 
 

@@ -198,7 +198,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):
-        state.refuse("pilot that is not wanted")
+        state.refuse("hello of a refused pilot")
         pilot_reports.refuse_pilot(manager, id, wrong)
         return None
     known = pilot or gone
@@ -275,7 +275,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
         client = on_client_hello(manager, event.client, messages[0])
         messages = messages[1:]
     elif client is None or client.gone:
-        state.refuse("frame of a client that has not said hello")
+        state.refuse("frame of a client before its hello")
         return
     if client is None:
         return
@@ -286,7 +286,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
     for message in messages:
         wrong = "" if type(message) is Submit else bounds.wrong_with(message)
         if wrong:
-            state.refuse("message of a client with a value that cannot be")
+            state.refuse("message of a client with an invalid value")
             manager.tell(client, to_client.Rejected(wrong))
         else:
             on_client_message(manager, client, message)
@@ -419,7 +419,7 @@ def on_timer(manager: Manager, key: str) -> None:
     elif owner in _TIMER_STEPS:
         _TIMER_STEPS[owner](manager, rest)
     else:
-        manager.state.refuse(f"timer of nobody: {owner}")
+        manager.state.refuse(f"unknown timer: {owner}")
 
 
 def on_round(manager: Manager, name: str) -> None:

@@ -306,7 +306,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
     if alone:
         _record_loss(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:
-            call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
+            call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} ran calls or loaded")
             return False
     past = call.remember()
     past.kills += 1

@@ -201,7 +201,7 @@ class Trial:
         return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
-JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have reported their state again"
+JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
 KEPT_REFUSALS = 200  # Kinds of refusals that are counted separately
 KEPT_NOTICES = 20  # Latest notices that a session keeps
 
@@ -322,7 +322,7 @@ class State:
 
     def refuse(self, what: str, count: int = 1) -> None:
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
-            what = "of yet another kind"
+            what = "other kinds of refusals"
         self.refused[what] = self.refused.get(what, 0) + count
 
 

@@ -105,7 +105,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
             how = "failed" if code > 0 else f"was killed by signal {-code}"
         pause_s = restarts.died()
         if pause_s is None:
-            log.critical("the manager %s again and again; `stoker attach` starts it once more", how)
+            log.critical("the manager %s repeatedly; `stoker attach` starts it once more", how)
             break
         log.warning("the manager %s; it is started again with its journal%s", how, after_pause(pause_s))
         until = time.monotonic() + pause_s

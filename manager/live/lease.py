@@ -111,7 +111,7 @@ class Lease:
         """Wait until no other manager can have the lease."""
         if _clock() - self._sure_at <= SURE_S:
             return
-        log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
+        log.warning("this manager or its file system was frozen; it waits until its lease is confirmed")
         while _clock() - self._sure_at > SURE_S and not self._stop.is_set():
             time.sleep(_POLL_S)
 
@@ -341,7 +341,7 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
     if alive:
         raise _taken(path, before)
     if alive is None:
-        log.info("waiting %.0f s for a sign of the manager that was %s", patience_s, before)
+        log.info("waiting %.0f s for a lease renewal by the manager that was %s", patience_s, before)
         until = time.monotonic() + patience_s
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.5))

@@ -65,7 +65,7 @@ class SessionAddress:
 def check_folder(folder: SessionFolder) -> None:
     """Raise SessionError unless the folder is a session folder."""
     if not folder.key_file("server").exists():
-        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")
+        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` creates one")
 
 
 def is_up(folder: SessionFolder) -> bool:

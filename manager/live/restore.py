@@ -258,7 +258,7 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
     if by != records.WRITER:
         theirs = f"Stoker {by or 'of an earlier version'}, which wrote it"
         raise _DecidesOtherwise(f"Stoker {records.WRITER} decides otherwise about {where} than {theirs}")
-    text = f"a replay decides otherwise about {where} than the manager did: report it, with the journal"
+    text = f"a replay decides otherwise about {where} than the manager did; report this, with the journal"
     log.error("%s", text)
     return [text]
 
@@ -268,7 +268,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
     notices, copies = [], set[Path]()
     for path, damage in past.damage:
         if damage.cut:
-            log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
+            log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
         kept = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
         copies.add(kept)

@@ -445,7 +445,7 @@ def discard_result(folder: SessionFolder, path: str) -> None:
     try:
         file.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # a name may contain a zero byte, or be too long
-        _discard_log.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
+        _discard_log.warning("results", f"cannot remove an unused result file, {path!r:.300}: {error}")
 
 
 class IdleCheck:

@@ -183,7 +183,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
         return _policies(name, what, provisioning, settings, seam=seam)
 
     make()
-    about = (inspect.getdoc(what) or "A policy of your own.").partition("\n\n")[0]
+    about = (inspect.getdoc(what) or "A custom policy.").partition("\n\n")[0]
     return Named(name, " ".join(about.split()), make)
 
 

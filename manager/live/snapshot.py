@@ -72,7 +72,7 @@ def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout
             written += len(some)
             pickler.dump([pickler.state_of(each) for each in some])
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        raise Unsaveable(f"it cannot be written: {error}") from error
+        raise Unsaveable(f"the state cannot be written: {error}") from error
     return pickler.layout
 
 
@@ -151,7 +151,7 @@ class _NounUnpickler(pickle.Unpickler):
             return container
         found = _class(module, name) if _is_allowed(module, self._modules) else None
         if found is None:
-            raise Unreadable(f"{module}.{name} is nothing that a snapshot may hold")
+            raise Unreadable(f"{module}.{name} is not allowed in a snapshot")
         return found
 
     def compare(self, layout: Layout) -> None:
@@ -336,8 +336,8 @@ def read(path: Path) -> CoreSnapshot:
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
     if not snapshot.is_whole:
-        raise Unreadable("the core in it is damaged")
+        raise Unreadable("the core in the snapshot is damaged")
     core = load(snapshot.core, snapshot.head.layout, modules=modules)
     if not isinstance(core, Core):
-        raise Unreadable("the snapshot holds no core")
+        raise Unreadable("the snapshot contains no core")
     return core

@@ -139,7 +139,7 @@ class KeepAlive:
         if limits.most and not is_extra:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
-                return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
+                return (Unload(library.id, f"its context may have at most {limits.most} libraries"),)
         if limits.keep_alive_s is None or _spare(context) <= 0:
             return ()
         due_at = self._due.get(context.recipe.key)

@@ -252,7 +252,7 @@ class LoadWhereWanted(Quiet):
         )
         for library in leaving:
             if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded here again
-                return [Unload(library.id, "the next call would not end before its pilot does")]
+                return [Unload(library.id, "the next call would run longer than its pilot")]
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:

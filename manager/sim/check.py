@@ -108,7 +108,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         one = "such a call is one request (items = 1, no gang, fixed_s = 0, shared_s = 0)"
         yield f"wants {name}, which has an engine: {one}"
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
-        yield "has a length below zero"
+        yield "has a negative length"
     there, sources = 0, list(_usable_sources(world, model))
     for source in sources:
         blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))

@@ -162,7 +162,7 @@ class Simulation:
     def _why_stuck(self) -> str:
         open_calls = self.client.submitted - self.client.ended
         call = next(iter(self.core.state.calls.values()), None)
-        why = waits_for(self.core.state, call.group.context) if call is not None else "the manager knows none of them"
+        why = waits_for(self.core.state, call.group.context) if call is not None else "without a record in the manager"
         return f"{open_calls} calls wait ({why})"
 
     # ---- between the core and the world

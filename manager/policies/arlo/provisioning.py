@@ -98,7 +98,7 @@ class TrackLatency(Quiet):
             return sum(library.load for id in block.pilots for library in view.pilots[id].libraries.values())
 
         chosen = min(spare, key=lambda block: (load(block), -block.since))
-        return (ReleaseBlock(chosen.id, f"98 of 100 calls end within {recent:.0%} of the time that they have"),)
+        return (ReleaseBlock(chosen.id, f"98 % of the calls end within {recent:.0%} of their latency objective"),)
 
 
 def _percentile(shares: list[float]) -> float:

@@ -194,7 +194,7 @@ class AllocateRuntimes(LoadWhereWanted):
                 return
             load = self.replacement_load(missing[-1], [victim])
             if load:
-                yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device by the lengths of the calls")
+                yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device because of call lengths")
                 yield from load
 
     def _too_many(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:

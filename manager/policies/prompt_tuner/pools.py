@@ -441,7 +441,7 @@ def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Acti
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
         takes, left = show_seconds(job.run_s[-1]), show_seconds(max(0.0, job.deadline_at - view.now))
-        return [Drop(id, f"on all its possible devices it takes {takes}, but its deadline is in {left}")]
+        return [Drop(id, f"even on all its possible devices it takes {takes}, but its deadline is in {left}")]
     gang = options.gang[1] > 1
     plan: list[Action] = [SendGang(id, ids) if gang else Send(id, ids[0])]
     ends_at = view.now + job.run_s[len(ids) - 1]
