@@ -21,7 +21,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def request_probe(manager: Manager, source: SourceState, node: str) -> None:
-    """Order a one-minute block on a node. Its pilot tests the devices of the node."""
+    """Order a one-minute block on a node. The pilot tests the devices of the node."""
     _order(manager, source, 1, AllowedNodes(only=node))
 
 

@@ -290,7 +290,7 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
-    """Withdraw a held call. Its slot stays occupied until its pilot frees it."""
+    """Withdraw a held call. The slot stays occupied until the pilot frees it."""
     holder = call.holder
     members = holder.members if isinstance(holder, Gang) else (holder,)
     for library in members:

@@ -222,7 +222,7 @@ def device_reported(manager: Manager, device: Device, reason: str) -> None:
 
 
 def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *, reason: str, until: float) -> None:
-    """Quarantine devices. Their libraries stop after their running calls."""
+    """Quarantine devices. Libraries on the devices stop after their running calls."""
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)

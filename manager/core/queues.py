@@ -3,8 +3,8 @@
 *Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them. The library gets
 no more of them until one of its calls ends.
 
-*Variants*: a call may list other contexts that can serve it. It waits in the queue of its own context. A library with
-capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
+*Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
+with capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations

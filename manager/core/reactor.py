@@ -472,7 +472,7 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat until no work is left.
+    """Repeat these steps until no work is left.
 
     First serve queues of requeued calls. Then place the calls that the core places. Then mark contexts if devices
     changed, and run residency for contexts that lack libraries. Provisioning runs last.

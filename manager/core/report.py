@@ -1,7 +1,7 @@
 """Answer `stoker status` and `stoker calls`.
 
-There may be a million calls, so waiting calls are read from the heads of queues, running calls from their libraries,
-and failed calls from kept histories.
+A session may have a million calls, so waiting calls are read from the heads of queues, running calls from their
+libraries, and failed calls from kept histories.
 """
 
 from __future__ import annotations

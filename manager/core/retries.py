@@ -1,7 +1,7 @@
 """Handle calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
 
 *Faults* (`FailureKind.INFRASTRUCTURE`): after a fault the call waits apart, and avoids that pilot or device for some
-seconds. It fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
+seconds. The call fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
 
 *Losses*: if a pilot is lost without a harmless reason, each call that may have run on it gets a loss, because a call
 that kills its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that

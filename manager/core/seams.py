@@ -1,7 +1,7 @@
 """The seams: the interface of each policy, its actions, and the *wishes* (options of calls) that a policy honours.
 
-A policy reads a view and returns actions; it changes nothing directly. A generator of actions sees the effect of each
-action that it yields. A policy that plans in rounds sets `period_s`.
+A policy reads a view and returns actions. A policy changes nothing directly. A generator of actions sees the effect of
+each action that it yields. A policy that plans in rounds sets `period_s`.
 
 | seam | question |
 |---|---|
@@ -151,7 +151,7 @@ class Unload(msgspec.Struct, frozen=True):
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Put an idle library to sleep: its weights move to host memory, and its device memory becomes free."""
+    """Put an idle library to sleep: the weights move to host memory, and the device memory becomes free."""
 
     library: LibraryId
 

@@ -1,7 +1,7 @@
 """Manage libraries that sleep: estimates of their memory, orders, and answers (docs/decisions/063).
 
-A library that was ordered to wake counts as loading. It cannot be woken before its pilot has answered the order to
-sleep (`Library.slept`). After a failed `sleep` or `wake`, its context never sleeps again in the session.
+A library that was ordered to wake counts as loading. A library cannot be woken before its pilot has answered the order
+to sleep (`Library.slept`). After a failed `sleep` or `wake`, its context never sleeps again in the session.
 """
 
 from __future__ import annotations

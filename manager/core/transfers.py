@@ -240,7 +240,7 @@ class Transfers:
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
         """Let a fetch follow another fetch into the same cache.
 
-        It gets a later number than its leader, so that fetches never wait in a circle.
+        The follower gets a later number than its leader, so that fetches never wait in a circle.
         """
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:

@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when it
-dies. It then sends open questions one at a time until an answer arrives. A question that was open at two deaths is
-dropped.
+The manager never waits for the advisor. The manager starts the advisor `GATHER_S` after the first question, and again
+when the advisor dies. After a death, the manager sends open questions one at a time until an answer arrives. A question
+that was open at two deaths is dropped.
 """
 
 from __future__ import annotations

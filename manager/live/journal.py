@@ -73,7 +73,7 @@ class Syncing:
         self._order: tuple[int, int, int] | None = None
         self._result = Synced(0, 0)
         self._under_way = False
-        """True from `begin` until `done` reads `wake_fd`. The thread writes it after each sync and its result."""
+        """True from `begin` until `done` reads `wake_fd`."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
         self._thread.start()
@@ -146,7 +146,7 @@ class Journal:
         self._fd = _locked(path)
         self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
-        """Data of each turn since the last sync. It is written again if the next sync fails."""
+        """Data of each turn since the last sync. The data is written again if the next sync fails."""
         os.ftruncate(self._fd, self.size)
         if not self.size:
             self._pending = [MAGIC, *encoded(0.0, self.head)]

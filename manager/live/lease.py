@@ -89,7 +89,7 @@ class Lease:
         self.holder = holder
         self.follows = follows
         self.renewed: Callable[[], None] = lambda: None
-        """Called after each renewal, on the thread of the lease. It may raise OSError."""
+        """Called after each renewal, on the thread of the lease. The function may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
         self._stop = threading.Event()
@@ -103,7 +103,7 @@ class Lease:
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease on a thread. It passes a new holder to `on_lost` (None: the session folder is gone)."""
+        """Renew the lease on a thread. The thread passes a new holder to `on_lost` (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 

@@ -140,7 +140,7 @@ class ManagerSockets:
         self._closed: set[int] = set()
         """Descriptors of broken connections. Frames from these connections may still wait to be read."""
         self._read_after_break: list[bytes] = []
-        """Identities of peers whose frame was read from a broken connection. These peers are disconnected."""
+        """Identities of peers whose frame was read from a broken connection. The peers are disconnected."""
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool

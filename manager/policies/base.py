@@ -64,7 +64,7 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
 
 
 class Quiet:
-    """Base class of policies. Its methods return no actions."""
+    """Base class of policies. By default, the methods return no actions."""
 
     period_s: float = 0.0
     by_deadline = False

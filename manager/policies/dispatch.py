@@ -34,8 +34,8 @@ class HottestFirst(Quiet):
     """The default dispatch policy.
 
     `prefetch_s`: seconds of backlog that hide the round trip. `prefetch_calls`: maximum backlog in calls. `frame_s`:
-    minimum seconds of work for a frame to another library; it grows up to `prefetch_s` if more than `busy_per_s` calls
-    end per second.
+    minimum seconds of work for a frame to another library; the value grows up to `prefetch_s` if more than `busy_per_s`
+    calls end per second.
     """
 
     asks_every_call = False

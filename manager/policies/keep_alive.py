@@ -86,7 +86,9 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
 
 
 def lacks_able_one(context: Context) -> bool:
-    """True if no library of a context is loading or can run a waiting call. Then one above the limit may be loaded."""
+    """True if no library of a context is loading or can run a waiting call. Then one library above the limit may be
+    loaded.
+    """
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 

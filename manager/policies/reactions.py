@@ -76,7 +76,7 @@ class Unpacking:
     """Separates calls that share a device and slow each other down (SchedMate §4.1).
 
     If the throughput of a call falls by more than `LIMIT`, the call that last started on its device is the cause. The
-    paper evicts this newcomer. Here it moves once, to an unused device, and only with saved progress.
+    paper evicts this newcomer. In Stoker the newcomer moves once, to an unused device, and only with saved progress.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,9 @@ def is_asleep(library: Library) -> bool:
 
 
 def falling_asleep(context: Context) -> int:
-    """Return how many libraries of a context were ordered to sleep and have not answered. They can wake soonest."""
+    """Return how many libraries of a context were ordered to sleep and have not answered. Such libraries can wake
+    soonest.
+    """
     return sum(x.state is LibraryState.ASLEEP and not x.slept for x in context.libraries.values())
 
 

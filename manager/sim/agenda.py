@@ -1,4 +1,4 @@
-"""A heap of future events, sorted by time. It is the only clock of the simulator.
+"""A heap of future events, sorted by time. The heap is the only clock of the simulator.
 
 Times are rounded to a microsecond, so that floating-point differences between machines do not change the order of
 events. Events in the same microsecond run in the order in which they were added.
@@ -13,7 +13,8 @@ from typing import Any
 
 _Act = Callable[..., None]
 Entry = list[Any]
-"""Time, number, function (None = cancelled), arguments. A plain list, because lists compare in C."""
+"""Time, number, function (None = cancelled), arguments. An entry is a plain list, because Python compares lists in C.
+"""
 
 
 def cancel(entry: Entry) -> None:

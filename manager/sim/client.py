@@ -1,4 +1,4 @@
-"""A simulated program. It submits calls at their arrival times and counts their results."""
+"""A simulated program. The program submits calls at their arrival times and counts their results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     the call ends (0 = all), unknown to policies.
 
     `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean of ended calls. They also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts that
-    can serve the call, best first.
+    mean of ended calls. Policies also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts
+    that can serve the call, best first.
     """
 
     at_s: float

@@ -143,7 +143,7 @@ class SimulatedDevice:
 def begin_together(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start work that occupies several devices together. It stops or ends on all devices together."""
+    """Start work that occupies several devices together. The work stops or ends on all devices together."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda

@@ -48,7 +48,7 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class _Fetch:
-    """The fetch of one object. It runs or waits for a source."""
+    """The fetch of one object. The fetch runs or waits for a source."""
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
@@ -210,7 +210,7 @@ class PilotSurroundings(Surroundings, Protocol):
         """Create a pilot of a block that has started."""
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """Handle the end of a pilot. Its job may still run."""
+        """Handle the end of a pilot. The job of the pilot may still run."""
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         """Send an update of the batch system to the manager."""

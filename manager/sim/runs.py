@@ -211,7 +211,7 @@ class CallRun:
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
-        """Add a ready member. The run begins with the last one, unless a member has left."""
+        """Add a ready member. The run begins with the last member, unless a member has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return

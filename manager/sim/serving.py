@@ -18,8 +18,8 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
 _LOOK_S, _REPORT_S = 1.0, 10.0
-"""Seconds between two checks of the load, and between two reports unless the cache will be too small. Both are as in
-`stoker.pilot.library.connection`.
+"""Seconds between two checks of the load, and between two reports unless the cache will be too small. Real libraries
+use these values too (`stoker.pilot.library.connection`).
 """
 
 

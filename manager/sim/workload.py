@@ -3,8 +3,8 @@
 Random draws depend only on seed and call number (`stoker.chance`).
 
 - *bursts*: a Poisson process whose rate alternates between two values, each for an exponential time (MMPP-2; Fischer
-  and Meier-Hellstern, Performance Evaluation 18(2), 1993). It starts in its stationary distribution. When the rate
-  changes, the next gap is drawn again.
+  and Meier-Hellstern, Performance Evaluation 18(2), 1993). The process starts in its stationary distribution. When the
+  rate changes, the next gap is drawn again.
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
   Quarterly 26(3), 1979).
 

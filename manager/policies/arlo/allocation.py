@@ -5,8 +5,8 @@ answers at most `capacity` (M_i) in time. The other requests are demoted to the 
 solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each runtime
 gets at least the instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
 
-The search adds one runtime at a time, from short to long. It drops partial assignments that are dominated, or whose
-lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
+The search adds one runtime at a time, from short to long. The search drops partial assignments that are dominated, or
+whose lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Track the runtimes of a family by length, their run times, and the arrivals of their calls.
 
-A context is a runtime if calls list it with other contexts (`Context.lists`), or if it declares its longest input. Its
-mean run time is its profile (§3.1). The time of an unmeasured runtime is estimated by length from the nearest measured
-one.
+A context is a runtime if calls list it with other contexts (`Context.lists`), or if it declares its longest input. The
+mean run time of a runtime is its profile (§3.1). The time of an unmeasured runtime is estimated by length from the
+nearest measured one.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ busy first, while at most a tenth of the devices is out of service. A device run
 co-located runtimes interfere (§3.3).
 
 A family is *new* during its first period. At its first call it is allocated as if all lengths were equally likely and
-the devices busy. It is allocated again when a call adds a runtime, and after 1 s, then at intervals that double up to
-10 s, by the calls that arrived; waiting calls count twice. The replacements of a new family have no limit.
+the devices busy. A new family is allocated again when a call adds a runtime, and after 1 s, then at intervals that
+double up to 10 s, by the calls that arrived; waiting calls count twice. The replacements of a new family have no limit.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 class AllocateRuntimes(LoadWhereWanted):
     """Arlo's residency policy.
 
-    `out_of_service`: share of a family's devices, at least one, that may lack a ready library during replacements. It
-    does not limit a new family.
+    `out_of_service`: share of a family's devices, at least one, that may lack a ready library during replacements. A
+    new family has no limit.
     """
 
     period_s = _STEP_S

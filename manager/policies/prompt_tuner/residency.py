@@ -168,7 +168,7 @@ class WarmPools(Quiet):
     ) -> None:
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
-        """The default policy. It decides for contexts without a pool, and how contexts are loaded."""
+        """The default policy. This policy decides for contexts without a pool, and how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -443,8 +443,8 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """True if a library may be unloaded for a context.
 
-        A replica of a pool stays for `window_s`. It may leave earlier for calls of the default policy, or for a context
-        that has lacked replicas for `patience_s` and longer than the pool's jobs.
+        A replica of a pool stays for `window_s`. A replica may leave earlier for calls of the default policy, or for a
+        context that has lacked replicas for `patience_s` and longer than the pool's jobs.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

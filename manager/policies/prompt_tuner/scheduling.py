@@ -14,7 +14,8 @@ Differences from the printed algorithms:
 - Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
   missed and cold devices remain.
 - Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). They and the idle devices that a job needs are reserved for it until it starts (`Promise`).
+  T_cold + T(A). Loading devices, and the idle devices that a job needs, are reserved for it until it starts
+  (`Promise`).
 - In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
 - The first job of a model measures run times, so it gets its fewest replicas immediately.
@@ -236,7 +237,7 @@ _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Return the number of replicas of each job that starts now. A job that `take` refuses waits.
+    """Return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
 
     Replicas reserved for a job become free if it starts without them or no longer waits.
     """

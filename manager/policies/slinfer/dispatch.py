@@ -48,7 +48,9 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 _ROUND_S = 0.1  # Seconds between two rounds
 
 _MOST_TRIED = 32
-"""Maximum waiting calls of a context tried per round, oldest first. This limits a round's time (0.3 ms per call)."""
+"""Maximum waiting calls of a context tried per round, oldest first. The maximum limits the time of a round (0.3 ms per
+call).
+"""
 
 _MOST_LOOKED_AT = 200  # Maximum instances examined to find when a dropped call may be tried again
 
@@ -281,7 +283,7 @@ def _late_s(view: View, call: Call) -> float:
 class ResizeLate(LoadWhereWanted):
     """SLINFER's residency policy.
 
-    It shrinks instances that are far too large (§VII-B), grows instances whose requests exceed their estimates
+    The policy shrinks instances that are far too large (§VII-B), grows instances whose requests exceed their estimates
     (§VII-D), and keeps the minimum of each context loaded. Dispatch loads instances for calls, and unloads idle
     instances of contexts without their own keep-alive.
     """

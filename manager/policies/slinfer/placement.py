@@ -1,12 +1,12 @@
 """Place instances on devices by memory (§VII), compute (§VI) and batch size (§VIII-B); find room for the calls of a
 preempted instance (§VIII-A).
 
-An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only if it is far too large,
-because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
-come first, then instances with large batches, so that small batches end. A new instance is loaded on the pilot where it
-leaves the least memory (bin-packing, §V), on the least busy device. (The paper's nodes have one GPU.) An instance that
-makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only the pilot knows
-how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). An instance shrinks only if it is far too
+large, because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough
+(§VII-D). CPUs come first, then instances with large batches, so that small batches end. A new instance is loaded on the
+pilot where it leaves the least memory (bin-packing, §V), on the least busy device. (The paper's nodes have one GPU.) An
+instance that makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only
+the pilot knows how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
 """
 
 from __future__ import annotations

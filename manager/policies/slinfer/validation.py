@@ -6,10 +6,10 @@ The manager must predict whether
 - a loading instance will serve its waiting calls in time, and
 - the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
 
-It runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work: after its
-prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed future, in
-which libraries have stopped and calls have moved. If several calls would move, each is checked with the memory and time
-that the others need on its new device.
+The manager runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work:
+after its prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed
+future, in which libraries have stopped and calls have moved. If several calls would move, each is checked with the
+memory and time that the others need on its new device.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class ComputeOutlook:
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
         """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest check).
 
-        This applies to calls without a limit on their output.
+        The check applies to calls without a limit on their output.
         """
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
         if cost is None or not tpot_s or longest_output(call):
@@ -265,7 +265,7 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 def left_s(view: View, call: Call) -> float:
     """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
 
-    A held call that moves starts again (O = 0 in eq. 1). It is in time only if its first token is.
+    A held call that moves starts again (O = 0 in eq. 1). The call is in time only if its first token is.
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
