@@ -28,7 +28,9 @@ from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
 KNOWN_RUNS = 3  # Runs before the shortest time counts, so that a slow first run does not make later calls look lost
-_SOON_S = 0.001  # Seconds added to a timer, so that a timer that fires early does not set itself again immediately
+_TIMER_MARGIN_S = (
+    0.001  # Seconds added to a timer, so that a timer that fires early does not set itself again immediately
+)
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
@@ -49,7 +51,7 @@ def watch_queue(manager: Manager, context: Context) -> None:
     at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
-        manager.set_timer(key, max(at, manager.state.now) + _SOON_S)
+        manager.set_timer(key, max(at, manager.state.now) + _TIMER_MARGIN_S)
 
 
 def check_queue_deadlines(manager: Manager, key: str) -> None:
@@ -140,10 +142,10 @@ _GRACE_S = 2.0
 _LOAD_CAUTION = 1.2  # Safety factor on the measured load time
 _CUT_LOADS = 2
 SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its walltime) counts as ended by its walltime
-_SLACK_PART = 0.25
-_FRESH = 0.9  # A pilot counts as fresh with this part of its own, or of the longest, walltime left
-_WHOLE = 0.6  # A cut counts if the call ran for this part of its pilot's walltime
-_LAST_S = 4.0  # Seconds of walltime that a pilot reserves for its own exit when it hands on objects
+_SLACK_SHARE = 0.25
+_FRESH_SHARE = 0.9  # A pilot counts as fresh with this part of its own, or of the longest, walltime left
+_WHOLE_CUT_SHARE = 0.6  # A cut counts if the call ran for this part of its pilot's walltime
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its own exit when it hands on objects
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -166,7 +168,7 @@ def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
         return True
     needs_s = CAUTION * run_s + _GRACE_S
     left = pilot.ends_at - view.now
-    return left >= needs_s or (needs_s > pilot.lasts_s and left > _FRESH * pilot.lasts_s)
+    return left >= needs_s or (needs_s > pilot.lasts_s and left > _FRESH_SHARE * pilot.lasts_s)
 
 
 def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
@@ -179,7 +181,7 @@ def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
     left = pilot.ends_at - view.now
     walltimes_s = [source.source.walltime_s for source in view.sources.values()]
     walltimes_s += [each.lasts_s for each in view.pilots.values()]
-    return left > CAUTION * trial.longest_s or left > _FRESH * max(walltimes_s)
+    return left > CAUTION * trial.longest_s or left > _FRESH_SHARE * max(walltimes_s)
 
 
 def cut_of(view: View, library: Library, call: Call) -> Cut:
@@ -188,7 +190,7 @@ def cut_of(view: View, library: Library, call: Call) -> Cut:
     walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
     ran_s = min(view.now - max(call.sent_at, library.ready_at), pilot.lasts_s or math.inf)
     log = f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
-    return Cut(ran_s, walltime_s, ran_s >= _WHOLE * pilot.lasts_s, pilot.id, library.id, log)
+    return Cut(ran_s, walltime_s, ran_s >= _WHOLE_CUT_SHARE * pilot.lasts_s, pilot.id, library.id, log)
 
 
 def load_fits(view: View, context: Context, device: Device) -> bool:
@@ -232,8 +234,8 @@ def drain_in_s(pilot: Pilot, now: float) -> float:
 
 
 def is_near_its_end(pilot: Pilot, now: float) -> bool:
-    return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_PART * pilot.lasts_s)
+    return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_SHARE * pilot.lasts_s)
 
 
 def time_to_hand_on_s(pilot: Pilot, now: float) -> float:
-    return walltime_left_s(pilot, now) - _LAST_S
+    return walltime_left_s(pilot, now) - _EXIT_RESERVE_S

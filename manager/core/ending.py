@@ -25,7 +25,7 @@ from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
 MOST = 200  # Maximum failure groups; further kinds of failures count in one group
-_OTHERS = ("", "other failures", "")
+_OTHER_FAILURES = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
 _SIGNALS = {signal.value: signal.name for signal in Signals}
@@ -36,7 +36,7 @@ Key = tuple[str, str, str]
 def _count_failure(state: State, call: Call, outcome: CallEnd) -> None:
     groups, key = state.failure_groups, _key(call, outcome)
     if key not in groups and len(groups) >= MOST:
-        key = _OTHERS
+        key = _OTHER_FAILURES
     group = groups.setdefault(key, CountedFailures(state.now))
     group.count += 1
     group.last_at, group.call = state.now, call.id
@@ -128,7 +128,7 @@ def forget_failure(state: State, outcome: CallEnd) -> None:
         return
     state.failures -= 1
     key = _key(call, outcome) if call is not None else None
-    key = key if key is None or key in groups else _OTHERS
+    key = key if key is None or key in groups else _OTHER_FAILURES
     if key in groups:
         groups[key].count -= 1
         if not groups[key].count:
@@ -216,7 +216,7 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
     fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
 
 
-_CHANGED = 1.5
+_REORDER_FACTOR = 1.5
 
 
 def account_runs(
@@ -312,7 +312,7 @@ def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Map
 
 
 def _reorder_by_cost(context: Context, cost: Cost) -> None:
-    if not cost.ordered_s or not 1 / _CHANGED < cost.run_s / cost.ordered_s < _CHANGED:
+    if not cost.ordered_s or not 1 / _REORDER_FACTOR < cost.run_s / cost.ordered_s < _REORDER_FACTOR:
         cost.ordered_s = cost.run_s
         queues.reorder_queue(context)
 

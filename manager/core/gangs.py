@@ -64,24 +64,26 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
     gang.ends[library.id] = outcome
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind in _BREAKS:
-            _broke(manager, call, library, outcome)
+            _handle_break(manager, call, library, outcome)
         else:
             ending.end_call(manager, call, outcome)
     elif len(gang.ends) == len(gang.members):
-        _account(manager, call, gang)
+        _count_run(manager, call, gang)
         ending.end_call(manager, call, gang.ends[gang.members[0].id])
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
     """Count a rank that was killed for lack of memory. Return True if the call ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _gave_up(
+    return _fail_after_breaks(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)
     )
 
 
-def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    if _gave_up(manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)):
+def _handle_break(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
+    if _fail_after_breaks(
+        manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)
+    ):
         return
     assert outcome.failure is not None
     what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
@@ -89,7 +91,7 @@ def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> 
     holding.requeue(manager, (call,), why=why)
 
 
-def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
+def _fail_after_breaks(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
     if breaks < MOST_BREAKS:
         return False
     last = outcome.failure
@@ -100,7 +102,7 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
     return True
 
 
-def _account(manager: Manager, call: Call, gang: Gang) -> None:
+def _count_run(manager: Manager, call: Call, gang: Gang) -> None:
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1

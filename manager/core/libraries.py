@@ -266,11 +266,11 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
     library.state = LibraryState.STOPPING
     library.note(manager.state.now, f"stopping: {reason}")
     holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} stops")
-    _serves_no_more(manager, library)
+    _stop_serving(manager, library)
     manager.say(library.pilot, StopLibrary(library.id, reason))
 
 
-def _serves_no_more(manager: Manager, library: Library) -> None:
+def _stop_serving(manager: Manager, library: Library) -> None:
     queues.relist_library(manager, library)
     update_tiers(manager, library.devices)
     queues.note_starving(manager, library.context)
@@ -281,7 +281,7 @@ def _serves_no_more(manager: Manager, library: Library) -> None:
 
 def put_to_sleep(manager: Manager, library: Library) -> None:
     library.state = LibraryState.ASLEEP
-    _serves_no_more(manager, library)
+    _stop_serving(manager, library)
 
 
 def begin_to_wake(manager: Manager, library: Library) -> None:

@@ -43,7 +43,7 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
     if not why:
         return
     if not _is_excluded(state, source, pilot.node):
-        _exclude(manager, source, pilot.node, why)
+        _exclude_node(manager, source, pilot.node, why)
     if _is_excluded(state, source, pilot.node):
         _release_useless_block(manager, pilot)
 
@@ -53,7 +53,7 @@ def judge_reports(manager: Manager, pilot: Pilot) -> None:
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
-        _include(manager, known, "its devices work again")
+        _allow_node(manager, known, "its devices work again")
         watch_nodes(manager, pilot.source)
 
 
@@ -65,7 +65,7 @@ def why_useless(pilot: Pilot) -> str:
     return next((same[0].fault for same in of_kind.values() if all(device.fault for device in same)), "")
 
 
-def _exclude(manager: Manager, source: SourceState, node: str, why: str) -> None:
+def _exclude_node(manager: Manager, source: SourceState, node: str, why: str) -> None:
     state, now, name = manager.state, manager.state.now, source.source.name
     if now < source.spares_until:
         return
@@ -85,7 +85,7 @@ def _is_excluded(state: State, source: SourceState, node: str) -> bool:
     return any(record.node == node for record in state.excluded_nodes(source))
 
 
-def _include(manager: Manager, record: NodeRecord, why: str) -> None:
+def _allow_node(manager: Manager, record: NodeRecord, why: str) -> None:
     _keep(manager, msgspec.structs.replace(record, excluded=False, why=why, heard_at=manager.state.now))
     manager.state.notice(f"{record.source}: blocks may start on {record.node} again: {why}")
 
@@ -173,36 +173,36 @@ def pilot_reported(manager: Manager, pilot: Pilot) -> None:
         judge_pilot(manager, pilot)
         watch_nodes(manager, pilot.source)  # the source is in use, so a probe may be due
     elif not block.leaving:
-        _take_answer(manager, block, pilot)
+        _record_probe_result(manager, block, pilot)
         block_orders.release_block(manager, block, f"its pilot tested node {block.probes}")
 
 
-def _take_answer(manager: Manager, block: Block, pilot: Pilot) -> None:
-    record = _probed(manager.state, block)
+def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
+    record = _probed_node(manager.state, block)
     if record is None or pilot.node != block.probes:
         return
     if fault := why_useless(pilot) or pilot.lacks:
         _keep(manager, msgspec.structs.replace(record, said=f"failed: {fault}", heard_at=manager.state.now))
     else:
-        _include(manager, msgspec.structs.replace(record, said="no fault"), "a probe there found no fault")
+        _allow_node(manager, msgspec.structs.replace(record, said="no fault"), "a probe there found no fault")
 
 
 def check_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
     """If the block of a probe has ended, record its cost, and why it ended without an answer."""
-    record = _probed(manager.state, block) if block is not None and block.phase.over else None
+    record = _probed_node(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
     took_s = manager.state.now - block.runs_since if block.runs_since else 0.0
     said = record.said if block.brought else f"no answer: {message.reason or 'its job ended'}"
     record = msgspec.structs.replace(record, probes=record.probes + 1, probe_s=record.probe_s + took_s, said=said)
     if record.excluded and message.no_node and message.phase is BlockPhase.REFUSED:
-        _include(manager, record, "the batch system has no such node for the site's jobs")
+        _allow_node(manager, record, "the batch system has no such node for the site's jobs")
     else:
         _keep(manager, record)
     watch_nodes(manager, record.source)
 
 
-def _probed(state: State, block: Block) -> NodeRecord | None:
+def _probed_node(state: State, block: Block) -> NodeRecord | None:
     return state.nodes.get((block.source.source.name, block.probes)) if block.probes else None
 
 

@@ -35,7 +35,7 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
-_TRIES = 3  # Pilots tried in turn as receivers of an object
+_MOST_RECEIVERS = 3  # Pilots tried in turn as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
@@ -44,7 +44,7 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
         return 0.0
-    needed = frozenset(_needed(manager))
+    needed = frozenset(_needed_objects(manager))
     for name, object in peer.has.items():
         if (name in needed or _is_fetched(object)) and not _has_staying_holder(object):
             peer.hands_on[name] = {}
@@ -75,7 +75,7 @@ def _choose_receivers(manager: Manager, peer: Peer) -> None:
         if object is None or _has_staying_holder(object):
             del peer.hands_on[name]
         elif not _is_fetched(object):
-            other = _find_receiver(manager, object) if len(tried) < _TRIES else None
+            other = _find_receiver(manager, object) if len(tried) < _MOST_RECEIVERS else None
             if other is None:
                 del peer.hands_on[name]
             else:
@@ -103,7 +103,7 @@ def _find_receiver(manager: Manager, object: Object) -> Peer | None:
     return min(able, key=lambda peer: (-left_s[peer], len(peer.fetches), len(peer.has)), default=None)
 
 
-def _needed(manager: Manager) -> Iterator[str]:
+def _needed_objects(manager: Manager) -> Iterator[str]:
     waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
     for key in waiting:
         yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
@@ -247,7 +247,7 @@ def settle_transfers(manager: Manager) -> None:
         else:
             freed, transfers.freed = transfers.freed, {}
             for peer in freed:
-                _offer(transfers, peer)
+                _offer_places(transfers, peer)
     if transfers.changed:
         _send_plan(manager)
 
@@ -263,7 +263,7 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     if not rooted and _choose_reader(transfers, object, fetch):
         return
     rooted = rooted or _find_sure_source(transfers, fetch)
-    if not rooted and _hopeless(transfers, fetch):
+    if not rooted and _must_read_origin(transfers, fetch):
         _read_origin_alone(manager, fetch)
         return
     while rooted and len(fetch.sources) < transfers.wants(object) and len(fetch.failed) < transfers.patience:
@@ -295,7 +295,7 @@ def _choose_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
     return one is fetch
 
 
-def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
+def _must_read_origin(transfers: Transfers, fetch: Fetch) -> bool:
     """True if enough peers failed a fetch, or if no peer can be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
@@ -320,7 +320,7 @@ def _read_origin_alone(manager: Manager, fetch: Fetch) -> None:
     transfers.next_alone(object)
 
 
-def _offer(transfers: Transfers, peer: Peer) -> None:
+def _offer_places(transfers: Transfers, peer: Peer) -> None:
     """Assign the free places of a peer to fetches that wait or have too few peers. Rare objects come first."""
     if not peer.serving or not transfers.needy:
         return

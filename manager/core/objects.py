@@ -9,7 +9,7 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_BLAMED = 3  # A peer that failed this number of pilots serves none, if it failed more pilots than it served
+_MOST_BLAMED = 3  # A peer that failed this number of pilots serves none, if it failed more pilots than it served
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
@@ -150,7 +150,7 @@ def _count_failed_sources(transfers: Transfers, fetch: Fetch) -> None:
         source_then = transfers.peers.get(id)
         if source_then is not None:
             source_then.blamed += 1
-            if source_then.blamed >= max(_BLAMED, source_then.served + 1):
+            if source_then.blamed >= max(_MOST_BLAMED, source_then.served + 1):
                 _stop_serving(transfers, source_then)
 
 

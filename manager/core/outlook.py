@@ -85,7 +85,7 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
     )  # fmt: skip
 
 
-_ROUNDS = 2  # A measured rate counts once each slot could run this number of calls in the window
+_MEASURED_ROUNDS = 2  # A measured rate counts once each slot could run this number of calls in the window
 _MEASURED_S = 5.0  # Seconds after the first result before a measured rate counts
 _HERE = (PilotState.HERE, PilotState.CUT)
 
@@ -176,7 +176,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
         slots = [context.slots] * count
     is_measured = pace.recent_since_s(context.rate, now=state.now) >= _MEASURED_S
-    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
+    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MEASURED_ROUNDS * sum(ready):
         return pace.recent_per_second(context.rate, now=state.now), count
     here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE and x.held)
     first = (next(iter(x.held.values())) for x in here if x.state is LibraryState.READY)

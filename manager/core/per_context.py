@@ -154,7 +154,7 @@ class LoadIndex(Generic[L]):
 
 
 _NEW_WEIGHT = 0.2  # Minimum weight of the latest measurement in the mean
-_SERIAL = 0.05  # Serial part of the time of a unit, used until it is measured
+_SERIAL_SHARE = 0.05  # Serial part of the time of a unit, used until it is measured
 _REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, number of kinds kept
 _Kind = tuple[str, bool]  # Declared kind of the call, and whether work precedes its first item
 _CAUTION = 2.0  # Mean deviations between the mean and the bound
@@ -245,7 +245,7 @@ def work_of(features: Features | None) -> float:
 
 def _relative_time(size: int) -> float:
     """Return the time of a unit on `size` replicas relative to one replica (Amdahl's law)."""
-    return _SERIAL + (1 - _SERIAL) / size
+    return _SERIAL_SHARE + (1 - _SERIAL_SHARE) / size
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -24,7 +24,7 @@ def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> l
     out: list[Command] = []
     if isinstance(event, FromPilot):
         pilot = state.pilots.get(event.pilot)
-        if pilot is None or pilot.state not in _SPEAKS or pilot.hellos_asked:
+        if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
             return out
         for said in event.messages:
             if type(said) is to_manager.CallYielded and not bounds.wrong_with(said):
@@ -38,7 +38,7 @@ def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> l
     return out
 
 
-_SPEAKS = (PilotState.HERE, PilotState.DRAINING)
+_CONNECTED = (PilotState.HERE, PilotState.DRAINING)
 
 
 def _forward_pieces(
@@ -64,6 +64,6 @@ def _forward_acknowledgement(state: State, call: Call, message: to_manager.Piece
     facts = state.streams.get(call.id)
     if facts is not None and facts.run == message.run and message.upto > facts.taken:
         facts.taken, facts.waits_since = message.upto, None
-    if library.pilot.state in _SPEAKS:
+    if library.pilot.state in _CONNECTED:
         said = to_pilot.AckPieces(library.id, call.id, message.run, message.upto, message.again)
         out.append(ToPilot(library.pilot.id, said))

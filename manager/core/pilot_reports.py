@@ -114,7 +114,7 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
     return pilot
 
 
-_FREES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
+_ORDER_OF_STATES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
@@ -131,7 +131,7 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
         _reconcile_library(manager, library, there[library.id])
     # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
     # free memory come first, in the order of the manager's original orders.
-    for library in sorted(libraries_here, key=lambda x: _FREES.get(x.state, len(_FREES))):
+    for library in sorted(libraries_here, key=lambda x: _ORDER_OF_STATES.get(x.state, len(_ORDER_OF_STATES))):
         if pilot.libraries.get(library.id) is library:
             _continue_library(manager, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
@@ -187,11 +187,11 @@ def _continue_library(manager: Manager, library: Library, facts: LibraryFacts) -
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
         sleepers.take_as_awake(library)
-        _serve(manager, library)
+        _start_serving(manager, library)
     elif sleepers.compare(manager, library, facts):
         return
     elif library.state is LibraryState.LOADING and facts.ready:
-        _library_hot(manager, library)
+        _handle_hot_library(manager, library)
     else:
         dispatch.feed_library(manager, library)
 
@@ -211,7 +211,7 @@ def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
         nodes.judge_reports(manager, pilot)
 
 
-_PART = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
+_CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
 _LEAST_BYTES = 16 << 20  # and by at least these bytes
 RECORD_S = 5.0  # Minimum seconds between two records of run costs
 
@@ -238,7 +238,7 @@ def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
 
 
 def _has_changed(before: int, after: int) -> bool:
-    return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _PART)
+    return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _CHANGE_DIVISOR)
 
 
 def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
@@ -278,23 +278,23 @@ def library_ready(manager: Manager, library: Library, message: LibraryReady) -> 
             message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
         )
     )  # fmt: skip
-    _library_hot(manager, library)
+    _handle_hot_library(manager, library)
 
 
-def _library_hot(manager: Manager, library: Library) -> None:
+def _handle_hot_library(manager: Manager, library: Library) -> None:
     wanted = manager.policies.residency.measured(manager.state, library)
     if wanted < library.promised_bytes:  # without a declared size, reserve only the measured bytes
         manager.supply_changed = True
         libraries.promise(library, wanted)
-    _serve(manager, library)
+    _start_serving(manager, library)
 
 
 def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> None:
     if sleepers.library_awake(manager, library, message):
-        _serve(manager, library)
+        _start_serving(manager, library)
 
 
-def _serve(manager: Manager, library: Library) -> None:
+def _start_serving(manager: Manager, library: Library) -> None:
     context = library.context
     libraries.mark_ready(manager, library)
     blocks.note_useful(manager, library.pilot)
@@ -399,7 +399,7 @@ BUSY_S = 10.0  # Seconds between tries while busy libraries use their files
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     users: dict[Context, list[Library]] = {}
-    for library in _users(manager.state, pilot):
+    for library in _libraries_with_objects(manager.state, pilot):
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
     coming = {ref.name for ref in context.recipe.objects}
@@ -438,7 +438,7 @@ def _objects(state: State, context: Context) -> dict[str, int]:
     return found
 
 
-def _users(state: State, pilot: Pilot) -> Iterator[Library]:
+def _libraries_with_objects(state: State, pilot: Pilot) -> Iterator[Library]:
     peer = state.transfers.peers.get(pilot.id)
     near = state.transfers.caches.get(peer.cache, {}) if peer is not None else {}
     for id in {pilot.id: None, **dict.fromkeys(near)}:

@@ -165,7 +165,7 @@ def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
 
 
 _POLL_S = 1.0
-_SOON_S = 0.001  # A timer may fire early by this rounding error; a new timer would then fire again immediately
+_TIMER_MARGIN_S = 0.001  # A timer may fire early by this rounding error; a new timer would then fire again immediately
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
@@ -189,7 +189,7 @@ def check_walltime(manager: Manager, id: str) -> None:
     in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
         return
-    if in_s > _SOON_S:  # check again early, because calls may take longer than expected
+    if in_s > _TIMER_MARGIN_S:  # check again early, because calls may take longer than expected
         manager.set_timer(f"walltime/{id}", now + max(in_s / 2, min(in_s, _POLL_S)))
         return
     for library in pilot.libraries.values():
@@ -294,7 +294,7 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
         if id >> CLIENT_SHIFT == client.number:
             del state.orphans[id]
             state.forgotten[id] = None
-            _drop(manager, orphan.library, CallId(id), running=False)
+            _drop_call(manager, orphan.library, CallId(id), running=False)
 
 
 def is_unheard_of(state: State, id: int) -> bool:
@@ -331,7 +331,7 @@ def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
     if manager.state.libraries.get(library.id) is not library or call.id not in library.zombies:
         return False
     if not holding.may_go_on(library, call):
-        _drop(manager, library, call.id, running=call.group.options.gang[1] > 1)
+        _drop_call(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
     holding.resume(manager, library, call, why="the call ran there without a record in the manager, and continues")
     return True
@@ -347,7 +347,7 @@ def end_orphan(state: State, outcome: CallEnd) -> bool:
     return orphan is not None
 
 
-def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
+def _drop_call(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
     if manager.state.libraries.get(library.id) is library and id in library.zombies:
         holding.drop(manager, library, id, running=running, of_gang=running)
 

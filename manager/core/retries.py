@@ -122,7 +122,7 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
     if not cut and (pilot.loss is None or pilot.loss.explained):
         return
-    ran = {call: library for library in pilot.libraries.values() for call in _may_run(manager, library)}
+    ran = {call: library for library in pilot.libraries.values() for call in _calls_that_may_run(manager, library)}
     if cut:
         for call, library in ran.items():
             _note_cut(manager, library, call)
@@ -174,9 +174,9 @@ def offer_apart(manager: Manager, library: Library) -> None:
             and library.admits(call)
             and holding.serves(library, call.group)
             and not blame.judge_trial(manager.state, call, trial)
-            and _fits(manager, library, call, trial)
+            and _may_run_in(manager, library, call, trial)
         ):
-            _give(manager, library, call)
+            _send_call(manager, library, call)
             return
 
 
@@ -200,7 +200,7 @@ def settle_apart(manager: Manager) -> None:
                 _send_where_it_fits(manager, call, trial)
 
 
-def _may_run(manager: Manager, library: Library) -> list[Call]:
+def _calls_that_may_run(manager: Manager, library: Library) -> list[Call]:
     if library.state not in (LibraryState.READY, LibraryState.STOPPING):
         return []
     unsent = manager.sends.get(library, ())
@@ -256,34 +256,34 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         here = [each for each in manager.state.pilots.values() if each.state is PilotState.HERE]
         if sum(each.reserved is not None for each in here) >= max(1, len(here) // 2):
             return
-        free = [x for x in able if x.pilot.reserved is None and _fits(manager, x, call, trial)]
+        free = [x for x in able if x.pilot.reserved is None and _may_run_in(manager, x, call, trial)]
         if not free:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
         holding.reserve_pilot(manager, trial, pilot, call)
     if not _load(pilot):
-        _give(manager, next(library for library in able if library.pilot is pilot), call)
+        _send_call(manager, next(library for library in able if library.pilot is pilot), call)
 
 
 def _load(pilot: Pilot) -> int:
     return sum(library.load for library in pilot.libraries.values())
 
 
-def _fits(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
+def _may_run_in(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
     state = manager.state
     return not _is_avoided(trial, library, state.now) and deadlines.trial_fits(state, library, call, trial)
 
 
 def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
-    able = [x for x in _candidates(call) if _fits(manager, x, call, trial)]
+    able = [x for x in _candidates(call) if _may_run_in(manager, x, call, trial)]
     free = [library for library in able if library.load < library.slots and library.admits(call)]
     if free:
-        _give(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
+        _send_call(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
     elif not able:
         call.group.context.apart_lacks = _other_pilot_may_run(manager, trial)
 
 
-def _give(manager: Manager, library: Library, call: Call) -> None:
+def _send_call(manager: Manager, library: Library, call: Call) -> None:
     queues.leave_queue(manager, call)
     holding.give(manager, library, call)
 

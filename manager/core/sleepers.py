@@ -14,7 +14,7 @@ from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryFacts
 from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
 from stoker.units import show_bytes, show_seconds
 
-_MARGIN = 1.1  # Factor from a measurement to an estimate
+_ESTIMATE_FACTOR = 1.1  # Factor from a measurement to an estimate
 
 
 def asleep_bytes(library: Library) -> int:
@@ -24,7 +24,7 @@ def asleep_bytes(library: Library) -> int:
     if known is not None:
         keeps = known[0]
     elif facts.on_host:  # its weights; estimated by the memory that it used after its load
-        keeps = int(_MARGIN * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
+        keeps = int(_ESTIMATE_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
     else:
         keeps = facts.process_bytes
     return min(keeps, library.promised_bytes)

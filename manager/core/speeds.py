@@ -1,10 +1,9 @@
 """Measure the speeds of device kinds for a context, and predict run times from them.
 
-Only calls of one function with equally many items are compared. A *round* ends when two kinds have each run `_ROUND` of
-these calls; a round yields the ratio of their mean times. The ratio of two kinds is the median over the latest rounds
-of all functions, so that one disturbed round changes little. Two kinds count as equally fast until a 95 % confidence
-interval of the median excludes 1, after at least `_LEAST` rounds.
-"""
+Only calls of one function with equally many items are compared. A *round* ends when two kinds have each run
+`_ROUND_CALLS` of these calls; a round yields the ratio of their mean times. The ratio of two kinds is the median over
+the latest rounds of all functions, so that one disturbed round changes little. Two kinds count as equally fast until a
+95 % confidence interval of the median excludes 1, after at least `_LEAST_ROUNDS` rounds."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from typing import Protocol
 from stoker.contexts.speeds import Pair, relative_speeds
 
 NEW_WEIGHT = 0.2  # Minimum weight of the latest runs in a mean run time
-_ROUND = 2  # Calls of each kind in a round
-_LEAST = 5  # Minimum number of rounds for a ratio
-_KEPT = 31  # Latest rounds kept for two kinds
-_RECENT = 64  # Calls of a kind in a round after which older calls lose weight
-_OPEN = 64  # Maximum functions with an open round
-_LEAST_S = 0.001  # Shorter calls measure the overhead, not the device
+_ROUND_CALLS = 2  # Calls of each kind in a round
+_LEAST_ROUNDS = 5  # Minimum number of rounds for a ratio
+_KEPT_ROUNDS = 31  # Latest rounds kept for two kinds
+_RECENT_CALLS = 64  # Calls of a kind in a round after which older calls lose weight
+_MOST_OPEN_ROUNDS = 64  # Maximum functions with an open round
+_SHORTEST_RUN_S = 0.001  # Shorter calls measure the overhead, not the device
 _KNOWN_RUNS = 3  # Runs after which the mean of a kind counts
 
 _Work = tuple[str, int]  # Function key and items per call
@@ -79,7 +78,7 @@ class Speeds:
         return self.of.get(kind, 1.0)
 
     def is_measured(self, kind: str) -> bool:
-        return any(kind in pair and len(logs) >= _LEAST for pair, logs in self._logs.items())
+        return any(kind in pair and len(logs) >= _LEAST_ROUNDS for pair, logs in self._logs.items())
 
     def advise(self, speeds: Mapping[str, float]) -> None:
         """Set speeds of earlier sessions, which count until rounds of this session replace them."""
@@ -94,7 +93,7 @@ class Speeds:
 
     def learn(self, work: _Work, kind: str, *, calls: int, seconds: float, present: Collection[str]) -> bool:
         """Count calls of one function and size; return True if speeds changed. `present`: kinds of ready libraries."""
-        if seconds < calls * _LEAST_S:
+        if seconds < calls * _SHORTEST_RUN_S:
             return False
         if self._present != present:
             self._present = frozenset(present)
@@ -102,22 +101,22 @@ class Speeds:
         kinds = self._open.get(work)
         if kinds is None:
             kinds = self._open[work] = {}
-            if len(self._open) > _OPEN:
+            if len(self._open) > _MOST_OPEN_ROUNDS:
                 del self._open[next(iter(self._open))]
         mine = kinds.setdefault(kind, [0.0, 0.0])
         mine[0] += calls
         mine[1] += seconds
-        if mine[0] > _RECENT:
-            mine[:] = _RECENT / 2, mine[1] * _RECENT / 2 / mine[0]
-        others = [other for other in kinds if other != kind and kinds[other][0] >= _ROUND]
-        if not others or mine[0] < _ROUND:
+        if mine[0] > _RECENT_CALLS:
+            mine[:] = _RECENT_CALLS / 2, mine[1] * _RECENT_CALLS / 2 / mine[0]
+        others = [other for other in kinds if other != kind and kinds[other][0] >= _ROUND_CALLS]
+        if not others or mine[0] < _ROUND_CALLS:
             return False
         mean_s = mine[1] / mine[0]
         for other in others:
             count, total_s = kinds.pop(other)
             first, second = sorted((kind, other))
             log = math.log(mean_s * count / total_s)
-            self._logs.setdefault((first, second), deque(maxlen=_KEPT)).append(log if first == kind else -log)
+            self._logs.setdefault((first, second), deque(maxlen=_KEPT_ROUNDS)).append(log if first == kind else -log)
             self._unrecorded[first, second] = None
         del kinds[kind]
         before = self.of
@@ -127,12 +126,12 @@ class Speeds:
     def take_unrecorded(self) -> list[tuple[Pair, float]]:
         changed, self._unrecorded = self._unrecorded, {}
         ratios = ((pair, self._logs[pair]) for pair in changed)
-        return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST]
+        return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST_ROUNDS]
 
     def _update(self) -> None:
         ratios = dict(self._advised)
         for pair, logs in self._logs.items():
-            if len(logs) >= _LEAST:
+            if len(logs) >= _LEAST_ROUNDS:
                 ratios.pop(pair[::-1], None)
                 ratios[pair] = math.exp(_median_if_significant(logs)), float(len(logs))
         self.of = relative_speeds(ratios)

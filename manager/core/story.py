@@ -92,7 +92,7 @@ IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful cal
 _SLOW_READER_S = 1.0  # A call that waits for its reader for fewer seconds is not shown as waiting
 PAYLOAD_BYTES = 64_000  # Larger arguments are not included in an answer
 
-_Told = tuple[str, list[Note]]  # A headline and a list of events
+_HeadlineAndNotes = tuple[str, list[Note]]  # A headline and a list of events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:
@@ -117,7 +117,7 @@ def tell_story(state: State, subject: str) -> to_client.Story:
     return to_client.Story(show_call(id), False, "no such call in the session", ())
 
 
-def _by_name(state: State, subject: str) -> _Told | None:
+def _by_name(state: State, subject: str) -> _HeadlineAndNotes | None:
     for pilots in (state.pilots, state.gone_pilots):
         pilot = pilots.get(PilotId(subject))
         on_host = [each for each in pilots.values() if each.host == subject] if pilot is None else [pilot]
@@ -162,7 +162,7 @@ def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
     return msgspec.structs.replace(story, payload=payload)
 
 
-def _story(subject: str, told: _Told) -> to_client.Story:
+def _story(subject: str, told: _HeadlineAndNotes) -> to_client.Story:
     headline, notes = told
     lines = tuple(StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
     return to_client.Story(subject, True, headline, lines)
@@ -173,7 +173,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     what = f"{group.function.name}  wants {context.recipe.title}"
     notes: list[Note] = [(call.submitted_at, "submitted")]
     notes += call.notes
-    expected = _expected(state, call) if call.state is not CallState.ENDED else ""
+    expected = _expected_end(state, call) if call.state is not CallState.ENDED else ""
     if expected:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
@@ -194,13 +194,13 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
             return f"{what}  sent {since} ago, {ahead} before it", notes
         report = state.reports.get(call.id) or state.printed.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
-        return f"{what}  running for {since}{done}{_streamed(state, call)}", notes
+        return f"{what}  running for {since}{done}{_stream_state(state, call)}", notes
     if not call.sent_at:
         notes.append((call.submitted_at, "it was sent to no library"))
     return f"{what}  ended", notes
 
 
-def _streamed(state: State, call: Call) -> str:
+def _stream_state(state: State, call: Call) -> str:
     facts = state.streams.get(call.id)
     if facts is None:
         return ""
@@ -238,7 +238,7 @@ def _runs_from(call: Call) -> int:
     return holder.printed_to if holder.slots == 1 else -1
 
 
-def _expected(state: State, call: Call) -> str:
+def _expected_end(state: State, call: Call) -> str:
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
         return f"is due in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
@@ -298,8 +298,8 @@ def waits_for(state: State, context: Context) -> str:
             return slower + more
         which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
         if len(ready) == 1:
-            return f"{'the' if which else 'its'} library{which} runs other calls{more}{_limited(context)}"
-        return f"all {len(ready)} libraries{which} run other calls{more}{_limited(context)}"
+            return f"{'the' if which else 'its'} library{which} runs other calls{more}{_limit_note(context)}"
+        return f"all {len(ready)} libraries{which} run other calls{more}{_limit_note(context)}"
     if loading:
         first = loading[0]
         usual_s = context.wake_s if first.is_waking else context.load_s
@@ -315,7 +315,7 @@ def waits_for(state: State, context: Context) -> str:
         doing = f"is asleep on {where}, and waits for room there" if first.slept else f"falls asleep on {where}"
         return f"{name} {doing}"
     if stopping:
-        return f"a library of {name} is stopping{_limited(context)}"
+        return f"a library of {name} is stopping{_limit_note(context)}"
     lacking = [why for pilot in here if (why := blame.why_unfit(pilot, context.recipe.key, state.now))]
     if lacking:
         return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
@@ -353,7 +353,7 @@ def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
     )
 
 
-def _limited(context: Context) -> str:
+def _limit_note(context: Context) -> str:
     most = context.limits.most
     return f"; max_libraries = {most} allows no more" if 0 < most <= len(context.libraries) else ""
 

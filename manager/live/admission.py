@@ -29,7 +29,7 @@ from stoker.protocol.to_manager import FromPilot, PilotHello
 
 log = logging.getLogger("stoker.manager")
 
-_AGAIN_S = 0.2
+_REREAD_S = 0.2
 KEPT_FREE = 64
 """File descriptors reserved for the manager itself: files, processes, the lease."""
 _LEAST, _MOST = 32, 4096
@@ -71,7 +71,7 @@ class KnownKeys:
 
     def user_of(self, public: bytes) -> User | None:
         if self._changes() != self._seen or (
-            public not in self._users and time.monotonic() - self._read_at >= _AGAIN_S
+            public not in self._users and time.monotonic() - self._read_at >= _REREAD_S
         ):
             self._read()
         return self._users.get(public)

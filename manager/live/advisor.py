@@ -38,9 +38,9 @@ GATHER_S = 10.0
 PAUSE_S = 2.0
 """Seconds between two starts of the advisor. The pause doubles each time the advisor dies without an answer."""
 LONGEST_PAUSE_S = 300.0
-_SLOW_SENT = 2
+_MOST_SLOW_SENT = 2
 """Maximum number of slow questions sent at a time."""
-_SENT = 16
+_MOST_SENT = 16
 """Maximum number of questions sent at a time."""
 
 
@@ -188,7 +188,7 @@ class AdvisorLink:
             except OSError:
                 data = b""
             if not data:
-                self._died(now)
+                self._handle_death(now)
                 break
             self._take(data, found, now)
         if self.open:
@@ -202,7 +202,7 @@ class AdvisorLink:
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
             log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
-            self._died(now)  # the process may hang in a read that no signal ends
+            self._handle_death(now)  # the process may hang in a read that no signal ends
             return
         self._send(now)
 
@@ -264,11 +264,11 @@ class AdvisorLink:
     def _send(self, now: float) -> None:
         if not self._waiting or self._channel is None:
             return
-        most = 1 if self._one_at_a_time else _SENT
+        most = 1 if self._one_at_a_time else _MOST_SENT
         for about, question in list(self._waiting.items()):
             if len(self._sent) >= most:
                 return
-            if question.is_slow and self._slow_sent >= _SLOW_SENT:
+            if question.is_slow and self._slow_sent >= _MOST_SLOW_SENT:
                 continue
             try:
                 self._channel.send(question.data)
@@ -281,7 +281,7 @@ class AdvisorLink:
             self._slow_sent += question.is_slow
             question.tries += 1
 
-    def _died(self, now: float) -> None:
+    def _handle_death(self, now: float) -> None:
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}

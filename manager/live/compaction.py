@@ -114,7 +114,7 @@ class Compaction:
             said = pipe.read().decode(errors="replace")
         code = os.waitstatus_to_exitcode(status)
         if code == _SAVED:
-            self._succeeded()
+            self._handle_success()
         elif code == _UNSAVEABLE:
             self._is_impossible = True
             text = f"the journal is not compacted, and grows with the session: {said}"
@@ -123,7 +123,7 @@ class Compaction:
         else:
             self._failed(said or f"the process that wrote the snapshot ended with {code}")
 
-    def _succeeded(self) -> None:
+    def _handle_success(self) -> None:
         self._snapshot_bytes, self._before = self._path.stat().st_size, 0
         self._pause.reset()
         for old in records.older_files(self._journal.path, self._segment.number):

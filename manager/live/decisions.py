@@ -24,7 +24,7 @@ from stoker.protocol.to_pilot import RunCalls
 
 _encode = msgspec.msgpack.Encoder().encode
 _Brief = Callable[[Any], tuple[object, ...]]
-_SOME = 8
+_SAMPLED_CALLS = 8
 
 TO_PILOT: dict[type, _Brief] = {
     to_pilot.StartLibrary: lambda m: (
@@ -90,8 +90,8 @@ def check_of(commands: Sequence[Command]) -> int:
             message = command.message
             if type(message) is RunCalls:  # not in the table, because a busy manager sends mostly RunCalls and Results
                 calls = message.calls
-                few = len(calls) <= _SOME
-                some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SOME])]
+                few = len(calls) <= _SAMPLED_CALLS
+                some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SAMPLED_CALLS])]
                 said += command.pilot, message.library, message.function, len(calls), calls[-1].call, some
                 if message.function_blob is not None or message.gang is not None or message.offer:
                     gang = message.gang and (message.gang.rank, message.gang.size)

@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
-_ANYWHERE = ("192.0.2.1", 9)
+_OUTSIDE_ADDRESS = ("192.0.2.1", 9)
 """An unused address (RFC 5737). A datagram socket that connects to it selects a route and sends nothing."""
 
 
@@ -28,7 +28,7 @@ def resolve(interface: str) -> str:
     """Return the address of `interface`: a network (`ib0`), an address, or `auto`. Raises ConfigError."""
     there = networks()
     if interface == AUTO:
-        return choose(there, named=_named(), towards_world=_towards_world())
+        return choose(there, named=_host_addresses(), towards_world=_route_address())
     if interface in there:
         return there[interface]
     address = _address(interface)
@@ -91,7 +91,7 @@ def no_way_to(address: str) -> str:
     return ""
 
 
-def _named() -> list[str]:
+def _host_addresses() -> list[str]:
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -99,10 +99,10 @@ def _named() -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def _towards_world() -> str:
+def _route_address() -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect(_ANYWHERE)
+            way.connect(_OUTSIDE_ADDRESS)
             return str(way.getsockname()[0])
     except OSError:  # no default route
         return ""

@@ -103,7 +103,7 @@ class Lease:
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease on a thread. The thread passes a new holder to `on_lost` (None: the session folder is gone)."""
+        """Renew the lease on a thread. It passes a new holder to `on_lost` (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
@@ -263,7 +263,7 @@ def take(
             time.sleep(settle_s)
             there = read(path)
             if there is None or there.token != lease.holder.token:
-                raise _taken(path, there)
+                raise _taken_error(path, there)
     return lease
 
 
@@ -288,7 +288,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
         time.sleep(_ROOM_POLL_S)
         there = read(path)
         if there != lease.follows:  # a manager on another machine was faster
-            raise _taken(path, there)
+            raise _taken_error(path, there)
 
 
 def read(path: Path) -> LeaseHolder | None:
@@ -339,7 +339,7 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
         raise SessionError(f"session folder {path.parent}: the session is over ({before.over}); start a new one")
     alive = is_alive(before)
     if alive:
-        raise _taken(path, before)
+        raise _taken_error(path, before)
     if alive is None:
         log.info("waiting %.0f s for a lease renewal by the manager that was %s", patience_s, before)
         until = time.monotonic() + patience_s
@@ -349,10 +349,10 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
             if there is None:
                 return
             if there != before:
-                raise _taken(path, there)
+                raise _taken_error(path, there)
 
 
-def _taken(path: Path, holder: LeaseHolder | None) -> TakenError:
+def _taken_error(path: Path, holder: LeaseHolder | None) -> TakenError:
     who = f" ({holder})" if holder else ""
     return TakenError(f"{path.parent} already has a manager{who}; one session has one manager")
 

@@ -121,7 +121,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
             whole = _next_whole(path, 0)
-            if whole is None and not _was_magic(magic):
+            if whole is None and not _looks_like_magic(magic):
                 raise SessionError(f"{path} is not a journal")
             at = size if whole is None else whole
             file.seek(at)
@@ -148,7 +148,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             at = end
 
 
-def _was_magic(first: bytes) -> bool:
+def _looks_like_magic(first: bytes) -> bool:
     """True for a damaged `MAGIC`, and for zeros, because a page that was never written is zero."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
@@ -225,7 +225,7 @@ def head_of(path: Path) -> SegmentHead | None:
 
 
 def half_made_files(journal: Path) -> Iterator[Path]:
-    for path in _beside(journal):
+    for path in _files_beside(journal):
         if path.name.endswith(".draft") or path.name == f"{journal.name}.{NEXT}":
             yield path
 
@@ -242,12 +242,12 @@ def journal_files(journal: Path) -> list[Path]:
 
 
 def _numbered(journal: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-    for path in _beside(journal):
+    for path in _files_beside(journal):
         if name := pattern.fullmatch("journal" + path.name.removeprefix(journal.name)):
             yield int(name[1]), path
 
 
-def _beside(journal: Path) -> list[Path]:
+def _files_beside(journal: Path) -> list[Path]:
     try:
         return sorted(journal.parent.glob(f"{journal.name}.*"))
     except OSError as error:

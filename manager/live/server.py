@@ -165,8 +165,8 @@ class ManagerServer:
                     self._carry_out(passing)
             else:
                 self._wait_for_room(now, commands)
-            self._do_due(now, commands)
-            self._start_attendants(now, commands)
+            self._do_due_work(now, commands)
+            self._start_helpers(now, commands)
             for advice in self.advisor.answers(now):
                 self._handle_event(advice, now, commands)
             self._log_new_notices(self.core.state.notices)
@@ -276,7 +276,7 @@ class ManagerServer:
         soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._held.ends_by)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
-    def _do_due(self, now: float, commands: list[Command]) -> None:
+    def _do_due_work(self, now: float, commands: list[Command]) -> None:
         for acks in self._acks.values():
             for peer, message in acks.overdue(now):
                 self.sockets.send(peer.encode(), wire.encode([message]))
@@ -289,7 +289,7 @@ class ManagerServer:
         if why := self._idle.why_end(self.core.state, now):
             self._handle_event(events.SessionEnded(why), now, commands)
 
-    def _start_attendants(self, now: float, commands: list[Command]) -> None:
+    def _start_helpers(self, now: float, commands: list[Command]) -> None:
         self.helpers.start_missing()
         trouble = self.helpers.factory_trouble
         if trouble != self.core.state.factory_trouble:

@@ -176,7 +176,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        here = ", ".join(_makers(module)) or "none"
+        here = ", ".join(_classes_and_functions(module)) or "none"
         raise ConfigError(f"policy {name}: there is no class or function {own['name']} in it; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
@@ -187,7 +187,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     return Named(name, " ".join(about.split()), make)
 
 
-def _makers(module: ModuleType) -> list[str]:
+def _classes_and_functions(module: ModuleType) -> list[str]:
     own = {
         each: value
         for each, value in vars(module).items()
@@ -314,7 +314,9 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         at_seams = {"dispatch": self.dispatch, "residency": self.residency}
-        return ", ".join([_short(self.name), *(f"{seam} {_short(name)}" for seam, name in at_seams.items() if name)])
+        return ", ".join(
+            [_short_name(self.name), *(f"{seam} {_short_name(name)}" for seam, name in at_seams.items() if name)]
+        )
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
@@ -367,7 +369,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         log.warning(
             "policy %s is for contexts of awareness %s; a session uses the awareness of each recipe: write "
             '@context(awareness="%s")',
-            _short(chosen.name),
+            _short_name(chosen.name),
             made.awareness.value,
             made.awareness.value,
         )
@@ -418,5 +420,5 @@ def _create_policies(kept: ChosenPolicies, folder: Path) -> Policies:
     return Policies(dispatch, residency, provisioning, whole.awareness)
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name

@@ -18,7 +18,7 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6  # Seconds by which a timer may fire early
-_SPARED_LOOK_S = 10.0  # Seconds between two checks of a library that its context's minimum keeps loaded
+_SPARED_CHECK_S = 10.0  # Seconds between two checks of a library that its context's minimum keeps loaded
 
 
 class IdleTimers:
@@ -56,7 +56,7 @@ class IdleTimers:
             if self.sleeps and leaves_device(library):
                 return (Sleep(library.id),)
             return (Unload(library.id, f"it has served nothing for {idle_s:.3g} s"),)
-        left_s = max(left_s, _SPARED_LOOK_S) if is_spared(library) else left_s
+        left_s = max(left_s, _SPARED_CHECK_S) if is_spared(library) else left_s
         self._set.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
@@ -66,9 +66,9 @@ def _is_ready_and_idle(library: Library) -> bool:
 
 
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours with this file
-_LOOKS = 20  # Maximum checks of a context within one keep-alive time
-_LEAST_LOOK_S = 0.05
-_GATHERING_LOOK_S = 1.0  # Minimum seconds between two checks while gangs or calls apart wait
+_MOST_CHECKS = 20  # Maximum checks of a context within one keep-alive time
+_LEAST_CHECK_S = 0.05
+_GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls apart wait
 
 
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
@@ -108,7 +108,7 @@ def unable(view: View, context: Context) -> list[Library]:
     call = _next_single(context)
     if call is None:
         return []
-    idle = [x for x in context.libraries.values() if _counts(x) and not x.load and x.pilot.reserved is None]
+    idle = [x for x in context.libraries.values() if _is_counted(x) and not x.load and x.pilot.reserved is None]
     return sorted((x for x in idle if not call_fits(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
@@ -142,7 +142,7 @@ class KeepAlive:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
                 return (Unload(library.id, f"its context may have at most {limits.most} libraries"),)
-        if limits.keep_alive_s is None or _spare(context) <= 0:
+        if limits.keep_alive_s is None or _spare_libraries(context) <= 0:
             return ()
         due_at = self._due.get(context.recipe.key)
         if due_at is not None and due_at <= _idle_since(library) + limits.keep_alive_s + _ROUNDING_S:
@@ -161,9 +161,9 @@ class KeepAlive:
 
     def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload | Sleep]:
         if context.queue.gangs or context.queue.apart:
-            yield self._look_again(context, view.now + max(keep_alive_s / _LOOKS, _GATHERING_LOOK_S))
+            yield self._check_again(context, view.now + max(keep_alive_s / _MOST_CHECKS, _GATHERING_CHECK_S))
             return
-        spare, again_s = _spare(context), None
+        spare, again_s = _spare_libraries(context), None
         for library in sorted(context.libraries.values(), key=lambda x: (_idle_since(x), x.id)):
             if spare <= 0 or again_s is not None:
                 break
@@ -178,9 +178,9 @@ class KeepAlive:
                 why = f"it has served nothing for {idle_s:.3g} s"
                 yield Sleep(library.id) if sleeps else Unload(library.id, why)
         if spare > 0 and again_s is not None:
-            yield self._look_again(context, view.now + max(again_s, keep_alive_s / _LOOKS, _LEAST_LOOK_S))
+            yield self._check_again(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))
 
-    def _look_again(self, context: Context, at: float) -> Timer:
+    def _check_again(self, context: Context, at: float) -> Timer:
         self._due[context.recipe.key] = at
         return Timer(at, f"{_PREFIX}{RecipeKey(context.recipe.key)}")
 
@@ -193,9 +193,9 @@ class LeastNumbers:
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
         """True if a block of these pilots may be released. Then its libraries count as gone."""
-        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
+        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_counted(x))
         least = (context for context in theirs if context.limits.least)
-        if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
+        if any(theirs[context] > _spare_libraries(context) - self._gone[context] for context in least):
             return False
         self._gone += theirs
         return True
@@ -203,14 +203,14 @@ class LeastNumbers:
 
 def is_spared(library: Library) -> bool:
     """True if a library must stay because its context has only its minimum."""
-    return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
+    return library.context.limits.least > 0 and _is_counted(library) and _spare_libraries(library.context) <= 0
 
 
-def _spare(context: Context) -> int:
-    return sum(map(_counts, context.libraries.values())) - context.limits.least
+def _spare_libraries(context: Context) -> int:
+    return sum(map(_is_counted, context.libraries.values())) - context.limits.least
 
 
-def _counts(library: Library) -> bool:
+def _is_counted(library: Library) -> bool:
     return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
 
 

@@ -37,7 +37,7 @@ def anyone(view: View, library: Library, context: Context) -> bool:  # noqa: ARG
 
 def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = anyone) -> list[Library]:
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    if loading or not _any_leaves(view, context):
+    if loading or not _any_may_leave(view, context):
         return []
     may_go = _may_leave_idle(view, context, may_leave)
     return _libraries_to_end(view, context, minimum, may_go=may_go, rank=_last_used)
@@ -48,7 +48,7 @@ def idle_to_wake(view: View, sleeper: Library, *, may_leave: MayLeave = anyone) 
     return _libraries_beside(sleeper, _may_leave_idle(view, sleeper.context, may_leave), _last_used)
 
 
-def _any_leaves(view: View, context: Context) -> bool:
+def _any_may_leave(view: View, context: Context) -> bool:
     if any(other.idle for other in view.contexts.values() if other is not context):
         return True
     return any(is_asleep(library) for library in view.libraries.values())

@@ -25,7 +25,7 @@ def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
     """Return why no present or future device can load the context; None if one can, or if unknown."""
-    impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
+    impossible = _no_suitable_device(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
 
@@ -56,8 +56,10 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     return plan
 
 
-def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
-    if too_short := _too_short(view, context):
+def _no_suitable_device(
+    view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning
+) -> Failure | None:
+    if too_short := _walltime_too_short(view, context):
         return too_short
     pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
     needs = context.recipe.needs
@@ -145,7 +147,7 @@ def _most_libraries(view: View, context: Context) -> float:
     for pilot in view.pilots.values():
         if pilot.state in (PilotState.HERE, PilotState.CUT):
             facts = [device.facts for device in pilot.devices.values()]
-            here.setdefault(pilot.source, []).append(_most_of(context, facts))
+            here.setdefault(pilot.source, []).append(_most_libraries_of_pilot(context, facts))
     if not view.sources:
         rooms = [room for of_source in here.values() for room in of_source]
         known = view.most_pilots.values()
@@ -156,19 +158,19 @@ def _most_libraries(view: View, context: Context) -> float:
         rooms = here.pop(name, [])
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
-            each = float(max([_most_of(context, source.devices), *rooms]))
+            each = float(max([_most_libraries_of_pilot(context, source.devices), *rooms]))
         elif names_cpus(context):  # the slots of a pilot with GPUs do not include its spare cores
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))
 
 
-def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
+def _most_libraries_of_pilot(context: Context, devices: Iterable[DeviceFacts]) -> int:
     able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
     return most_sets(able, context.recipe.needs.devices)
 
 
-def _too_short(view: View, context: Context) -> Failure | None:
+def _walltime_too_short(view: View, context: Context) -> Failure | None:
     sources = [source.source for source in view.sources.values()]
     if not sources or any(load_fits_source(context, source) for source in sources):
         return None
@@ -177,12 +179,12 @@ def _too_short(view: View, context: Context) -> Failure | None:
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(
         FailureKind.NO_DEVICE,
-        f"context {context.recipe.name} {_how_long(context)}, longer than a pilot may run (walltime: {have}; "
+        f"context {context.recipe.name} {_load_time_text(context)}, longer than a pilot may run (walltime: {have}; "
         "a part of it is reserved for a clean exit); ask for more in the site file ([provider] walltime)",
     )
 
 
-def _how_long(context: Context) -> str:
+def _load_time_text(context: Context) -> str:
     if context.load_s:
         calls = f" and its calls {show_seconds(context.run_s)}" if context.run_s else ""
         return f"takes {show_seconds(context.load_s)} to load{calls}"

@@ -31,7 +31,7 @@ from stoker.protocol.ids import RecipeKey
 
 WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are cancelled
 _SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus, because no event reports that the last call was sent
-_REPLACED = "its blocks have ended, and no block replaces them"
+_NOT_REPLACED = "its blocks have ended, and no block replaces them"
 UNKNOWN_RUN_S = 30.0  # Assumed run time of a call in seconds, before any call has run
 
 
@@ -85,7 +85,7 @@ class KeepBlocks(Quiet):
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
             plan += self._release_idle_blocks(view, source, has_use=bool(useful), least=least)
-            plan += self._withdraw(view, source, useful)
+            plan += self._cancel_surplus(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
@@ -184,14 +184,14 @@ class KeepBlocks(Quiet):
         staying = [source.blocks[id] for id in source.staying]
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
-        over.sort(key=lambda block: (bool(block.pilots), _promised(view, block), block.since))
+        over.sort(key=lambda block: (bool(block.pilots), _promised_bytes(view, block), block.since))
         may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
         yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
 
-    def _withdraw(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
+    def _cancel_surplus(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
         rule = source.source
         if useful:
             self._has_served.add(rule.name)
@@ -250,7 +250,7 @@ class KeepBlocks(Quiet):
         sources = view.sources.values()
         if any(self._is_hopeful(source) for source in sources):
             return
-        why = ((source.source.name, source.stopped or source.last_failure or _REPLACED) for source in sources)
+        why = ((source.source.name, source.stopped or source.last_failure or _NOT_REPLACED) for source in sources)
         said = [f"no pilot could be started: {name}: {what}" for name, what in why]
         more = "\n  ".join([*said, "fix the cause (in the site file, or on the node of the job) and try again"])
         for key in view.waiting_contexts:
@@ -285,6 +285,6 @@ def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
     return max(1, source.source.nodes * (devices or source.source.slots or 1))
 
 
-def _promised(view: View, block: Block) -> int:
+def _promised_bytes(view: View, block: Block) -> int:
     devices = (device for id in block.pilots for device in view.pilots[id].devices.values())
     return sum(device.promised_bytes for device in devices)

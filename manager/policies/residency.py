@@ -89,7 +89,7 @@ class LoadWhereWanted(Quiet):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
         more = self.worth_loading(context, [x for x in alive if not is_lingering(view.now, x, load_s=load_s)])
-        wakes = self._wakes(view, context, more)
+        wakes = self._wake_sleepers(view, context, more)
         plan += wakes
         more -= sum(isinstance(action, Wake) for action in wakes) + falling_asleep(context)
         if wakes and more <= 0:
@@ -210,7 +210,7 @@ class LoadWhereWanted(Quiet):
 
     # ---- sleepers
 
-    def _wakes(self, view: View, context: Context, most: int) -> list[Action]:
+    def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
         """Wake up to `most` sleepers. Make room for one unless a load elsewhere is faster."""
         plan: list[Action] = []
         for sleeper in wakeable(view, context)[: max(0, most)]:

@@ -293,7 +293,7 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     first_at: dict[str, float] = {}
     for call in calls:
         first_at.setdefault(call.context, call.at_s)
-    case = _Case(world, calls, places_of(world, first_at))
+    case = _BoundProblem(world, calls, places_of(world, first_at))
     if case.of.keys() < first_at.keys():
         return Bound(math.inf, Limit.NEVER)
     bounds = [
@@ -308,7 +308,7 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
 _Prices = dict[int, float]
 
 
-class _Case:
+class _BoundProblem:
     def __init__(self, world: World, calls: list[LeastCall], places: list[Placement]) -> None:
         self.world, self.calls, self.places = world, calls, places
         self.of: dict[str, list[Placement]] = {}

@@ -16,7 +16,7 @@ from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
-_ALL = 1.0 + 1e-9
+_FULL_CAPACITY = 1.0 + 1e-9
 """The capacity of a device, with a margin for rounding."""
 
 
@@ -58,7 +58,7 @@ class SimulatedDevice:
         must call `done`."""
         work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
         self._enter(work)
-        if self._wanted <= _ALL:
+        if self._wanted <= _FULL_CAPACITY:
             work._entry = self._agenda.after(seconds, then, *args)
         else:
             self._share()
@@ -122,7 +122,7 @@ class SimulatedDevice:
         if not self._works:
             self._busy_s += self._agenda.now - self._busy_since
         self._wanted = before - work._part if self._works else 0.0
-        if before > _ALL:
+        if before > _FULL_CAPACITY:
             self._share()
 
     def _share(self) -> None:
@@ -131,7 +131,7 @@ class SimulatedDevice:
             work._since = self._agenda.now
             work._slowed = True
             wanted = max(device._wanted for device in work._devices)
-            work._pace = wanted if wanted > _ALL else 1.0
+            work._pace = wanted if wanted > _FULL_CAPACITY else 1.0
             if work._entry is not None:
                 cancel(work._entry)
             work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
@@ -150,7 +150,7 @@ def begin_together(
     work = RunningWork(devices, seconds, part, agenda.now, then, args)
     for device in devices:
         device._enter(work)
-    crowded = [device for device in devices if device._wanted > _ALL]
+    crowded = [device for device in devices if device._wanted > _FULL_CAPACITY]
     for device in crowded:
         device._share()
     if not crowded:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.world import Links
 
-_DONE = 1e-6
+_NEGLIGIBLE_UNITS = 1e-6
 """A remainder smaller than this number of units is a rounding error."""
 
 
@@ -146,8 +146,8 @@ class Network:
         if transfer._entry is not None:
             cancel(transfer._entry)
             transfer._entry = None
-        if rate or (transfer.left <= _DONE and transfer._flows):
-            wait_s = transfer.left / rate if rate and transfer.left > _DONE else 0.0
+        if rate or (transfer.left <= _NEGLIGIBLE_UNITS and transfer._flows):
+            wait_s = transfer.left / rate if rate and transfer.left > _NEGLIGIBLE_UNITS else 0.0
             transfer._entry = self._agenda.after(wait_s, self._arrived, transfer)
 
     def _arrived(self, transfer: Transfer) -> None:

@@ -192,7 +192,7 @@ class Fetching:
         fetch.sources = ()
 
 
-_ANY_BYTES = 1 << 62
+_UNLIMITED_BYTES = 1 << 62
 """Size of disks and caches, which means no limit."""
 
 
@@ -231,7 +231,7 @@ class SimPilot:
         )
         facts = PilotFacts(
             pilot=self.id, session=sim.session, host=self.id, pid=number, devices=devices, block=block,
-            peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_ANY_BYTES,
+            peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_UNLIMITED_BYTES,
             sleeper_bytes=int(source.sleeper_bytes),
         )  # fmt: skip
         self.core = PilotCore(facts)
@@ -359,7 +359,7 @@ class SimPilot:
             self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
             value=float(len(ordered.devices)),
         )  # fmt: skip
-        self.handle(LibraryPrepared(number, free_disk_bytes=_ANY_BYTES))
+        self.handle(LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
 
     def _fired(self, key: str) -> None:
         self._timers.pop(key, None)

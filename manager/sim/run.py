@@ -47,7 +47,7 @@ from stoker.protocol.calls import CallSpec
 from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 _FACTORY = ClientId("factory")
-_TOLD_EVERY = 20_000
+_EVENTS_PER_REPORT = 20_000
 """Number of events between two progress reports."""
 
 
@@ -136,7 +136,7 @@ class Simulation:
         self.client.start()
         agenda = self.agenda
         while not self.client.done and agenda.next_at <= until_s:
-            if not agenda.steps(_TOLD_EVERY, until_s=until_s):
+            if not agenda.steps(_EVENTS_PER_REPORT, until_s=until_s):
                 raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why_stuck()}")
             if tell is not None:
                 tell(agenda.now, self.client.ended)

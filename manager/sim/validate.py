@@ -30,7 +30,7 @@ def _peer(transfers: Transfers, peer: Peer) -> Iterator[str]:
         yield f"{peer.id} is disconnected and takes part in transfers"
     if peer.serves and not peer.address:
         yield f"{peer.id} serves and has no address"
-    relayed = [name for (name, _), _ in peer.serves.items() if not _sure(peer, transfers.objects[name])]
+    relayed = [name for (name, _), _ in peer.serves.items() if not _is_sure_source(peer, transfers.objects[name])]
     if len(relayed) > transfers.limits.serves - 1:
         yield f"{peer.id} gives its last place to an object that it lacks"
     for (name, id), fetch in peer.serves.items():
@@ -40,7 +40,7 @@ def _peer(transfers: Transfers, peer: Peer) -> Iterator[str]:
             yield f"{peer.id} serves {name}, which it neither has nor fetches"
 
 
-def _sure(peer: Peer, object: Object) -> bool:
+def _is_sure_source(peer: Peer, object: Object) -> bool:
     return peer.id in object.holders or object.fetches[peer.id].way is Way.READER
 
 

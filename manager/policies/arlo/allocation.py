@@ -20,8 +20,8 @@ import msgspec
 
 from stoker.errors import StokerError
 
-_ROUNDING = 1e-9  # Relative tolerance for cost comparisons
-_NARROW = 32  # Beam width of the first search
+_TOLERANCE = 1e-9  # Relative tolerance for cost comparisons
+_BEAM_WIDTH = 32  # Beam width of the first search
 
 
 class NotEnoughDevicesError(StokerError):
@@ -62,7 +62,7 @@ class LatencyTable(msgspec.Struct, frozen=True):
     @property
     def is_convex(self) -> bool:
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(self.points)]
-        return all(a <= b * (1 + _ROUNDING) for a, b in pairwise(slopes))
+        return all(a <= b * (1 + _TOLERANCE) for a, b in pairwise(slopes))
 
 
 class RuntimeDemand(msgspec.Struct, frozen=True):
@@ -128,13 +128,13 @@ class _AllocationSearch:
         self._lower_bounds = [*_lower_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
-        found = self._search(self._greedy(), width=_NARROW)
+        found = self._search(self._greedy(), width=_BEAM_WIDTH)
         best = self._search(found, width=None)
         return Allocation(self._instances(best), best.cost)
 
     def _search(self, found: _Node, *, width: int | None) -> _Node:
         """Return the best allocation, `found` included. `width`: nodes kept per runtime; None = all."""
-        most = found.cost * (1 - _ROUNDING)
+        most = found.cost * (1 - _TOLERANCE)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
             after = (node for before in front for node in self._counts(before, number, most=most))

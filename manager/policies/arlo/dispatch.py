@@ -118,12 +118,12 @@ class MultiLevelQueue(HottestFirst):
         return is_peeked and library.load < self._thresholds[distance] * self._times.capacity(library.context)
 
     def _head(self, view: View, context: Context, call: Call) -> Library | None:
-        free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _may(view, x, call)]
+        free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _can_run(view, x, call)]
         if free:
             return min(free, key=lambda library: library.load)
         busy = islice(context.index.least_loaded(), _MOST_COMPARED)
-        return next((library for library in busy if _may(view, library, call)), None)
+        return next((library for library in busy if _can_run(view, library, call)), None)
 
 
-def _may(view: View, library: Library, call: Call) -> bool:
+def _can_run(view: View, library: Library, call: Call) -> bool:
     return library.admits(call) and call_fits(view, library, call)

@@ -61,9 +61,9 @@ class RuntimeTimes:
         family = runtimes_of(context)
         measured = [each for each in family if each.run_s > 0]
         if not measured:
-            return _in_proportion(self.objective_s(context) / UNMEASURED, context, family[-1])
+            return _scale_by_length(self.objective_s(context) / UNMEASURED, context, family[-1])
         nearest = min(measured, key=lambda each: abs(each.recipe.longest_input - context.recipe.longest_input))
-        return _in_proportion(nearest.run_s / nearest.slots, context, nearest)
+        return _scale_by_length(nearest.run_s / nearest.slots, context, nearest)
 
     def capacity(self, context: Context) -> int:
         """Return how many calls an instance answers within the latency objective (M_i)."""
@@ -112,6 +112,6 @@ class ArrivalCounts:
         return any(self._came_at.get(context.recipe.key, (0.0, -2.0))[1] > since for context in family)
 
 
-def _in_proportion(seconds: float, context: Context, known: Context) -> float:
+def _scale_by_length(seconds: float, context: Context, known: Context) -> float:
     mine, its = context.recipe.longest_input, known.recipe.longest_input
     return seconds * mine / its if mine and its else seconds

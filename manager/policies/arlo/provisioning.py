@@ -17,9 +17,9 @@ from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
 _ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the latency objective
-_CALM_S = 60.0  # Seconds over which the percentile must be below `_RELEASE_BELOW`
+_RELEASE_WINDOW_S = 60.0  # Seconds over which the percentile must be below `_RELEASE_BELOW`
 _RECENT_S = 10.0  # Latencies of the last 10 s count as recent
-_FEW = 20  # With fewer recent calls no block is requested, because the first calls may have waited for a load
+_LEAST_CALLS = 20  # With fewer recent calls no block is requested, because the first calls may have waited for a load
 
 
 class TrackLatency(Quiet):
@@ -55,16 +55,16 @@ class TrackLatency(Quiet):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         if changes.latency_shares:
             self._ends.append((view.now, changes.latency_shares))
-        while self._ends and self._ends[0][0] < view.now - _CALM_S:
+        while self._ends and self._ends[0][0] < view.now - _RELEASE_WINDOW_S:
             self._ends.popleft()
         if view.now < self._not_before:
             return ()
         recent = self._shares(view.now - _RECENT_S)
-        if len(recent) >= _FEW and _percentile(recent) >= _ADD_AT:
+        if len(recent) >= _LEAST_CALLS and _percentile(recent) >= _ADD_AT:
             return self._request_block(view)
         if view.now >= self._look_at:
-            self._look_at = view.now + _CALM_S
-            lately = self._shares(view.now - _CALM_S)
+            self._look_at = view.now + _RELEASE_WINDOW_S
+            lately = self._shares(view.now - _RELEASE_WINDOW_S)
             if lately and _percentile(lately) < _RELEASE_BELOW:
                 return self._release_block(view, _percentile(lately))
         return ()

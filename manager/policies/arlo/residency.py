@@ -28,7 +28,7 @@ from stoker.protocol.ids import RecipeKey
 _STEP_S = 1.0
 _FIRST_PERIOD_S = 1.0
 _NEW_SHARE = 1 / 12  # Maximum seconds between two plans of a new family, as a share of the period: 10 s
-_ASSUMED = 8  # In a new family, this number of calls with equally likely lengths is added to the arrivals
+_ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely lengths is added to the arrivals
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class AllocateRuntimes(LoadWhereWanted):
         per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
         if is_new:
             for context, share in zip(able, length_shares(able), strict=True):
-                calls[context] += _ASSUMED * share
+                calls[context] += _ASSUMED_CALLS * share
         if seconds < _FIRST_PERIOD_S:
             # The rate is not known yet. With a low rate all allocations would seem equally good.
             per_s = max(per_s, devices / sum(count * self._times.request_s(each) for each, count in calls.items()))
@@ -189,7 +189,7 @@ class AllocateRuntimes(LoadWhereWanted):
         out = sum(not _has_ready(device, mine) for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
-        for victim in self._too_many(family, plan)[: max(0, most - out)]:
+        for victim in self._surplus_libraries(family, plan)[: max(0, most - out)]:
             if not missing:
                 return
             load = self.replacement_load(missing[-1], [victim])
@@ -197,7 +197,7 @@ class AllocateRuntimes(LoadWhereWanted):
                 yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device because of call lengths")
                 yield from load
 
-    def _too_many(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:
+    def _surplus_libraries(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:
         found: list[Library] = []
         for context in family:
             usable = _usable(context)

@@ -44,10 +44,10 @@ REFRESH_S = 0.25  # Seconds after which a round runs even if nothing changed
 
 MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
 Place = tuple[PilotId, tuple[DeviceId, ...]]  # Pilot and devices on which a replica loads
-_REMEMBERED = 10_000
+_MOST_REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost
-_DRIFT = 0.01
-_JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements changed by more than `_DRIFT`
+_RATE_TOLERANCE = 0.01
+_JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements changed by more than `_RATE_TOLERANCE`
 
 
 def in_rounds(call: Call) -> bool:
@@ -114,7 +114,7 @@ class PoolState:
         same, self._known = parts == (self._known[0] if self._known else ()), known
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
         if same and all(
-            a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])
+            a == b or (abs(a[0] - b[0]) <= _RATE_TOLERANCE * b[0] < math.inf and a[1] == b[1])
             for a, b in zip(fresh, self._rates, strict=True)
         ):
             return False
@@ -138,7 +138,7 @@ class PoolState:
             else:
                 known = features, least, most
                 if known not in self._times:
-                    if len(self._times) >= _REMEMBERED:
+                    if len(self._times) >= _MOST_REMEMBERED:
                         self._times.clear()
                     self._times[known] = self._run_times_s(*known)
                 run_s = self._times[known]

@@ -310,7 +310,7 @@ class WarmPools(Quiet):
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
-                too_few = job is not None and self._alive(view, state, most=job.least) < job.least
+                too_few = job is not None and self._count_alive(view, state, most=job.least) < job.least
                 state.lacks = (view.now, job.id) if job is not None and too_few else (math.inf, 0)
         plan: list[Action] = []
         for lacks, id, key in sorted((self.states.all[key].lacks, job.id, key) for key, job in self._first.items()):
@@ -318,7 +318,7 @@ class WarmPools(Quiet):
             job = state.line.jobs.get(id)
             if job is None:  # the job started or ended after the walk examined it
                 continue
-            wants, alive = self._wants(view, state, job), self._alive(view, state, most=job.least)
+            wants, alive = self._wanted_replicas(view, state, job), self._count_alive(view, state, most=job.least)
             found = cold.pick(key, wants)
             found += self._shared_devices(view, state, wants - len(found), cold)
             plan += self._load(state.context, found)[0]
@@ -330,16 +330,16 @@ class WarmPools(Quiet):
                 break
         return plan
 
-    def _wants(self, view: View, state: PoolState, job: PoolJob) -> int:
+    def _wanted_replicas(self, view: View, state: PoolState, job: PoolJob) -> int:
         context, line = state.context, state.line
         if not is_probed(context) and (line.late or line.hopeful):
-            return max(0, job.least - self._alive(view, state, most=job.least))
+            return max(0, job.least - self._count_alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
         if is_probed(context):
             return probes(alive)
         return self.default.worth_loading(context, alive)
 
-    def _alive(self, view: View, state: PoolState, *, most: int) -> int:
+    def _count_alive(self, view: View, state: PoolState, *, most: int) -> int:
         alive = (
             library
             for library in state.context.libraries.values()
@@ -426,12 +426,12 @@ class WarmPools(Quiet):
         found: list[tuple[float, LibraryId]] = []
         for other in self.states.all.values():
             if other is not state and not other.line.hopeful:
-                since = sorted((at, id) for id, at in other.idle_since.items() if self._could_hold(view, context, id))
+                since = sorted((at, id) for id, at in other.idle_since.items() if self._could_load(view, context, id))
                 found += since[: max(0, len(other.idle_since) - other.kept)]
         reason = f"idle, and a job of {context.recipe.name} would be late"
         return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
 
-    def _could_hold(self, view: View, context: Context, id: LibraryId) -> bool:
+    def _could_load(self, view: View, context: Context, id: LibraryId) -> bool:
         library = view.libraries.get(id)
         return library is not None and all(
             suits(context, device)

@@ -43,7 +43,7 @@ HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
 
 _EARLY_S = 1e-6  # The need of a job is checked this many seconds before its latest start, because of rounding
-_FEW = 8  # Up to this number of jobs are inserted one by one; with more jobs the row is sorted
+_FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jobs the row is sorted
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
@@ -116,7 +116,7 @@ class JobQueue:
                     turns.append((at, id))
             self._keys[id], self._needs[id] = key, need
             fresh.setdefault(need, []).append(key)
-        if len(turns) <= _FEW:
+        if len(turns) <= _FEW_JOBS:
             for turn in turns:
                 heapq.heappush(self._turns, turn)
         else:
@@ -124,7 +124,7 @@ class JobQueue:
             heapq.heapify(self._turns)
         for need, keys in fresh.items():
             row = self._row(need)
-            if len(keys) <= _FEW:
+            if len(keys) <= _FEW_JOBS:
                 for key in keys:
                     insort(row, key)
             else:
@@ -352,7 +352,9 @@ class Walk:
             if len(fates) >= looks:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
-            fates.append(self._hopeful(model, job, cold) if key[0] == HOPEFUL else self._rest(model, job))
+            fates.append(
+                self._plan_hopeful_job(model, job, cold) if key[0] == HOPEFUL else self._plan_late_job(model, job)
+            )
         self.under_way = False
         return fates
 
@@ -360,7 +362,7 @@ class Walk:
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
-    def _hopeful(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_hopeful_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         promise = self._served.get(job.id)
         if promise is not None:
@@ -398,7 +400,7 @@ class Walk:
         cold.take(model, more, job=job.id)
         return Fate(model, job, ends_at, Promise(job.id, more, count - more, free_at=ends_at))
 
-    def _rest(self, model: str, job: PoolJob) -> Fate:
+    def _plan_late_job(self, model: str, job: PoolJob) -> Fate:
         pool, free = self._pools[model], self._free[model]
         begins_at = free[job.least - 1] if len(free) >= job.least else self._now + pool.cold_s
         ends_at = math.inf if job.measures else begins_at + job.run_s[job.least - 1]
