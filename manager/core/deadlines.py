@@ -28,9 +28,7 @@ from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
 KNOWN_RUNS = 3  # Runs before the shortest time counts, so that a slow first run does not make later calls look lost
-_TIMER_MARGIN_S = (
-    0.001  # Seconds added to a timer, so that a timer that fires early does not set itself again immediately
-)
+_TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires early is not set again immediately
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:

@@ -3,7 +3,8 @@
 Only calls of one function with equally many items are compared. A *round* ends when two kinds have each run
 `_ROUND_CALLS` of these calls; a round yields the ratio of their mean times. The ratio of two kinds is the median over
 the latest rounds of all functions, so that one disturbed round changes little. Two kinds count as equally fast until a
-95 % confidence interval of the median excludes 1, after at least `_LEAST_ROUNDS` rounds."""
+95 % confidence interval of the median excludes 1, after at least `_LEAST_ROUNDS` rounds.
+"""
 
 from __future__ import annotations
 
