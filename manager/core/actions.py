@@ -169,7 +169,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
-    """Return the seconds that a call has waited, without the load time of its library (SLINFER §IX-A)."""
+    """Return how long a call has waited, without its library's load time (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0

@@ -140,7 +140,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record a verdict. Return True if its pilot is known."""
+    """Record a verdict. Return True if the verdict's pilot is known."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)

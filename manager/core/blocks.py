@@ -265,7 +265,7 @@ def note_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Update the block and source of a pilot that ended. `loss`: why it was lost; None if not lost."""
+    """Update the block and source of a pilot that ended. `loss`: why the pilot was lost; None if it was not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

@@ -60,7 +60,7 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # the client does not know later ends, so they get new numbers
+    if known is not None and received > known:  # later ends get new numbers, because the client never received them
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
@@ -120,7 +120,7 @@ def options_of(message: Submit, *, now: float) -> CallOptions:
 def why_submit_fails(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why calls are not accepted, or None. `is_known`: their group exists."""
+    """Return why calls are not accepted, or None. `is_known`: True if the calls' group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]

@@ -32,7 +32,7 @@ _TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires 
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop lost calls or mark them as late. Return the others."""
+    """Drop lost calls or mark them as late. Return the calls that were not dropped."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):

@@ -93,7 +93,7 @@ KEPT_FAILURES = 1000  # Failed calls kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if it is in no queue."""
+    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if the call is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -299,7 +299,7 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Record advice on a function that never ran. Return True if it contains a run time."""
+    """Record advice on a function that never ran. Return True if the advice contains a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame from a client. `sequence`: its number; 0 = not numbered."""
+    """A frame from a client. `sequence`: frame number; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -62,7 +62,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame from a pilot. `sequence`: its number; 0 = not numbered."""
+    """A frame from a pilot. `sequence`: frame number; 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -402,7 +402,7 @@ LONGEST_MESSAGE = 65_536  # Maximum bytes of a message; longer messages are not 
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of the advisor. `found`: None if it found nothing."""
+    """An answer of the advisor. `found`: the advice, or None."""
 
     about: About
     found: AdviceArrived | None

@@ -91,7 +91,7 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Return the new count of a gang call's broken runs. `by_ranks`: its ranks lost their connection."""
+    """Return the new count of a gang call's broken runs. `by_ranks`: True if the ranks lost their connection."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at
@@ -333,7 +333,7 @@ def progressed(manager: Manager, library: Library) -> None:
 
 # ---- slots of withdrawn calls
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Order a library to drop a call. `running`: even if it runs."""
+    """Order a library to drop a call. `running`: drop the call even if it runs."""
     library.zombies[id] = running
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 

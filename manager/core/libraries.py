@@ -300,7 +300,7 @@ def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
 
 
 def detach_library(manager: Manager, library: Library) -> list[Call]:
-    """Remove an ended library. Return the calls that it held."""
+    """Remove an ended library. Return the calls that the library held."""
     holding.forgive_broken_gangs(manager.state, library)
     held = holding.release_all_of(manager, library)
     library.state = LibraryState.GONE

@@ -1,10 +1,9 @@
 """Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
-A node is excluded if all devices of one kind of a pilot on it are quarantined. The manager then releases the pilot's
-block.
+If all devices of one kind of a pilot are quarantined, its node is excluded and its block released.
 
 Every `probe_nodes_s` one of the sessions starts a one-minute block on the node, whose pilot only tests its devices. The
-node stays excluded until such a pilot finds no fault, an operator clears the node, or nothing was heard of it for
+node stays excluded until a probe finds no fault, an operator clears the node, or no report about the node arrives for
 `FORGET_NODE_S`.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes

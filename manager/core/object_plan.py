@@ -285,7 +285,7 @@ def _find_sure_source(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _choose_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """Let one pilot read the origin if no pilot has the object. Return True if it is the pilot of this fetch."""
+    """Let one pilot read the origin if no pilot has the object. Return True for the pilot of this fetch."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)

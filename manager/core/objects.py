@@ -58,7 +58,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """Exclude a draining pilot from fetches that others can serve. Return the seconds that it stays."""
+    """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds until the pilot exits."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -95,7 +95,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan fetches of a recipe's objects that a pilot lacks. Return their names."""
+    """Plan fetches of a recipe's objects that a pilot lacks. Return the objects' names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:

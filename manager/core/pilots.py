@@ -52,7 +52,7 @@ def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
-    """Readmit a pilot that was counted as lost. Return its former libraries."""
+    """Readmit a pilot that was counted as lost. Return the pilot's former libraries."""
     state = manager.state
     kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
@@ -100,7 +100,7 @@ def pilot_lost(
 ) -> None:
     """Remove a lost pilot and requeue its calls.
 
-    `loss`: None if it left properly. `may_return`: readmit it if it reconnects.
+    `loss`: why the pilot was lost; None if it left properly. `may_return`: readmit the pilot if it reconnects.
     """
     state = manager.state
     pilot = state.pilots.pop(id, None)

@@ -162,7 +162,7 @@ def mark_late(call: Call) -> None:
 
 
 def note_waiting(manager: Manager, context: Context) -> None:
-    """Record that calls wait. If their number doubled, run the policies."""
+    """Record that calls wait. If the number of waiting calls doubled, run the policies."""
     if context.recipe.key not in manager.state.waiting_contexts:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True

@@ -194,7 +194,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
-    """Admit a pilot that joins, reconnects or returns. Return None if it is refused."""
+    """Admit a pilot that joins, reconnects or returns. Return None if the hello is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):
@@ -295,7 +295,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
 
 
 def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """Admit a client that joins or reconnects. Return None if it is refused."""
+    """Admit a client that joins or reconnects. Return None if the hello is refused."""
     state = manager.state
     wrong = why_not(message, session=state.session) or bounds.wrong_with(message)
     if wrong:
@@ -472,10 +472,8 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat these steps until no work is left.
-
-    First serve queues of requeued calls. Then place the calls that the core places. Then mark contexts if devices
-    changed, and run residency for contexts that lack libraries. Provisioning runs last.
+    """Repeat until no work is left: serve queues of requeued calls, place the calls that the core places, mark contexts
+    if devices changed, run residency for contexts that lack libraries, run provisioning.
     """
     for _ in range(_SETTLE_TURNS):
         if manager.returned:

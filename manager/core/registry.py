@@ -124,7 +124,7 @@ def forget_groups(state: State) -> None:
 
 
 def forget_unused(manager: Manager) -> bool:
-    """Remove unused functions and contexts. Return True if any remaining one has no definition."""
+    """Remove unused functions and contexts. Return True if a remaining function or context has no definition."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())

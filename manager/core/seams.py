@@ -345,8 +345,8 @@ class Provisioning(Rounds, Protocol):
 class Policies(msgspec.Struct, frozen=True):
     """One policy for each seam.
 
-    `awareness`: limit on what contexts keep between calls; None = as the recipe says. `compares_kinds`: measure the
-    speeds of device kinds.
+    `awareness`: limit on what contexts keep between calls; None = the value of the recipe. `compares_kinds`: measure
+    the speeds of device kinds.
     """
 
     dispatch: Dispatch

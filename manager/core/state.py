@@ -50,7 +50,7 @@ class SourceState:
     filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that lack some of their pilots
     devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
     failures: int = 0  # Number of blocks in a row that were refused or ended without a pilot
-    short_lived: int = 0  # Number of blocks in a row whose pilots died young and loaded nothing
+    short_lived: int = 0  # Number of blocks in a row whose pilots ended early and loaded nothing
     failed_at: float = 0.0
     last_failure: str = ""
     useless: bool = False  # True if the pilots of the last failed block had no usable device

@@ -51,7 +51,7 @@ class Way(enum.Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """The transfer of an object to a pilot. `number`: its position among all fetches."""
+    """The transfer of an object to a pilot. `number`: position among all fetches."""
 
     object: Object
     peer: Peer
@@ -354,7 +354,7 @@ class Transfers:
             self.needy.pop(object.ref.name, None)
 
     def link(self, fetch: Fetch, source: Peer, *, instead: bool = False) -> None:
-        """Add a source to a fetch. `instead`: replace its last source."""
+        """Add a source to a fetch. `instead`: replace the last source."""
         if instead:
             self.unlink(fetch, next(reversed(fetch.sources.values())))
         fetch.sources[source.id] = source

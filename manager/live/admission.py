@@ -165,7 +165,7 @@ class UnprovenConnections:
 
 
 def _peer_of(descriptor: int) -> Peer | None:
-    """Return the peer of a connection, or None if it is closed. Opens no descriptor."""
+    """Return the peer of a connection; None if closed. Opens no descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

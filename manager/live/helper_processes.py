@@ -1,7 +1,8 @@
 """Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one of each. Factory and seed exit when the session ends, so they outlive a killed
-manager. Status reports a factory that sends no hello for `TOLD_S`. After its time limit, a silent factory is replaced.
+A lock in the session folder allows one factory and one seed. Factory and seed exit when the session ends, so they
+outlive a killed manager. Status reports a factory that sends no hello for `TOLD_S`. After its time limit, a silent
+factory is replaced.
 """
 
 from __future__ import annotations

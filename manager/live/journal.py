@@ -143,7 +143,7 @@ class Journal:
         self._checked_at = self._now = 0.0
         self._retry_at = 0.0
         found = end or find_end(path) or JournalEnd(new_head(), 0, 0)
-        self._fd = _locked(path)
+        self._fd = _open_and_lock(path)
         self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
         """Data of each turn since the last sync. The data is written again if the next sync fails."""
@@ -259,7 +259,7 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a segment. Raises OSError and continues in the old one, or SessionError if another manager has the
+        """Begin a segment. Raises OSError and continues in the old segment, or SessionError if another manager has the
         journal.
         """
         self._append_checks()
@@ -271,7 +271,7 @@ class Journal:
         draft = self.path.with_name(f"{self.path.name}.{records.NEXT}")
         start = b"".join([MAGIC, *encoded(self._now, head)])
         draft.unlink(missing_ok=True)
-        fd = _locked(draft)
+        fd = _open_and_lock(draft)
         try:
             write_all(fd, start)
             if self._syncing is not None:
@@ -304,7 +304,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield a file's undamaged events, oldest first. Raises SessionError if it is not a journal."""
+    """Yield a file's undamaged events, oldest first. Raises SessionError if the file is not a journal."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
@@ -329,8 +329,7 @@ def find_end(path: Path) -> JournalEnd | None:
     return JournalEnd(head, events, end)
 
 
-def _locked(path: Path) -> int:
-    """Open a file and lock it against other managers. Raises SessionError."""
+def _open_and_lock(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     if not locks.take(fd):
         os.close(fd)

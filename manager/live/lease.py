@@ -206,7 +206,7 @@ class Lease:
     def _write_in_place(self, holder: LeaseHolder) -> None:
         """Renew the lease in its open file. On OSError the file is unchanged."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-            # Another holder wrote its lease. Reading that file needs a descriptor, and this one is useless now.
+            # Another holder wrote its lease. Close this file, so that a descriptor is free to read the new lease.
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is at its path, and no new file can be opened or written")
@@ -317,7 +317,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """True if the process runs; None if it is on another machine."""
+    """True if the process runs; None if the process is on another machine."""
     if holder.over:
         return False
     if holder.machine != locks.machine():

@@ -117,7 +117,7 @@ def clear(node: str) -> list[NodeRecord]:
 
 
 def excluded_nodes() -> list[NodeRecord]:
-    """Return the excluded nodes of all sites, without creating the file. Raises StokerError if it cannot be read."""
+    """Return the excluded nodes of all sites, without creating the file. Raises StokerError if a file is unreadable."""
     if not _file().exists():
         return []
     store = NodeStore()

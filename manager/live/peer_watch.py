@@ -26,9 +26,9 @@ PeerKey = tuple[Role, str]
 class Patience(msgspec.Struct, frozen=True):
     """Time limits in seconds.
 
-    `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`, after a restart of the manager
-    `restart_s`: for peers to reconnect. `pilot_lease_s`: for which a pilot waits for a lost manager. `idle_s`: until a
-    session without clients and calls ends (0 = no limit).
+    `silence_s`: until a silent pilot counts as lost. `pilot_back_s`, `client_back_s`, after a restart of the manager
+    `restart_s`: for peers to reconnect. `pilot_lease_s`: wait of a pilot for a lost manager. `idle_s`: until a session
+    without clients and calls ends (0 = no limit).
     """
 
     heartbeat_s: float = 5.0

@@ -68,8 +68,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
     """First record of a segment.
 
-    `number`: from 1. `first`: number of its first event. `mark`: random, also in its snapshot. `stoker`: version that
-    began it.
+    `number`: number of the segment, from 1. `first`: number of its first event. `mark`: random, also in its snapshot.
+    `stoker`: Stoker version that began the segment.
     """
 
     number: int
@@ -149,7 +149,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
 
 
 def _looks_like_magic(first: bytes) -> bool:
-    """True for a damaged `MAGIC`, and for zeros, because a page that was never written is zero."""
+    """True for a damaged `MAGIC`, and for zeros, the content of an unwritten page."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 

@@ -59,7 +59,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the manager's history `told`, or the journal's for a forgotten call."""
+    """Return the manager's history `told`, or the history in the journal for a forgotten call."""
     if told.found:
         return told
     try:
@@ -90,7 +90,9 @@ def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tup
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event that a replay decides differently. `event`: its number from 0. `decides`: the new decision."""
+    """The first event that a replay decides differently. `event`: the event's number, from 0. `decides`: the new
+    decision.
+    """
 
     event: int
     after_s: float

@@ -170,8 +170,8 @@ class JournalPast:
 class RestoredManager(msgspec.Struct):
     """Result of `restore_manager`.
 
-    `core`: None without a journal, or if it was put aside. `end`: where the journal continues. `ends`: for a new core.
-    `compact`: write a snapshot soon.
+    `core`: None without a journal, or if the journal was renamed. `end`: where the journal continues. `ends`: for a new
+    core. `compact`: write a snapshot soon.
     """
 
     core: Core | None = None
@@ -226,7 +226,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
 
 
 def _replay(past: JournalPast, notices: list[str]) -> None:
-    """Replay and compare decisions. A difference raises if another version wrote the journal, else gives a notice."""
+    """Replay and compare decisions. A difference raises if another version wrote the journal, or else adds a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):

@@ -177,7 +177,7 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for `FULL_S`. Peers do not count as silent."""
+        """Read no messages for `FULL_S`, and excuse the silence of peers."""
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
@@ -234,7 +234,7 @@ class ManagerServer:
             self._handle_event(events.FramesRefused(counts), now, commands)
 
     def _handle_event(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """Pass an event to the core. `keep`: write it to the journal; False for a question."""
+        """Pass an event to the core. `keep`: write the event to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return

@@ -97,7 +97,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy a policy's file, or its package's imported files. Return its new name."""
+    """Copy a policy's file, or its package's imported files. Return the policy's new name."""
     file = policy_file(name)
     if not file:
         return name
@@ -168,7 +168,7 @@ def _imported_below(folder: Path) -> Iterator[Path]:
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     """Return a shipped policy, or import a custom policy and create it once as a check.
 
-    `folder`: base of its path. `seam`: the seam for which it is named. Raises ConfigError.
+    `folder`: base of a custom policy's path. `seam`: the seam for which the policy is named. Raises ConfigError.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
@@ -303,7 +303,7 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
     """Names of policies.
 
     `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found. `honours`: wishes that
-    the policies honour (None: only the manager knows).
+    the policies honour (None: unknown outside the manager).
     """
 
     name: str = Policy().name
@@ -376,7 +376,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
 
 
 def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the wishes that the policies of a session honour; None if only its manager knows."""
+    """Return the wishes that the policies of a session honour; None if unknown outside the manager."""
     kept = chosen_in(folder)
     if kept == ChosenPolicies():
         return default_policies().honours

@@ -1,8 +1,8 @@
 """Snapshots of a core, so that a manager restarts without all events of the session.
 
 A file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read, and the
-pickled core. A manager loads the core only if its own classes have the same fields. Otherwise it uses the facts, and
-peers report the rest.
+pickled core. A manager loads the core only if its own classes have the same fields. Otherwise the manager uses the
+facts, and peers report their state.
 
 The state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a list.
 Each noun consists of the values of its fields, in which other nouns are references, so the depth of a pickle does not
@@ -274,7 +274,7 @@ def certain_of(state: State) -> CertainFacts:
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write and sync a snapshot. Return its size in bytes. Raises Unsaveable, OSError."""
+    """Write and sync a snapshot. Return the size in bytes. Raises Unsaveable, OSError."""
     state = core.state
     with (
         draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
@@ -309,7 +309,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable if its head or certain facts are damaged."""
+    """Read a snapshot. Raises Unreadable if the head or certain facts are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:

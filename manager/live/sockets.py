@@ -283,7 +283,7 @@ class EventReader:
         self._told_at = now
 
     def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return a frame's event; None if it is refused. `user`: the owner of the key."""
+        """Return a frame's event; None if the frame is refused. `user`: the owner of the key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

@@ -86,8 +86,8 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
 
 
 def lacks_able_one(context: Context) -> bool:
-    """True if no library of a context is loading or can run a waiting call. Then one library above the limit may be
-    loaded.
+    """True if no library of a context is loading or can run a waiting call. In this case one library above the limit
+    may be loaded.
     """
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
@@ -129,7 +129,7 @@ def _next_single(context: Context) -> Call | None:
 
 
 class KeepAlive:
-    """Unloads idle libraries of contexts with limits. `sleeps`: put those on GPUs to sleep if host memory is free."""
+    """Unloads idle libraries of contexts with limits. `sleeps`: put GPU libraries to sleep if host memory is free."""
 
     def __init__(self, *, sleeps: bool = False) -> None:
         self.sleeps = sleeps

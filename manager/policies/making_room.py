@@ -2,7 +2,7 @@
 
 `idle_to_end` chooses as few idle libraries and sleepers as possible, least recently used first. `idle_to_wake` does
 this for the devices of a sleeper. `preempt_for_starved_context` takes a device from the context with the most libraries
-for one that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
+for a context that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
 """
 
 from __future__ import annotations

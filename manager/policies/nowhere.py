@@ -24,7 +24,7 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Return why no present or future device can load the context; None if one can, or if unknown."""
+    """Return why no present or future device can load the context; None if a device can, or if this is unknown."""
     impossible = _no_suitable_device(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 

@@ -1,7 +1,8 @@
 """Choose how many blocks to request from which source.
 
 The opportunistic rule keeps a few blocks pending, up to a maximum. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests them once.
+waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests its blocks
+once.
 
 Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
 of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
@@ -222,7 +223,7 @@ class KeepBlocks(Quiet):
         return rule.first if rule.rule is Rule.FIXED else rule.least
 
     def _idle_since(self, view: View, block: Block) -> float | None:
-        """Return when a block became idle; None while it runs calls, loads a context, or must stay."""
+        """Return when a block became idle; None while the block runs calls, loads a context, or must stay."""
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]

@@ -211,7 +211,7 @@ class LoadWhereWanted(Quiet):
     # ---- sleepers
 
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
-        """Wake up to `most` sleepers. Make room for one unless a load elsewhere is faster."""
+        """Wake up to `most` sleepers. Make room for a sleeper unless a load elsewhere is faster."""
         plan: list[Action] = []
         for sleeper in wakeable(view, context)[: max(0, most)]:
             needed = more_to_wake(sleeper)

@@ -79,7 +79,7 @@ GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while other 
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """True unless loads must avoid the pilot of the device now. `desperate`: ignore its failed loads."""
+    """True unless loads must avoid the pilot of the device now. `desperate`: ignore failed loads of the pilot."""
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False

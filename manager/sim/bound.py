@@ -18,8 +18,8 @@ call runs on the best device.
 has run since t - s. So at most the smallest capacity within [t - s, t] is useful. With a walltime w, a block that runs
 for l <= w is useful for at most l (w - s) / w.
 
-The bound is 0 for gangs and worlds with checkpoints. The bound assumes the shortest waits, boots and loads. The bound
-ignores messages, polling, drains, reruns, contention and warm-up, and may split calls.
+The bound is 0 for gangs and worlds with checkpoints. The bound assumes the shortest waits, boots and loads, may split
+calls, and ignores messages, polling, drains, reruns, contention and warm-up.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _STEPS = 10
 
 
 class LeastCall(msgspec.Struct, frozen=True, gc=False):
-    """A call with its actual costs. `factor`: its run time divided by the mean."""
+    """A call with its actual costs. `factor`: run time of the call divided by the mean."""
 
     at_s: float
     context: str

@@ -48,7 +48,7 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class _Fetch:
-    """The fetch of one object. The fetch runs or waits for a source."""
+    """A running or waiting fetch of an object."""
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref

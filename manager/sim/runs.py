@@ -172,7 +172,7 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     work: RunningWork
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Stop the run and return its progress. `keep`: count its time as useful."""
+        """Stop the run and return its progress. `keep`: count the run's time as useful."""
         sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
@@ -262,7 +262,7 @@ class CallRun:
             member.ended(spec.call, ran_s=ran_s)
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Remove a member; stop the run for all. Return its progress."""
+        """Remove a member; stop the run on all members. Return the run's progress."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()

@@ -111,7 +111,7 @@ class ServedBatch:
             self._turns.leave(self)
 
     def pause(self, seconds: float) -> None:
-        """Take no turn for `seconds` after the current step, because the cache is resized."""
+        """Begin no step for `seconds` after the current step, because the cache is resized."""
         agenda = self._sim.agenda
         self.interrupt()
         self._paused_until = agenda.now + seconds

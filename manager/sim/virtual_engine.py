@@ -169,7 +169,7 @@ class VirtualEngine:
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Apply new limits. Return why they do not fit, or an empty text."""
+        """Apply new limits. Return why the limits do not fit, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)

@@ -142,7 +142,8 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
     """A daily load.
 
-    `rate`: mean rate. `swing`: height of the peak above the mean, as a share of it. `peak`: its time in each `period`.
+    `rate`: mean rate. `swing`: height of the peak above the mean, as a share of it. `peak`: time of the peak in each
+    `period`.
     """
 
     rate_per_s: PerSecond = msgspec.field(name="rate")

@@ -25,9 +25,9 @@ TICK_S = 1e-6
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine on one kind of device. `stoker.contexts.batching` explains the limits of its batch.
 
-    `times`: seconds of its steps at speed 1; in a scenario, a table or a file of `stoker profile --json`. `token`:
-    bytes per cached token; if set, the cache gets the reserved memory minus `weights`. `most_output`: output tokens
-    reserved per request (0 = the request's own output).
+    `times`: seconds of the engine's steps at speed 1; in a scenario, a table or a file of `stoker profile --json`.
+    `token`: bytes per cached token; if set, the cache gets the reserved memory minus `weights`. `most_output`: output
+    tokens reserved per request (0 = the request's own output).
     """
 
     times: StepTimes
@@ -116,9 +116,9 @@ class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
 class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """Bandwidths. Flows on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
 
-    `shared`: total of the shared file system. `shared_node`: its maximum for one node. `shared_operations`: file
-    operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, in each direction. `bus`: from
-    host memory to a device.
+    `shared`: total of the shared file system. `shared_node`: maximum of `shared` for one node. `shared_operations`:
+    file operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, in each direction. `bus`:
+    from host memory to a device.
     """
 
     shared: Rate = FREE
@@ -157,8 +157,8 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     `resize` per GB. A library that `sleeps` moves `device_memory` over the bus to sleep and to wake. A gang needs
     `gang` to connect, and keeps `gang_efficiency` of its speed with each doubling.
 
-    With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch. The steps of
-    the batch determine their times (`stoker.manager.sim.virtual_engine`).
+    With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch, whose steps
+    determine their times (`stoker.manager.sim.virtual_engine`).
 
     At most `max_libraries` are loaded (0 = no limit). A library that is idle for `keep_alive` is unloaded while more
     than `min_libraries` remain. Contexts of one `family` serve the same calls, each up to `longest_input` tokens.

@@ -227,7 +227,7 @@ def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare
 
 
 def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value and the slopes of the lower convex hull of `values`."""
+    """Return the first value and the slopes of the hull."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

@@ -82,7 +82,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Calls of the last `over_s` seconds, by their shortest runtime. Dispatch writes, residency reads."""
+    """Calls of the last `over_s` seconds, by shortest runtime. Dispatch counts calls; residency reads the counts."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s

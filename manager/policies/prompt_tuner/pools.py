@@ -105,7 +105,7 @@ class PoolState:
 
     # ---- jobs
     def rate(self, now: float) -> bool:
-        """Compute the rates again if measurements changed. Return True if they differ."""
+        """Compute the rates again if measurements changed. Return True if the new rates differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -436,7 +436,7 @@ class AllotInRounds(HottestFirst):
 
 
 def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """Send a call with its forecast. If it is late and has `late="drop"`, drop it."""
+    """Send a call with its forecast. Drop a late call that has `late="drop"`."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):

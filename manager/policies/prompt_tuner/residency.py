@@ -379,7 +379,7 @@ class WarmPools(Quiet):
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Return when a device was last used, and its libraries; None if one must stay."""
+        """Return when a device was last used, and its libraries; None if a library must stay."""
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]

@@ -274,7 +274,7 @@ def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int,
 
 
 def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """True if a waiting job can meet its deadline on replicas that are idle or become free."""
+    """True if a waiting job can meet its deadline on idle or freed replicas."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait

@@ -330,7 +330,7 @@ class ResizeLate(LoadWhereWanted):
     def _grow(self, view: View, library: Library) -> tuple[Action, ...]:
         """Grow an instance whose engine reports that its cache will be too small.
 
-        If this fails, evict a call that waits for memory, if another instance can run it.
+        If the instance cannot grow, evict a call that waits for memory and can run on another instance.
         """
         batch, at = library.batch, library.batch_at
         if batch is None or not batch.is_short or library.resizing or self._answered.get(library.id) == at:

@@ -83,7 +83,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
-        """Return the additional bytes that an instance needs for calls; None if its fixed cache is too small.
+        """Return the additional bytes that an instance needs for calls; None if a fixed cache is too small.
 
         `promised`: bytes of the instance; 0 = a new instance.
         """
@@ -236,7 +236,7 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Wake or load an instance for a call, and stop idle ones for it; empty if none would serve it in time."""
+        """Wake or load an instance for a call, and stop idle instances; empty if none can serve the call in time."""
         if wakes := self._wake(view, call):
             return wakes
         found: list[tuple[_Rank, Device, int, int, list[Library]]] = []

@@ -172,7 +172,8 @@ class ComputeOutlook:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest check).
+        """True if a decode step of a new instance would leave the other instances too little time (case 3, the cheapest
+        check).
 
         The check applies to calls without a limit on their output.
         """
@@ -182,7 +183,7 @@ class ComputeOutlook:
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
     def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
-        """Return why an instance on a device should refuse a call (§VI-C); None if it may accept the call."""
+        """Return why an instance on a device should refuse a call (§VI-C); None if the instance may accept the call."""
         context = call.group.context
         cost = self.cost(context, device)
         if cost is None:
