@@ -58,7 +58,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds until the pilot exits."""
+    """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds until its exit."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:

@@ -59,7 +59,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the manager's history `told`, or the history in the journal for a forgotten call."""
+    """Return the manager's history `told`, or the journal's history of a forgotten call."""
     if told.found:
         return told
     try:

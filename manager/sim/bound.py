@@ -1,7 +1,7 @@
 """Compute a lower bound, for every policy, on the end of a scenario's calls: the largest of several bounds.
 
-*One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. Then the
-call runs on the best device.
+*One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. The call
+runs on the best device.
 
 *All calls.* For each arrival time r, the devices need time for all calls that arrive from r on.
 

@@ -217,7 +217,7 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return a runtime for each missing library. The longest, which is loaded first, is last.
+    """Return a runtime for each missing library. The longest runtime, loaded first, is last.
 
     After a failed load a runtime is probed with one load at a time. If loads of a runtime keep failing, the runtime is
     tried once per plan, and for each waiting call.
