@@ -35,7 +35,7 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out a policy's actions in order; a generator sees the effects of each."""
+    """Carry out a policy's actions in order. A generator sees the effects of each action."""
     if plan is None:  # a common mistake in custom policies
         manager.illegal(PolicyError("None is not a plan; return a sequence of actions, () for none"), seam=seam)
         return
@@ -70,9 +70,9 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case seams.Unload():
             libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
         case seams.Sleep():
-            sleepers.order_sleep(manager, _here(_library(manager, action.library)))
+            sleepers.order_sleep(manager, _library_of_connected_pilot(_library(manager, action.library)))
         case seams.Wake():
-            sleepers.order_wake(manager, _here(_library(manager, action.library)))
+            sleepers.order_wake(manager, _library_of_connected_pilot(_library(manager, action.library)))
         case seams.Resize():
             _resize(manager, action)
         case seams.FailCall():
@@ -169,7 +169,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
-    """Return the seconds that a call has waited, without its library's load (SLINFER §IX-A)."""
+    """Return how long a call has waited, without its library's load time (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
@@ -264,14 +264,14 @@ def _load(manager: Manager, action: seams.Load) -> None:
         staying = sum(library.state is not LibraryState.STOPPING for library in device.libraries.values())
         if 0 < device.facts.processes <= staying:
             raise PolicyError(
-                f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and already has that many"
+                f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and already runs that many"
             )
     libraries.load_library(
         manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes
     )
 
 
-def _here(library: Library) -> Library:
+def _library_of_connected_pilot(library: Library) -> Library:
     if library.pilot.state is not PilotState.HERE:
         raise PolicyError(f"library {library.id} is on a pilot that is {library.pilot.state.value}")
     return library

@@ -1,10 +1,10 @@
 """Find the cause of failures: bad calls, the advisor's verdicts, unfit pilots.
 
-*Verdicts* arrive late or never. Policies may quarantine a device after them. For each failing function on a pilot, the
-manager asks the advisor twice within seconds, then every `AGAIN_S`.
+*Verdicts* of the advisor arrive late or never. Policies may quarantine a device because of them. If a function fails
+repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
 
-*Unfit pilots*: a full disk does not count against a recipe. For `UNFIT_RETRY_S` the pilot does not load that context,
-or any context if the load failed outside its fetch.
+*Unfit pilots*: a failure caused by a pilot, such as a full disk, does not count against a recipe. For `UNFIT_RETRY_S`
+the pilot does not load that context. If the load failed outside its fetch, the pilot loads no context.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-ALONE_AFTER = 3  # Losses after which a call runs alone; one more loss fails the call
-MOST_LOSSES = 10  # Losses that fail a call that never ran alone
-CUTS = 2  # Cuts by walltimes that fail a call
+ALONE_AFTER = 3  # Losses of a call after which the call runs alone; one more loss fails the call
+MOST_LOSSES = 10  # Losses after which a call fails even if it never ran alone
+CUTS = 2  # A call fails after it was cut off by this number of walltimes
 
 
 def why_apart(state: State, call: Call) -> str:
-    """Return why a call waits apart; empty if it does not."""
+    """Return why a call waits apart (see `retries`); empty if it does not."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
@@ -45,7 +45,7 @@ def why_apart(state: State, call: Call) -> str:
 
 
 def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure that ends a call; None to try the call again."""
+    """Return the failure that ends a call, or None."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -102,22 +102,22 @@ def is_held_back(manager: Manager, call: Call, trial: Trial) -> bool:
 
 
 def awaits_batch_reason(trial: Trial) -> bool:
-    """True if the batch system's reason can still save the call."""
+    """True if a reason from the batch system can still prevent the failure of the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 
 
 AGAIN_S = 60.0
-SOON_S = 2.0  # Least seconds between the first two questions about a function
+SOON_S = 2.0  # Minimum seconds between the first two questions about a function
 FORGET_S = 600.0  # Seconds without failures after which a function counts as new
-MOST_NAMES = 64  # Most failing functions of a pilot about which the advisor is asked
+MOST_NAMES = 64  # Maximum failing functions of a pilot about which the manager asks the advisor
 SHOWN_LINES = 2
-LEAST_SURE = 0.5  # Histories show only verdicts at least this sure; policies and `stoker explain --json` get all
+LEAST_SURE = 0.5  # Histories omit verdicts with less confidence; policies and `stoker explain --json` get all verdicts
 KEPT = 20  # Latest verdicts kept for a pilot
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
-# The advisor gets no question about these failures: ends on request, by a limit, or with a clear reason.
+# The manager does not ask the advisor about these failures: ends on request, by a limit, or with a known reason.
 UNASKED = frozenset({
     FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE, FailureKind.SERIALIZATION,
     FailureKind.GANG, FailureKind.CONTEXT,
@@ -140,7 +140,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record a verdict. Return True if its pilot is known."""
+    """Record a verdict. Return True if the verdict's pilot is known."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -177,7 +177,7 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
 
 
 def printed_in(library: Library) -> Printed | None:
-    """Return where a one-slot library's call prints; None without a log."""
+    """Return where the call of a one-slot library prints, or None without a log."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
@@ -188,7 +188,7 @@ def log_of(library: Library) -> str:
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64  # Most questions at one timer event; later events ask the remaining ones
+MOST = 64  # Maximum questions at one timer event; later events ask the remaining questions
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
@@ -218,15 +218,15 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
-UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last one repeats
-LASTING_TIMES = 3  # Times in a row after which a pilot counts as lastingly unfit
-EVERY = ""  # Key in `Pilot.unfit` that means every context
+UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last value repeats
+LASTING_TIMES = 3  # A pilot counts as lastingly unfit after this number of failures in a row
+EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Mark a pilot as unfit for a context, or for all. `waits_s`: seconds until other libraries free cache space.
+    """Mark a pilot as unfit for a context, or for all contexts.
 
-    Failures while it is unfit do not count.
+    Failures of an unfit pilot do not count. `waits_s`: seconds until libraries free cache space.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING

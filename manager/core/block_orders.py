@@ -21,7 +21,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def request_probe(manager: Manager, source: SourceState, node: str) -> None:
-    """Order a block of one minute, whose pilot tests the devices of a node."""
+    """Order a one-minute block on a node. The pilot tests the devices of the node."""
     _order(manager, source, 1, AllowedNodes(only=node))
 
 
@@ -39,7 +39,7 @@ def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNo
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block after its running calls, or at once if it has no pilots."""
+    """Release a block after its running calls, or immediately if it has no pilots."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -50,7 +50,7 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def factory_connected(manager: Manager, client: Client) -> None:
-    """Send a factory all open blocks and cancellations. It replaces an earlier factory that may seem connected."""
+    """Send a new factory all open blocks and cancellations. Earlier factories count as disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
@@ -121,7 +121,7 @@ _STOPPED = "its source is stopped"
 
 def record_block_update(manager: Manager, message: BlockUpdate) -> None:
     state = manager.state
-    block = state.blocks.get(message.block) or _adopted(manager, message)
+    block = state.blocks.get(message.block) or _adopt_unknown_block(manager, message)
     if block is None:
         return
     if message.source not in ("", block.source.source.name):
@@ -129,16 +129,16 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
         return
     blocks.update_block(manager, block, message)
     if message.holds > block.holds:
-        _held(manager, block, message)
+        _handle_hold(manager, block, message)
     block.held_for, block.holds = message.cause, message.holds
     if block.phase.over:
-        _over(manager, block)
+        _handle_ended_block(manager, block)
     if block.loss is not None or block.phase.over:
         blocks.settle_losses(manager, block)
 
 
-def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop the source after a second hold in a row for one cause; release its waiting blocks and this block."""
+def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
+    """Stop the source if two jobs in a row were held for one cause; release this block and all waiting blocks."""
     source = block.source
     if not blocks.record_hold(block, message):
         return
@@ -147,19 +147,19 @@ def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
             release_block(manager, other, _STOPPED)
     if message.phase is BlockPhase.RUNNING:
         release_block(manager, block, _STOPPED)
-    elif not block.leaving and not message.phase.over:  # the hold has ended the block's pilots, so cancel it at once
+    elif not block.leaving and not message.phase.over:  # the hold has ended the block's pilots, so cancel it now
         blocks.mark_released(block, _STOPPED, manager.state.now)
         blocks.cancel_block(manager, block)
     manager.demand_changed = True
 
 
-def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
+def _adopt_unknown_block(manager: Manager, message: BlockUpdate) -> Block | None:
     state, id = manager.state, message.block
     number = id.removeprefix("b")
     if message.source and number.isascii() and number.isdigit():
         state.next_block = max(state.next_block, int(number) + 1)
     if not message.source:
-        state.refuse("update of a block that is not known or is over")
+        state.refuse("update of an unknown or ended block")
     if not message.source or message.phase.over or state.ending:
         return None
     source = state.sources.get(message.source)
@@ -177,7 +177,7 @@ def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
     return block
 
 
-def _over(manager: Manager, block: Block) -> None:
+def _handle_ended_block(manager: Manager, block: Block) -> None:
     state = manager.state
     blocks.remove_block(state, block)
     for id in tuple(block.pilots):
@@ -190,6 +190,6 @@ def _over(manager: Manager, block: Block) -> None:
 def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:
     source = manager.state.sources.get(message.source)
     if source is None:
-        manager.state.refuse("trouble of a source that is not known")
+        manager.state.refuse("error report of an unknown source")
         return
     source.trouble = message.text

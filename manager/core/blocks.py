@@ -1,9 +1,9 @@
 """Track blocks, their sources, and the losses of their pilots.
 
-A loss is *settled* when the batch system's next listing gives a reason, or after `SETTLE_S`.
+The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`.
 
-An ended block alone shows no broken source. Failures are blocks that were refused or ended without a pilot; a pilot
-that joins resets their count. Blocks whose pilots died young and loaded nothing count separately.
+A source fails if its block is refused or ends without a pilot. A pilot that joins resets the number of failures. Blocks
+whose pilots died young and loaded nothing are counted separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReaso
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
-SETTLE_S = 60.0  # Seconds after which an unexplained loss stays unexplained
+SETTLE_S = 60.0  # Seconds to wait for the reason of a loss; after that the reason stays unknown
 
 
 def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
@@ -93,8 +93,8 @@ def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
 
 
-YOUNG_S = 60.0  # Seconds; a block is useless if its pilots die earlier and have loaded nothing
-KEPT_BLOCKS = 1000  # Ended blocks kept for their histories
+YOUNG_S = 60.0  # A pilot that loads nothing and is lost within these seconds died young
+KEPT_BLOCKS = 1000  # Ended blocks whose histories are kept
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
@@ -109,7 +109,7 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
 
 
 def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
-    """Add a block. The block of a probe runs no calls, so its source does not count it."""
+    """Add a block. A source does not count its probes, because they run no calls."""
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
         source.blocks[id] = block
@@ -120,7 +120,7 @@ def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNo
 def mark_released(block: Block, reason: str, now: float) -> None:
     block.leaving = reason
     _relist_block(block)
-    block.note(now, f"let go: {reason}")
+    block.note(now, f"released: {reason}")
 
 
 def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
@@ -137,7 +137,7 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """Record that the batch system holds a job. Return True if this stops the source."""
+    """Record that the batch system holds a job. Return True if the hold stops the source."""
     source = block.source
     if not message.cause or block.probes:
         return False
@@ -222,7 +222,7 @@ def _died_young(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """Add a pilot to its block. Return why the block is useless, or ""."""
+    """Add a pilot to its block. Return why the block is useless, or an empty text."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
@@ -233,7 +233,7 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     source = block.source
     pilot.source = source.source.name
     if pilot.lacks:
-        return _useless(manager, block, pilot)
+        return _why_useless(manager, block, pilot)
     source.failures = 0
     source.devices = tuple(device.facts for device in pilot.devices.values())
     return ""
@@ -247,7 +247,7 @@ def _note_running(manager: Manager, block: Block) -> None:
     _relist_block(block)
 
 
-def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
+def _why_useless(manager: Manager, block: Block, pilot: Pilot) -> str:
     source, here = block.source, [manager.state.pilots[id] for id in block.pilots]
     if block.brought < source.source.nodes or not all(each.lacks for each in here):
         return ""
@@ -265,7 +265,7 @@ def note_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Update the block and source of a pilot that is gone. `loss`: None if not lost."""
+    """Update the block and source of a pilot that ended. `loss`: why the pilot was lost; None if it was not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

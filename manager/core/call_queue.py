@@ -1,14 +1,14 @@
 """Queue a context's waiting calls by priority, then deadline, then arrival.
 
-Each priority has three parts: `fresh`, a deque of new calls without deadline (O(1) amortized); `back`, a heap of calls
-with a deadline and of returned calls (O(log n)); `gangs`, a heap of calls for several libraries, which other calls may
-pass (`single`).
+Each priority has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back` is a heap of
+calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls for several libraries, which other
+calls may pass (`single`).
 
-With `by_deadline`, calls with a deadline come first; a *late* call's deadline is ignored. With `by_run_time`, a call
-sorts as if it arrived later by `YIELDS` times its expected run time.
+With `by_deadline`, calls with a deadline come first. The deadline of a *late* call is ignored. With `by_run_time`, a
+call is sorted by its arrival time plus `YIELDS` times its expected run time.
 
-Calls *apart* wait for a library that the core chooses (see `retries`); `take` ignores them. A removed call leaves a
-*ghost*: an entry with an old ticket, which is skipped, or swept once ghosts outnumber calls.
+The core chooses the library of a call *apart* (see `retries`); `take` ignores it. A removed call leaves a *ghost*: an
+entry with an old ticket, which is skipped and later removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QueueOptions(Protocol):
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run; 0 = unknown. Call `reorder` after each change."""
+        """Expected seconds of a run; 0 = unknown. After each change the caller must call `reorder`."""
 
 
 class Queued(Protocol):
@@ -41,17 +41,17 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """The call's group."""
+        """The group of the call."""
 
 
 C = TypeVar("C", bound=Queued)
 
-# A call's deadline, arrival time, id and ticket, and the call.
+# The call's deadline, arrival time, id and ticket, then the call.
 _Entry = tuple[float, float, int, int, C]
 
-NOT_QUEUED = -1  # Ticket of a call that left the queue; new calls have 0, returned calls a positive number
+NOT_QUEUED = -1  # Ticket of a call that left the queue. New calls have ticket 0, requeued calls a positive ticket
 _SWEEP_AT = 1000
-YIELDS = 10.0  # Multiple of a call's expected run time for which shorter calls may pass it
+YIELDS = 10.0  # With `by_run_time`: a call is sorted as if it arrived this multiple of its run time later
 _MOST_EXAMINED = 64
 
 
@@ -65,7 +65,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A priority queue; `gangs` and `timed` count the gang calls and the calls with a deadline."""
+    """A queue of calls by priority. `gangs` counts gang calls, `timed` calls with a deadline."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -89,17 +89,19 @@ class Queue(Generic[C]):
     def __iter__(self) -> Iterator[C]:
         for priority in reversed(self._order):
             level = self._levels[priority]
-            back, gangs = (sorted(entry for entry in heap if _holds(entry)) for heap in (level.back, level.gangs))
+            back, gangs = (sorted(entry for entry in heap if _is_current(entry)) for heap in (level.back, level.gangs))
             fresh = (call for call in level.fresh if not call.ticket)
             yield from heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return up to `limit` calls from the head, examining `looks` entries of each part."""
+        """Return up to `limit` calls from the head. Examine up to `looks` entries of each part."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
-            back, gangs = (filter(_holds, islice(_ascending(heap), looks)) for heap in (level.back, level.gangs))
+            back, gangs = (
+                filter(_is_current, islice(_heap_in_order(heap), looks)) for heap in (level.back, level.gangs)
+            )
             fresh = (call for call in islice(level.fresh, looks) if not call.ticket)
             calls = heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
             found += islice(calls, limit - len(found))
@@ -121,7 +123,6 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Put a returned call in its old position."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
@@ -129,7 +130,7 @@ class Queue(Generic[C]):
     def reorder(self) -> None:
         for level in self._levels.values() if self.is_by_run_time else ():
             for heap in (level.back, level.gangs):
-                waiting = [entry[4] for entry in heap if _holds(entry)]
+                waiting = [entry[4] for entry in heap if _is_current(entry)]
                 self._ghosts -= len(heap) - len(waiting)
                 heap[:] = [(*self._key(call), call.ticket, call) for call in waiting]
                 heapq.heapify(heap)
@@ -143,7 +144,7 @@ class Queue(Generic[C]):
         call.late = True
 
     def demote(self, call: C) -> None:
-        """Ignore a waiting call's deadline and move it back in the queue."""
+        """Ignore the deadline of a waiting call, and move it back in the queue."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
@@ -185,7 +186,7 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """Return the next gang call, or None. `most`: libraries that it may need; 0 = any number."""
+        """Return the next gang call that needs at most `most` libraries (0 = any number), or None."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -195,13 +196,13 @@ class Queue(Generic[C]):
                 if first is not None:
                     return first
                 continue
-            for entry in islice(_ascending(level.gangs), _MOST_EXAMINED):
-                if _holds(entry) and entry[4].group.options.gang[0] <= most:
+            for entry in islice(_heap_in_order(level.gangs), _MOST_EXAMINED):
+                if _is_current(entry) and entry[4].group.options.gang[0] <= most:
                     return entry[4]
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield the calls with the nearest deadline of each priority."""
+        """Yield the call with the nearest deadline in each heap."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
@@ -211,7 +212,7 @@ class Queue(Generic[C]):
 
     def waiting_gangs(self) -> Iterator[C]:
         if self.gangs:
-            yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
+            yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _is_current(entry))
 
     def is_before(self, one: C, other: C) -> bool:
         return self.rank(one) < self.rank(other)
@@ -220,7 +221,7 @@ class Queue(Generic[C]):
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Take up to `limit` calls of the head's group."""
+        """Remove and return up to `limit` calls of this group from the head."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:
@@ -291,7 +292,7 @@ class Queue(Generic[C]):
         return level.gangs[0][4] if level.gangs else None
 
     def _drop_ghosts(self, heap: list[_Entry[C]]) -> None:
-        while heap and not _holds(heap[0]):
+        while heap and not _is_current(heap[0]):
             heapq.heappop(heap)
             self._ghosts -= 1
 
@@ -299,12 +300,12 @@ class Queue(Generic[C]):
         for level in self._levels.values():
             level.fresh = deque(call for call in level.fresh if not call.ticket)
             for heap in (level.back, level.gangs):
-                heap[:] = filter(_holds, heap)
+                heap[:] = filter(_is_current, heap)
                 heapq.heapify(heap)
         self._ghosts = 0
 
 
-def _holds(entry: _Entry[C]) -> bool:
+def _is_current(entry: _Entry[C]) -> bool:
     return entry[4].ticket == entry[3]
 
 
@@ -312,8 +313,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
     return (entry[4] for entry in entries)
 
 
-def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
-    """Yield a heap's entries in order, without changing the heap."""
+def _heap_in_order(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

@@ -1,10 +1,10 @@
-"""Clients join, acknowledge results and leave; the session ends.
+"""Handle clients that join, acknowledge results and leave; end the session.
 
 The session keeps the results and definitions of a disconnected program for a day. After a gap in the journal, every
 frame of a peer is accepted until its next hello.
 
-If an event makes the core raise, the state may be half changed. The server journals an `EventRefused` instead and
-restarts the manager.
+If an event makes the core raise, the state may be partly changed. The server then journals an `EventRefused` instead
+and restarts the manager.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stoker.protocol.to_manager import Cancel, ClientHello, Submit
 from stoker.protocol.to_pilot import Exit
 from stoker.units import show_bytes, show_seconds
 
-MOST_CLIENTS = 1 << 20  # A client's number is the high part of its calls' ids, which must fit 63 bits
+MOST_CLIENTS = 1 << 20  # The ids of calls contain the client's number in their high bits, and must fit 63 bits
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
@@ -47,7 +47,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
         return registry.add_client(state, id, -1, factory=message.factory)
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
-        state.refuse("client whose number is another client's")
+        state.refuse("client with the number of another client")
         wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
         manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
@@ -55,12 +55,12 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare a client's count of received ends with the manager's. Return True if the manager lost ends."""
+    """Compare a client's count of received results with the journal. Return True if the journal lost ends."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # later ends are new to the client and get new numbers
+    if known is not None and received > known:  # later ends get new numbers, because the client never received them
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
@@ -103,7 +103,7 @@ def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
         return False
     if not client.inbox.lost_handled_frames and client.unnamed is None:
         return False
-    state.refuse("calls whose context or function was defined in a part of the journal that is lost")
+    state.refuse("calls whose context or function definition was lost with a part of the journal")
     return True
 
 
@@ -120,12 +120,12 @@ def options_of(message: Submit, *, now: float) -> CallOptions:
 def why_submit_fails(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why calls are not accepted, or None. `is_known`: their group exists."""
+    """Return why calls are not accepted, or None. `is_known`: True if the calls' group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
     if client.observer:
-        wrong = "an observer submits nothing"
+        wrong = "an observer cannot submit calls"
     elif state.ending:
         wrong = f"the session is ending: {state.ending}"
     elif context is None:
@@ -134,12 +134,12 @@ def why_submit_fails(
         wrong = f"function {message.function} was not defined"
     elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
-    elif is_known:  # its options were checked with the group's first calls
+    elif is_known:  # the options were checked with the first calls of the group
         wrong = bounds.wrong_with_calls(message.calls)
     else:
         wrong = bounds.wrong_with(message)
     if wrong:
-        state.refuse("submit that names what is not there")
+        state.refuse("submit with an unknown context or function, or with invalid calls")
         return Failure(FailureKind.CANCELLED, wrong)
     limits = context.reported_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     if is_known and limits == NO_LIMITS:
@@ -151,7 +151,7 @@ def why_submit_fails(
 
 
 def without_ended(client: Client, message: Submit) -> Submit:
-    """Leave out resubmitted calls whose ends are in transit."""
+    """Remove resubmitted calls whose results are in transit."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -173,13 +173,13 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 # ---- leaving
 KEPT_S = 86_400.0  # Seconds that a kept session keeps the results of an absent program
-MOST_KEPT_BYTES = 64_000_000  # Largest size of these results; files of large results do not count
-SETTLE_S = 60.0  # Seconds until this size is checked; by then its cancelled calls have ended
+MOST_KEPT_BYTES = 64_000_000  # Maximum size of the kept results of a program; files of large results do not count
+SETTLE_S = 60.0  # Seconds until the size of kept results is checked; cancelled calls have ended by then
 KEPT_BANNED = 1000  # Banned programs that the manager remembers
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
-    """Cancel the calls of a client that did not return; end a session that is not kept with its last client."""
+    """Cancel the calls of a client that did not reconnect. The last client ends a session that is not kept."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -201,7 +201,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a gone client if they are too large; after a day, forget everything unused."""
+    """Drop the results of a gone client if they are too large. After a day, remove unused records."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -287,7 +287,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- holes in the journal
 def records_lost(state: State) -> None:
-    """Accept each peer's frames until its next hello."""
+    """Accept all frames of each peer until its next hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
@@ -300,7 +300,7 @@ def ends_kept(state: State, ends: list[CallEnd]) -> None:
 
 
 def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """End resubmitted calls whose ends were kept. Return the other calls."""
+    """Send the kept results of ended calls. Return the other calls."""
     state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
@@ -314,7 +314,7 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
 
 
 # ---- refused events
-ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose round raised an exception
+ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose last round raised an exception
 MOST_OF_ONE = 3  # Refused events after which a client is banned
 
 
@@ -336,14 +336,14 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
 
 
 def event_refused(manager: Manager, event: EventRefused) -> None:
-    """Fail the calls of a refused event, give up its pilot, or ban its peer."""
+    """Handle a refused event: fail its calls, lose its pilot, or ban its peer."""
     state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"
     state.notice(f"the manager failed on {whose}, was started again and refused it: {event.reason}")
     match event.role:
         case "client":
-            _client(manager, event)
+            _refuse_event_of_client(manager, event)
         case "pilot":
             _ban(manager, event)
             pilots.pilot_lost(
@@ -355,7 +355,7 @@ def event_refused(manager: Manager, event: EventRefused) -> None:
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
 
-def _client(manager: Manager, event: EventRefused) -> None:
+def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
     state = manager.state
     client = state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:

@@ -1,15 +1,15 @@
 """Deadlines of calls, forecasts for clients, and work that fits before a walltime.
 
-*Deadlines*, under a policy with `Dispatch.by_deadline`: a call is *lost* if it would be late even if it started now and
-took the least run time of its function (known after `KNOWN_RUNS` runs). It is dropped with `late="drop"`; else calls
-that can be in time go first.
+*Deadlines* count if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if it
+started now and took the shortest run time of its function (known after `KNOWN_RUNS` runs). A lost call with
+`late="drop"` is dropped. Other lost calls wait until the calls that can meet their deadlines have started.
 
 *Forecasts*: a change, or a miss of the deadline, of up to `forecast_tolerance_s` does not count.
 
-*Walltime*: only this file compares work with a pilot's remaining time. A pilot drains `drain_margin_s` before its end.
-Until then it gets no call that is expected to run beyond its end, unless no pilot has more time. A call that was cut
-off needs more time than it ran, or about the longest walltime. After two cut-off loads, the longer one counts as load
-time until one is measured.
+*Walltime*: only this file compares run times with the remaining time of a pilot. A pilot drains `drain_margin_s` before
+its end. A call that is expected to outlast a pilot is not sent to it unless no pilot has more time. A call that was cut
+off needs a pilot with more time than the call ran, or with about the longest walltime. After two cut-off loads, the
+longer load counts as the load time until a load is measured.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-KNOWN_RUNS = 3  # Runs before the least time counts: one slow first run must not make later calls look lost
-_SOON_S = 0.001  # Seconds added to a timer, so that an early timer does not set itself again at once
+KNOWN_RUNS = 3  # Runs before the shortest time counts, so that a slow first run does not make later calls look lost
+_TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires early is not set again immediately
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop lost new calls or mark them late. Return the calls that were not dropped."""
+    """Drop lost calls or mark them as late. Return the calls that were not dropped."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
@@ -49,7 +49,7 @@ def watch_queue(manager: Manager, context: Context) -> None:
     at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
-        manager.set_timer(key, max(at, manager.state.now) + _SOON_S)
+        manager.set_timer(key, max(at, manager.state.now) + _TIMER_MARGIN_S)
 
 
 def check_queue_deadlines(manager: Manager, key: str) -> None:
@@ -116,7 +116,7 @@ def note_forecast(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """True unless the end is late by more than the tolerance; `due_at` 0 = no deadline."""
+    """True if a call misses its deadline by less than the forecast tolerance. `due_at`: the deadline; 0 = none."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -133,26 +133,25 @@ def send_forecasts(manager: Manager) -> None:
             manager.tell(client, Forecasts(said, manager.state.now))
 
 
-MARGIN_S = 20.0  # Remaining seconds at which a pilot of short calls drains
-MOST_OF_IT = 0.25  # Largest part of the walltime that the margin may take, so that short jobs do some work
-CAUTION = 1.5  # Factor on a call's expected run time
+MARGIN_S = 20.0  # Remaining seconds of walltime at which a pilot with short calls drains
+MOST_OF_IT = 0.25  # Maximum part of the walltime that the drain margin may use, so that short jobs do some work
+CAUTION = 1.5  # Safety factor on the expected run time of a call
 _GRACE_S = 2.0
-_LOAD_CAUTION = 1.2  # Factor on the measured load time
+_LOAD_CAUTION = 1.2  # Safety factor on the measured load time
 _CUT_LOADS = 2
-SLACK_S = 60.0  # A pilot lost in these last seconds (at most a quarter of its walltime) is lost because of its walltime
-_SLACK_PART = 0.25
-_FRESH = 0.9  # A pilot with this part of its own or the longest walltime left is as good as any
-_WHOLE = 0.6  # A cut counts if the call had this part of its pilot's walltime
-_LAST_S = 4.0  # Seconds of walltime that a pilot which hands on objects keeps for its own exit
+SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its walltime) counts as ended by its walltime
+_SLACK_SHARE = 0.25
+_FRESH_SHARE = 0.9  # A pilot counts as fresh with this part of its own, or of the longest, walltime left
+_WHOLE_CUT_SHARE = 0.6  # A cut counts if the call ran for this part of its pilot's walltime
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its own exit when it hands on objects
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
-    """Return the remaining seconds; infinity without a walltime."""
     return pilot.ends_at - now if pilot.ends_at else math.inf
 
 
 def expected_run_s(library: Library, call: Call) -> float:
-    """Return the expected seconds of a call in a library, or of its context's calls; 0 = unknown."""
+    """Return the expected seconds of a call in a library; the mean of its context if unmeasured; 0 = unknown."""
     cost, context = call.group.cost, library.context
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
@@ -167,11 +166,11 @@ def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
         return True
     needs_s = CAUTION * run_s + _GRACE_S
     left = pilot.ends_at - view.now
-    return left >= needs_s or (needs_s > pilot.lasts_s and left > _FRESH * pilot.lasts_s)
+    return left >= needs_s or (needs_s > pilot.lasts_s and left > _FRESH_SHARE * pilot.lasts_s)
 
 
 def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """True if a call that was cut off fits a pilot's remaining time."""
+    """True if a pilot has enough time left for a call that was cut off."""
     pilot = library.pilot
     if not run_fits(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False
@@ -180,7 +179,7 @@ def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
     left = pilot.ends_at - view.now
     walltimes_s = [source.source.walltime_s for source in view.sources.values()]
     walltimes_s += [each.lasts_s for each in view.pilots.values()]
-    return left > CAUTION * trial.longest_s or left > _FRESH * max(walltimes_s)
+    return left > CAUTION * trial.longest_s or left > _FRESH_SHARE * max(walltimes_s)
 
 
 def cut_of(view: View, library: Library, call: Call) -> Cut:
@@ -189,7 +188,7 @@ def cut_of(view: View, library: Library, call: Call) -> Cut:
     walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
     ran_s = min(view.now - max(call.sent_at, library.ready_at), pilot.lasts_s or math.inf)
     log = f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
-    return Cut(ran_s, walltime_s, ran_s >= _WHOLE * pilot.lasts_s, pilot.id, library.id, log)
+    return Cut(ran_s, walltime_s, ran_s >= _WHOLE_CUT_SHARE * pilot.lasts_s, pilot.id, library.id, log)
 
 
 def load_fits(view: View, context: Context, device: Device) -> bool:
@@ -218,7 +217,7 @@ def _load_s(context: Context, kind: str) -> float:
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
-    """Return the seconds before its end at which a pilot drains."""
+    """Return how many seconds before its end a pilot drains."""
     return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
 
 
@@ -233,8 +232,8 @@ def drain_in_s(pilot: Pilot, now: float) -> float:
 
 
 def is_near_its_end(pilot: Pilot, now: float) -> bool:
-    return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_PART * pilot.lasts_s)
+    return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_SHARE * pilot.lasts_s)
 
 
 def time_to_hand_on_s(pilot: Pilot, now: float) -> float:
-    return walltime_left_s(pilot, now) - _LAST_S
+    return walltime_left_s(pilot, now) - _EXIT_RESERVE_S

@@ -1,6 +1,6 @@
-"""Calls between queues and libraries: submit, place, feed, end, return.
+"""Move calls between queues and libraries: submit, place, feed, end, requeue.
 
-This is the hot path. A call that may have killed its library (`kills`) runs alone in a library; a call that may have
+This is the hot path. A call that may have killed its library (`kills`) runs alone in a library. A call that may have
 killed its pilot gets a whole pilot (`retries`).
 """
 
@@ -23,7 +23,7 @@ from stoker.protocol.ids import ClientId
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned, OfferAccepted
 from stoker.protocol.to_pilot import EvictCall
 
-ASK_PAUSE_S = 0.05  # Least seconds between two residency decisions for a context without a library
+ASK_PAUSE_S = 0.05  # Minimum seconds between two residency decisions for a context without a library
 
 
 def feed_library(manager: Manager, library: Library) -> None:
@@ -31,8 +31,8 @@ def feed_library(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
-    # To save time, a library is relisted once, after it is filled. Until then its index entry is old. If a policy gives
-    # it no call, it is relisted and the policy is asked again.
+    # To save time, a library is relisted once, after it is filled. Until then its index entry is outdated. If a policy
+    # returns no call for the library, the library is relisted and the policy runs again.
     apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
     listed = library.stuck or not queue.count or queue.gangs or apart
     if listed:
@@ -53,7 +53,7 @@ def feed_library(manager: Manager, library: Library) -> None:
         head = queue.single()
         if library.stuck:
             answer = min(answer, library.slots - library.load)
-        if answer <= 0 or head is None or not _give(manager, library, head, answer):
+        if answer <= 0 or head is None or not _send_calls(manager, library, head, answer):
             break
         listed, has_room = True, queues.relist_library(manager, library)
     if not listed:
@@ -79,7 +79,7 @@ def _take_from_others(manager: Manager, library: Library) -> None:
         actions.carry_out(manager, dispatch.pull_others(manager.state, library), seam="dispatch")
 
 
-def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
+def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> bool:
     group = head.group
     if head.runs_alone:
         if library.load:
@@ -108,7 +108,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Offer a queue to libraries with free capacity, in the policy's order."""
+    """Offer the calls of a queue to libraries with capacity, in the policy's order."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -144,12 +144,12 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
         fresh = deadlines.admit_by_deadline(manager, fresh)
         if not fresh:
             return
-    _enter(manager, context, fresh)
+    _place_or_queue(manager, context, fresh)
     if context.queue.timed:
         deadlines.watch_queue(manager, context)
 
 
-def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
+def _place_or_queue(manager: Manager, context: Context, fresh: list[Call]) -> None:
     dispatch = manager.policies.dispatch
     few = len(fresh) <= dispatch.places_one_by_one_up_to and not context.queue.count
     if few or dispatch.asks_every_call:
@@ -164,7 +164,7 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask the policy for a call's library. `again`: the call was sent before."""
+    """Ask the policy for the library of a call. `again`: the call was sent before."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):
@@ -214,7 +214,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
             call = holding.take_out(library, ends[place].call)
         outcome, place = ends[place], place + 1
         if call is None or call.holder is not library:
-            total += _odd_end(manager, library, call, outcome)
+            total += _handle_unexpected_end(manager, library, call, outcome)
             continue
         if retries.is_fault(outcome):
             retries.requeue_after_fault(manager, library, call, outcome)
@@ -232,7 +232,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         if not outcome.ok:
             total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds, failed=True)
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # account watched calls like others, or a replay would differ
+        ending.end_call(manager, call, outcome)  # count watched calls in the same way, or a replay would differ
     if group is not None:
         total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -263,7 +263,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
     feed_library(manager, library)
 
 
-def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
+def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
     if call is not None and type(call.holder) is Gang:
         gangs.gang_member_ended(manager, call, library, outcome)
         return 1
@@ -278,7 +278,7 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
         still_open is not None
         and options is not None
         and options.gang[1] == 1
-        and not options.stream  # its client may lack pieces from this library
+        and not options.stream  # the client may lack result pieces from this library
         and not any(device.fault for device in library.devices)
     ):
         still_open.note(manager.state.now, f"{library.pilot.id}, which had been counted as lost, finished it")
@@ -286,7 +286,7 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
             holding.withdraw_to_queue(manager, still_open)
         ending.end_call(manager, still_open, outcome)
     elif pilots.end_orphan(manager.state, outcome) or outcome.call in manager.state.forgotten:
-        pass  # its client may still read the result
+        pass  # the client may still read the result
     elif isinstance(outcome.payload, ObjectRef):
         manager.out.append(DiscardObject(outcome.payload.source))
     return 1
@@ -294,7 +294,7 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
 
 # ---- calls that return
 def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
-    """Requeue calls that a library returned or refused before they started."""
+    """Requeue calls that a library returned or refused before the calls started."""
     state = manager.state
     back: list[Call] = []
     for id in message.calls:
@@ -326,9 +326,9 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
 
 
 def offer_accepted(manager: Manager, library: Library, message: OfferAccepted) -> None:
-    """End the libraries that a call preempts, and evict their calls (SLINFER §VIII-A)."""
+    """Stop the libraries that an accepted call preempts, and evict their calls (SLINFER §VIII-A)."""
     call = library.held.get(message.call)
-    if call is None or not call.offered:  # it was cancelled meanwhile
+    if call is None or not call.offered:  # the call was cancelled meanwhile
         if message.reserve_bytes:
             libraries.resize(manager, library, library.promised_bytes)
         return
@@ -350,7 +350,7 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
         if not is_sound(report.done, report.total):
-            state.refuse("progress of a call that cannot be")
+            state.refuse("impossible progress of a call")
             continue
         call = library.held.get(report.call)
         if call is None:
@@ -358,7 +358,7 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
                 state.refuse("progress of a call that the library does not hold")
             continue
         if isinstance(call.holder, Gang):
-            if call.holder.members[0] is not library:  # every rank may report; the reports of rank 0 count
+            if call.holder.members[0] is not library:  # every rank may report, but only the reports of rank 0 count
                 continue
             gangs.gang_progressed(manager, call, call.holder, report)
         holding.record_progress(state, report)

@@ -1,6 +1,6 @@
-"""End each call exactly once; count its cost and failure.
+"""End each call exactly once; record its cost and failure.
 
-`stoker calls` groups failed calls by function, exception and line.
+`stoker calls` shows failed calls grouped by function, exception and line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
-MOST = 200  # Failure groups; further kinds of failures count together
-_OTHERS = ("", "other failures", "")
+MOST = 200  # Maximum failure groups; further kinds of failures count in one group
+_OTHER_FAILURES = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
 _SIGNALS = {signal.value: signal.name for signal in Signals}
@@ -36,7 +36,7 @@ Key = tuple[str, str, str]
 def _count_failure(state: State, call: Call, outcome: CallEnd) -> None:
     groups, key = state.failure_groups, _key(call, outcome)
     if key not in groups and len(groups) >= MOST:
-        key = _OTHERS
+        key = _OTHER_FAILURES
     group = groups.setdefault(key, CountedFailures(state.now))
     group.count += 1
     group.last_at, group.call = state.now, call.id
@@ -67,7 +67,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-MOST_SLOW = 10  # Kept runs of the slowest calls
+MOST_SLOW = 10  # Slowest runs that are kept
 _BY_RUN_TIME = operator.attrgetter("run_s")
 
 
@@ -93,7 +93,7 @@ KEPT_FAILURES = 1000  # Failed calls kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call; `dispatch.calls_ended` has a shorter path. `waits`: False for a call in no queue."""
+    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if the call is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -121,14 +121,14 @@ def end_silently(manager: Manager, call: Call) -> None:
 
 
 def forget_failure(state: State, outcome: CallEnd) -> None:
-    """Uncount a failure whose result the client has."""
+    """Uncount a failure whose result the client already has."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
         return
     state.failures -= 1
     key = _key(call, outcome) if call is not None else None
-    key = key if key is None or key in groups else _OTHERS
+    key = key if key is None or key in groups else _OTHER_FAILURES
     if key in groups:
         groups[key].count -= 1
         if not groups[key].count:
@@ -185,7 +185,6 @@ def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: 
 
 
 def place_of(holder: Library | Gang) -> str:
-    """Return where a call runs: `lib-3 (cuda:0 of n014)`."""
     members = holder.members if isinstance(holder, Gang) else (holder,)
     places = [
         f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
@@ -217,15 +216,16 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
     fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
 
 
-_CHANGED = 1.5
+_REORDER_FACTOR = 1.5
 
 
 def account_runs(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float,
     failed: bool = False,
 ) -> int:  # fmt: skip
-    """Count a group's runs, deliver the ends in `good`, and return the count. `others`: number of further runs.
-    `failed`: some failed, so their times say nothing about the device.
+    """Count a group's runs, deliver the ends in `good`, and return the number of runs.
+
+    `others`: number of runs not in `good`. `failed`: a run failed, so the times do not measure the device.
     """
     count = len(good) + others
     if good:
@@ -292,14 +292,14 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
         if not context.run_s:
             context.run_s = advice.run_s
     sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
-    if sizes:  # the slowest device kind counts, because the call may run on any
+    if sizes:  # use the slowest device kind, because the call may run on any kind
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.tell(slowest, meet_s=meet_s)
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Record advice on a function that never ran. Return True if it has a run time."""
+    """Record advice on a function that never ran. Return True if the advice contains a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False
@@ -312,7 +312,7 @@ def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Map
 
 
 def _reorder_by_cost(context: Context, cost: Cost) -> None:
-    if not cost.ordered_s or not 1 / _CHANGED < cost.run_s / cost.ordered_s < _CHANGED:
+    if not cost.ordered_s or not 1 / _REORDER_FACTOR < cost.run_s / cost.ordered_s < _REORDER_FACTOR:
         cost.ordered_s = cost.run_s
         queues.reorder_queue(context)
 

@@ -1,7 +1,7 @@
 """Events and commands of the manager, and the subjects of advice.
 
-Each event is journalled with its time; a replay gives the same state. Commands run after their events are in the
-journal.
+Each event is written to the journal with its time, so a replay gives the same state. Commands run after their events
+are in the journal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Subject: the cause of a failed call, or failed load (`call` -1)."""
+    """Subject: the cause of a failed call or load (`call` is -1 for a load)."""
 
     pilot: PilotId
     library: LibraryId
@@ -39,7 +39,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Subject: progress of a running call, read from its output."""
+    """Subject: the progress of a running call, read from its output."""
 
     library: LibraryId
     call: CallId
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame from a client. `sequence`: its number; 0 = not numbered."""
+    """A frame from a client. `sequence`: frame number; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -62,7 +62,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame from a pilot. `sequence`: its number; 0 = not numbered."""
+    """A frame from a pilot. `sequence`: frame number; 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -70,7 +70,7 @@ class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
 
 
 class PilotCut(_Event, frozen=True, array_like=True, tag="cut"):
-    """A pilot's connection broke; it may return within its lease."""
+    """A pilot's connection broke. The pilot may reconnect within its lease."""
 
     pilot: PilotId
 
@@ -93,9 +93,9 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
 
-    `sd`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of a
-    gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: relative to the fastest
-    kind. `cache`: memory by cached tokens.
+    `*_sd_s`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of
+    a gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: relative to the
+    fastest kind. `cache`: memory by cached tokens.
     """
 
     load_s: float = 0.0
@@ -113,14 +113,14 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """The session's sources. `lease_s`: seconds that pilots wait for an absent manager (0 = unknown)."""
+    """The sources of the session. `lease_s`: seconds that pilots wait for an absent manager (0 = unknown)."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
 
 
 class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
-    """The session outlives its clients (`stoker up`)."""
+    """The session continues without clients (`stoker up`)."""
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
@@ -130,13 +130,13 @@ class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
 
 
 class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
-    """Expected cost by device kind (`""` = any)."""
+    """Expected cost by device kind; the key `""` means any kind."""
 
     by_kind: dict[str, ContextAdvice]
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Cause of a failure. `kind`: `user`, `framework` or `infrastructure`; `sure`: confidence, 0 to 1; `proof`: log
+    """Cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`: confidence, 0 to 1. `proof`: log
     lines.
     """
 
@@ -148,8 +148,9 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress of a call, read from its output; 0 = unknown. `slowed`: lost share of its best rate; `best_ago_s`:
-    seconds since that rate.
+    """Progress of a call, read from its output; 0 = unknown.
+
+    `slowed`: relative loss since the best rate. `best_ago_s`: seconds since that rate.
     """
 
     done: float
@@ -165,7 +166,7 @@ Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
-    """Advice on a subject; `source` describes its origin."""
+    """Advice on a subject. `source`: where the advice comes from."""
 
     about: About
     advice: Advice
@@ -181,13 +182,13 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal; `lost`: damaged bytes in it."""
+    """The manager restarted from its journal. `lost`: damaged bytes in the journal."""
 
     lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """Why no factory is connected; empty if one is."""
+    """Why no factory is connected; empty if a factory is connected."""
 
     reason: str
 
@@ -199,7 +200,7 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise an exception; the manager restarted without it. `role`, `name`: its origin."""
+    """An event made the core raise, and the manager restarted without it. `role`, `name`: its sender."""
 
     role: str
     name: str
@@ -215,27 +216,27 @@ class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """The journal has lost `bytes` here."""
+    """The journal has lost `bytes` bytes here."""
 
     bytes: int
     reason: str
 
 
 class NodesHeard(_Event, frozen=True, array_like=True, tag="nodes"):
-    """Nodes that earlier or other sessions excluded, or that may be used again."""
+    """Nodes that other sessions excluded or allowed again."""
 
     records: tuple[NodeRecord, ...]
 
 
 class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
-    """This session shall probe a node; no other session has probed it lately."""
+    """This session may probe a node; no other session probed it lately."""
 
     source: str
     node: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """A new journal begins with these call ends from the old one."""
+    """A new journal begins with these call ends of the old journal."""
 
     ends: list[CallEnd]
 
@@ -260,14 +261,14 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Deliver `TimerFired(key)` at this time, replacing an earlier timer."""
+    """Deliver `TimerFired(key)` at this time. Replaces an earlier timer."""
 
     at: float
     key: str
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Ask the advisor, which answers with `AdviceArrived`, later or never.
+    """Ask the advisor a question. `AdviceArrived` follows later or never.
 
     `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output (`end` 0 =
     unknown). `said`: text of a failure.
@@ -282,7 +283,7 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Record a load's cost, in seconds and bytes. `slots` 0 = unknown."""
+    """Record the cost of a load, in seconds and bytes. `slots`: 0 = unknown."""
 
     recipe: RecipeKey
     name: str
@@ -307,7 +308,7 @@ class RecordRuns(msgspec.Struct, frozen=True):
 
 
 class RecordPace(msgspec.Struct, frozen=True):
-    """Record the seconds per unit of work that gangs of a size need."""
+    """Record the seconds per unit of work that gangs of `size` ranks need."""
 
     recipe: RecipeKey
     kind: str
@@ -316,7 +317,7 @@ class RecordPace(msgspec.Struct, frozen=True):
 
 
 class RecordSpeed(msgspec.Struct, frozen=True):
-    """Record how long equal calls take on one device kind relative to another."""
+    """Record the ratio of equal calls' run times on two device kinds."""
 
     recipe: RecipeKey
     kind: str
@@ -325,7 +326,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record a block's seconds in the queue and until its first pilot, and that pilot's devices."""
+    """Record a block's queue time, the time until its first pilot, and that pilot's devices."""
 
     source: str
     wait_s: float
@@ -336,7 +337,7 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Record how long a pilot stayed, and how it ended."""
+    """Record how long a pilot stayed connected, and how it ended."""
 
     source: str
     stay_s: float
@@ -345,7 +346,7 @@ class RecordStay(msgspec.Struct, frozen=True):
 
 
 class RecordPilots(msgspec.Struct, frozen=True):
-    """Record a source's number of connected pilots."""
+    """Record the number of connected pilots of a source."""
 
     source: str
     pilots: int
@@ -358,7 +359,7 @@ class RecordNode(msgspec.Struct, frozen=True):
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Ask to probe a node, `every_s` seconds after the last probe of any session. `ProbeClaimed` is the consent."""
+    """Request to probe a node `every_s` seconds after its last probe. `ProbeClaimed` grants it."""
 
     record: NodeRecord
     every_s: float
@@ -371,7 +372,7 @@ class DiscardObject(msgspec.Struct, frozen=True):
 
 
 class EndManager(msgspec.Struct, frozen=True):
-    """Send the remaining messages and exit."""
+    """Send the remaining messages, then exit."""
 
     reason: str
 
@@ -397,11 +398,11 @@ Command = ToPilot | ToClient | SetTimer | AskAdvice | ClaimProbe | Record | Disc
 
 
 # ---- messages of the advisor
-LONGEST_MESSAGE = 65_536  # Bytes; longer messages are not sent
+LONGEST_MESSAGE = 65_536  # Maximum bytes of a message; longer messages are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The advisor's answer; `found`: None if it found nothing."""
+    """An answer of the advisor. `found`: the advice, or None."""
 
     about: About
     found: AdviceArrived | None

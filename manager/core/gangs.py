@@ -1,9 +1,9 @@
-"""Calls that run on several libraries at once.
+"""Handle calls that run on several libraries at once.
 
-Rank 0 reports where it listens, and the manager tells the other ranks. The call ends with its last member, with rank
-0's result. When a member is lost, the call is requeued with rank 0's last checkpoint. An end because ranks noticed a
-loss (`FailureKind.GANG`) requeues the call unless it repeats. No library waits for an incomplete gang, so gangs cannot
-deadlock.
+Rank 0 reports its address, and the manager sends it to the other ranks. When the last member ends, the call ends with
+the result of rank 0. When a member is lost, the call is requeued with the last checkpoint of rank 0. If a rank ends
+because it lost another rank (`FailureKind.GANG`), the call is requeued up to `MOST_BREAKS` times. No library waits for
+an incomplete gang, so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang
 
-_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
-MOST_BREAKS = 10  # Breaks that fail a call, although its libraries live
+_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Failures of a rank that break its gang; the call runs again
+MOST_BREAKS = 10  # A call fails after this number of breaks, even if its libraries still run
 
 
 def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
@@ -43,7 +43,7 @@ def remind_of_rank0(manager: Manager, library: Library) -> None:
 
 
 def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Learn a gang's pace from rank 0's reports; the first report may only start the measurement."""
+    """Learn the pace of a gang from the reports of rank 0. The first report may only start the measurement."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
@@ -56,32 +56,34 @@ def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgre
 
 
 def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """Record a member's end. The last member, or a failure, ends the call."""
+    """Record the end of a gang member. A failure, or the end of the last member, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
-        manager.state.refuse("end of a gang that is not one")
+        manager.state.refuse("end of a gang member for a call that is not a gang call")
         return
     gang.ends[library.id] = outcome
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind in _BREAKS:
-            _broke(manager, call, library, outcome)
+            _handle_break(manager, call, library, outcome)
         else:
             ending.end_call(manager, call, outcome)
     elif len(gang.ends) == len(gang.members):
-        _account(manager, call, gang)
+        _count_run(manager, call, gang)
         ending.end_call(manager, call, gang.ends[gang.members[0].id])
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
     """Count a rank that was killed for lack of memory. Return True if the call ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _gave_up(
+    return _fail_after_breaks(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)
     )
 
 
-def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    if _gave_up(manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)):
+def _handle_break(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
+    if _fail_after_breaks(
+        manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)
+    ):
         return
     assert outcome.failure is not None
     what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
@@ -89,7 +91,7 @@ def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> 
     holding.requeue(manager, (call,), why=why)
 
 
-def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
+def _fail_after_breaks(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
     if breaks < MOST_BREAKS:
         return False
     last = outcome.failure
@@ -100,7 +102,7 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
     return True
 
 
-def _account(manager: Manager, call: Call, gang: Gang) -> None:
+def _count_run(manager: Manager, call: Call, gang: Gang) -> None:
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1

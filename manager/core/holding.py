@@ -1,9 +1,8 @@
-"""Record which library holds which call, and facts of open calls; only this file writes them.
+"""Record which library holds which call, and the facts of open calls. Only this file writes these records.
 
-A withdrawn call keeps its slot as a *zombie* until the pilot reports the slot free. Calls and orders to drop calls are
-sent at the end of the event.
-
-Facts that few calls have (progress, forecasts, broken gangs) are in dicts of the state.
+A withdrawn call keeps its slot as a *zombie* until the pilot reports the slot free. Calls, and orders to drop calls,
+are sent at the end of the event. Facts that few calls have (progress, forecasts, broken gangs) are in dicts of the
+state.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Return the count of a gang call's broken runs. `by_ranks`: its ranks lost each other."""
+    """Return the new count of a gang call's broken runs. `by_ranks`: True if the ranks lost their connection."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at
@@ -100,14 +99,14 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
 
 
 def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return the gang calls of a dead library whose runs other ranks had broken before."""
+    """Return the gang calls of a dead library whose runs other ranks had already broken."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
-    # Ranks that die together count once, and only in the run that broke.
+    # Ranks that die together count once, and only in the run in which they died.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def forgive_broken_gangs(state: State, library: Library) -> None:
-    """Uncount one earlier break of each gang call that a lost library ran."""
+    """Uncount one break of each gang call that a lost library ran."""
     breaks = state.breaks
     for id in library.zombies:
         if id in breaks:
@@ -134,7 +133,7 @@ def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
 
 
 # ---- calls of libraries
-# Seconds for a withdrawn rank to end before its library is ended.
+# Seconds that a withdrawn rank has to end before its library is killed.
 GANG_GRACE_S = 10.0
 
 
@@ -153,7 +152,7 @@ def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
     return fresh
 
 
-# ---- calls come to libraries
+# ---- send calls to libraries
 def takes(manager: Manager, library: Library, call: Call) -> bool:
     group = call.group
     return (
@@ -171,7 +170,7 @@ def give(manager: Manager, library: Library, call: Call) -> None:
 
 
 def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
-    """Give unqueued calls to a library; the caller relists it."""
+    """Assign unqueued calls to a library. The caller relists the library."""
     held, now, is_held = library.held, manager.state.now, CallState.HELD
     for call in calls:
         call.state = is_held
@@ -187,14 +186,13 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
-    """Give a library a call that its pilot may refuse."""
     give(manager, library, call)
     manager.sends[library].remove(call)
     call.offered = True
 
 
 def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
-    """Give a call to libraries together; the caller sends it."""
+    """Assign a call to a gang. The caller sends it."""
     call.state = CallState.HELD
     call.holder = Gang(members)
     call.sent_at = manager.state.now
@@ -203,7 +201,6 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
 
 
 def may_go_on(library: Library, call: Call) -> bool:
-    """True if a library may keep a call that it runs."""
     suspect = library.suspect is not None or (call.runs_alone and library.slots > 1)
     return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
@@ -213,7 +210,6 @@ def serves(library: Library, group: Group) -> bool:
 
 
 def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
-    """Let a library keep a call that it runs."""
     library.zombies.pop(call.id, None)
     call.state = CallState.HELD
     call.holder = library
@@ -223,14 +219,14 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
     queues.relist_library(manager, library)
 
 
-# ---- calls leave libraries
+# ---- remove calls from libraries
 def end_good(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
     """End successful calls of one group: the hot path.
 
-    Return the number of these ends; the call of the next end, removed, or None (not held, or no end left); the group;
-    and `seconds` plus run times.
+    Return the number of ended calls; the removed call of the next end, or None if it is not held or no end is left; the
+    group; and `seconds` plus the run times.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -271,14 +267,13 @@ def _release_holder(manager: Manager, call: Call) -> None:
         withdraw(manager, call, running=True)
     call.holder = None
     trial = manager.state.trials.get(call.id)
-    if trial is not None:  # the pilot that was reserved for the call serves others again
+    if trial is not None:  # the pilot that was reserved for the call accepts other calls again
         free_reserved_pilot(manager, trial)
 
 
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
-    """Let a held call wait again; the caller queues it."""
     _release_holder(manager, call)
-    manager.state.printed.pop(call.id, None)  # it does not apply to the next run
+    manager.state.printed.pop(call.id, None)  # the old progress does not apply to the next run
     call.offered = False
     call.state = CallState.WAITING
     call.note(manager.state.now, why)
@@ -286,7 +281,6 @@ def wait_again(manager: Manager, call: Call, *, why: str) -> None:
 
 
 def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
-    """Requeue held calls; serve their queues after the event."""
     for call in calls:
         wait_again(manager, call, why=why)
         context = call.group.context
@@ -296,7 +290,7 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
-    """Withdraw a held call; its slot stays taken until the pilot frees it."""
+    """Withdraw a held call. The slot stays occupied until the pilot frees it."""
     holder = call.holder
     members = holder.members if isinstance(holder, Gang) else (holder,)
     for library in members:
@@ -337,9 +331,9 @@ def progressed(manager: Manager, library: Library) -> None:
     library.ended_at = manager.state.now
 
 
-# ---- slots that stay taken
+# ---- slots of withdrawn calls
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Tell a library to drop a call (`running`: even if it runs)."""
+    """Order a library to drop a call. `running`: drop the call even if it runs."""
     library.zombies[id] = running
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
@@ -349,12 +343,12 @@ def occupy(library: Library, id: CallId) -> None:
 
 
 def slot_is_free(library: Library, id: int) -> bool:
-    """Free a withdrawn call's slot. Return False if the call had no slot."""
+    """Free the slot of a withdrawn call. Return False if the call had no slot."""
     return library.zombies.pop(id, None) is not None
 
 
 def now_holds(library: Library, listed: Container[int]) -> list[Call]:
-    """Remove and return held calls that the pilot's list of a library lacks."""
+    """Remove and return held calls that are not in the pilot's list of a library."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
         del library.held[call.id]
@@ -362,7 +356,7 @@ def now_holds(library: Library, listed: Container[int]) -> list[Call]:
 
 
 def now_occupies(library: Library, listed: Container[int]) -> None:
-    """Free the slots of withdrawn calls that the pilot's list of a library lacks."""
+    """Free the slots of withdrawn calls that are not in the pilot's list of a library."""
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
     library.taking = 0
 
@@ -389,7 +383,7 @@ def send_calls(manager: Manager) -> None:
         if not given:
             continue
         group = given[0].group
-        specs = [call.spec for call in given if call.group is group]  # the hot path: nearly always all calls
+        specs = [call.spec for call in given if call.group is group]  # the hot path: usually all calls
         if len(specs) == len(given):
             _send(manager, library, group, specs)
         else:
@@ -412,7 +406,7 @@ def blob_for(library: Library, group: Group) -> FunctionBlob | None:
 
 
 def forget_sent(library: Library, *functions: FunctionKey) -> None:
-    """Send these functions again to a library that lost them (default: all)."""
+    """Forget that functions were sent to a library (default: all)."""
     library.functions.difference_update(functions or tuple(library.functions))
 
 

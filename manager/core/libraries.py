@@ -1,9 +1,10 @@
-"""Libraries from load to end: promised memory, failed loads, snapshots.
+"""Manage libraries from load to end: promised memory, failed loads, snapshots.
 
-A context is given up after `LOAD_TRIES` failed loads in a row, or `LOADS` pilots lost while they only loaded it.
+Waiting calls of a context fail after `LOAD_TRIES` failed loads in a row, or `LOADS` pilots lost while they only loaded
+it.
 
-*Snapshots* (`stoker.contexts.snapshot`) are kept by recipe and device kind. The first library that makes one offers it.
-A pilot waits for it no longer than it took to make.
+*Snapshots* (`stoker.contexts.snapshot`) are stored by recipe and device kind. The first library that makes a snapshot
+offers it to others. A pilot waits for a snapshot no longer than its creation took.
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
-LOAD_TRIES = 2  # Failed loads in a row after which a context is given up
-LOADS = 4  # Pilots lost in a row while they only loaded a context, after which it is given up
+LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
+LOADS = 4  # Pilots lost in a row while they only loaded a context, after which its waiting calls fail
 
 
 def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
-    """Record advice on unmeasured costs. `source`: its origin."""
     if not context.loads and not context.advice:
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
@@ -49,7 +49,7 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     seconds = context.load_s = message.start_s + message.load_s + message.fetch_s
     context.loads += 1
     context.load_total_s += seconds
-    # On a GPU only device memory counts.
+    # On a GPU only the device memory counts.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
     before = context.advice.get(facts.kind)
@@ -99,7 +99,7 @@ def undo_lost_load(state: State, pilot: Pilot) -> None:
 
 
 def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that loads surely killed; empty if fewer than `LOADS`."""
+    """Return the pilots that were lost while they loaded this context; empty if fewer than `LOADS`."""
     counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
     if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
         return []
@@ -131,21 +131,21 @@ def _is_available(manager: Manager, snapshot: Snapshot) -> bool:
     return object is not None and bool(object.whole)
 
 
-_MOST_MEASURED = 64  # Latest memory measurements kept of a library
+_MOST_MEASURED = 64  # Latest memory measurements kept for a library
 KEPT_LIBRARIES = 200  # Ended libraries kept for their histories
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices.
+    """Promise a library memory on each of its devices, in bytes.
 
     Raises:
-        PolicyError: the memory exceeds a device's budget.
+        PolicyError: if the memory exceeds the budget of a device.
     """
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
         if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
             raise PolicyError(
-                f"{device.id} of {library.pilot.id} has {device.budget_bytes} bytes left,"
+                f"{device.id} of {library.pilot.id} has {device.budget_bytes} bytes left;"
                 f" {library.context.recipe.name} wants {more} more"
             )
     for device in library.devices:
@@ -159,13 +159,13 @@ def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
 
 
 def promise_resize(library: Library, memory_bytes: int) -> None:
-    """Change a library's reservation; the caller tells its pilot."""
+    """Change the memory promised to a library, without an order to its pilot."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
 
 
 def promise_accepted(library: Library, memory_bytes: int) -> None:
-    """Change a library's reservation as its pilot already did, as far as the budget allows."""
+    """Change the memory promised to a library as its pilot did, within the budget of its devices."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     promise(library, min(memory_bytes, library.promised_bytes + room))
     library.resizing.append(memory_bytes)
@@ -178,7 +178,6 @@ def resize_again(manager: Manager, library: Library) -> None:
 
 
 def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
-    """Record a library's device memory, after an order or a measurement."""
     size, waiting = message.device_memory_bytes, library.resizing
     if message.measured:
         holds(manager, library, size)
@@ -187,16 +186,16 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
         manager.state.refuse(
             "resize that the manager did not order"
-        )  # a hello repeats an order, which is then answered twice
+        )  # after a hello the manager repeats an order, and the pilot then answers twice
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
-    if not waiting:  # otherwise the last order is still unanswered
+    if not waiting:  # otherwise the last order is not answered yet
         holds(manager, library, size)
 
 
 def holds(manager: Manager, library: Library, size: int) -> None:
-    """Promise a library what it really has, as far as its devices have room."""
+    """Promise a library the memory that it uses, within the budget of its devices."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     if size > library.promised_bytes + room:
         library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
@@ -232,10 +231,10 @@ def note_numbers(state: State, message: to_manager.PilotHello) -> None:
 def load_library(
     manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device, ...], memory_bytes: int
 ) -> Library:
-    """Promise memory and start a library.
+    """Promise memory to a new library and start it.
 
     Raises:
-        PolicyError: the memory is not free.
+        PolicyError: if the memory is not free.
     """
     state = manager.state
     library = Library(LibraryId(state.next_library), context, pilot, devices, state.now)
@@ -267,11 +266,11 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
     library.state = LibraryState.STOPPING
     library.note(manager.state.now, f"stopping: {reason}")
     holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} stops")
-    _serves_no_more(manager, library)
+    _stop_serving(manager, library)
     manager.say(library.pilot, StopLibrary(library.id, reason))
 
 
-def _serves_no_more(manager: Manager, library: Library) -> None:
+def _stop_serving(manager: Manager, library: Library) -> None:
     queues.relist_library(manager, library)
     update_tiers(manager, library.devices)
     queues.note_starving(manager, library.context)
@@ -282,11 +281,10 @@ def _serves_no_more(manager: Manager, library: Library) -> None:
 
 def put_to_sleep(manager: Manager, library: Library) -> None:
     library.state = LibraryState.ASLEEP
-    _serves_no_more(manager, library)
+    _stop_serving(manager, library)
 
 
 def begin_to_wake(manager: Manager, library: Library) -> None:
-    """Count a library as loading until it is awake."""
     library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
     library.started_at = manager.state.now
     library.note(manager.state.now, "wakes")
@@ -302,7 +300,7 @@ def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
 
 
 def detach_library(manager: Manager, library: Library) -> list[Call]:
-    """Remove a library that is gone; return the calls that it held."""
+    """Remove an ended library. Return the calls that the library held."""
     holding.forgive_broken_gangs(manager.state, library)
     held = holding.release_all_of(manager, library)
     library.state = LibraryState.GONE
@@ -331,7 +329,7 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
     """Record a library that the manager did not know.
 
     Raises:
-        PolicyError: its memory is not free.
+        PolicyError: if the memory of the library is not free.
     """
     promise(library, reserved_bytes)
     library.found(manager.state.now)
@@ -396,7 +394,7 @@ def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: f
 
 
 def used_since(library: Library, at: float) -> int:
-    """Return the most memory used since a time, in bytes; 0 = unknown."""
+    """Return the maximum memory used since a time; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
 

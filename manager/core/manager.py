@@ -1,7 +1,7 @@
-"""The state, the policies and the output of one event, shared by every step.
+"""The state, the policies and the output of one event, used by every step.
 
-At the end of the event policies decide once about marked changes (`reactor.settle`). Then messages, calls and results
-are sent.
+At the end of an event, policies decide once about all marked changes (`reactor.settle`). Then messages, calls and
+results are sent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """Data of every step. `strict`: raise on illegal actions. `watch`: calls to keep when they end."""
+    """Data of every step. `strict`: raise on illegal actions. `watch`: calls whose records are kept."""
 
     def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
         self.policies = policies
         self.strict = strict
         self.watch = watch
-        self.heartbeat_s, self.lease_s = 5.0, 60.0  # Sent to new pilots
+        self.heartbeat_s, self.lease_s = 5.0, 60.0  # Values sent to new pilots
         self.out: list[Command] = []
         self.sends: dict[Library, list[Call]] = {}  # Calls sent to libraries at the end of the event (`holding`)
         self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries must drop (`holding`)
@@ -33,9 +33,9 @@ class Manager:
         self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts sent to clients at the end of the event
         self.returned: dict[Context, None] = {}  # Contexts whose queues must be served
         self.dirty: dict[Context, None] = {}  # Contexts for which residency must decide
-        self.supply_changed = False  # Devices joined, left or have more free memory
-        self.apart_due = False  # Calls apart (`retries`) may find a library, or end
-        self.demand_changed = False  # Provisioning must decide, after residency
+        self.supply_changed = False  # True if devices joined, left or have more free memory
+        self.apart_due = False  # True if calls that wait apart (`retries`) may find a library, or end
+        self.demand_changed = False  # True if provisioning must decide, after residency
         self.seams: dict[str, Rounds] = {
             "dispatch": policies.dispatch,
             "residency": policies.residency,
@@ -43,7 +43,7 @@ class Manager:
         }
         self.changes = {name: Changes() for name, seam in self.seams.items() if seam.period_s > 0}
         self.tracked = tuple(self.changes.values())
-        self.resting: list[str] = []  # Policies that need no round until something changes
+        self.resting: list[str] = []  # Policies that skip their rounds until something changes
         for name in self.changes:
             self.set_timer(f"round/{name}", state.now + self.seams[name].period_s)
 
@@ -64,13 +64,12 @@ class Manager:
         self.state.timers.pop(key, None)
 
     def illegal(self, error: PolicyError, *, seam: str) -> None:
-        """Count a policy's illegal action, or raise it in tests."""
+        """Count an illegal action of a policy; if `strict`, raise the error."""
         if self.strict:
             raise error
         self.state.refuse(f"plan of {seam}: {error}")
 
     def changed(self, what: Literal["calls", "libraries", "pilots", "contexts"], id: int | str) -> None:
-        """Note a change for policies that work in rounds."""
         for changes in self.tracked:
             getattr(changes, what).add(id)
 

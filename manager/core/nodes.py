@@ -1,16 +1,15 @@
-"""Keep blocks off nodes whose devices failed, until a probe on the node finds no fault.
+"""Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
-A node is excluded if all devices of one kind of a pilot there are quarantined. The manager then releases the pilot's
-block, and later blocks exclude the node.
+If all devices of one kind of a pilot are quarantined, its node is excluded and its block released.
 
-Every `probe_nodes_s` one of the sessions starts a block of one minute on the node alone. Its pilot tests its devices
-and runs no call. The node is excluded until such a pilot has no fault, a person clears the node, or nothing was heard
-of it for `FORGET_NODE_S`.
+Every `probe_nodes_s` one of the sessions starts a one-minute block on the node, whose pilot only tests its devices. The
+node stays excluded until a probe finds no fault, an operator clears the node, or no report about the node arrives for
+`FORGET_NODE_S`.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
 no node for `probe_nodes_s`.
 
-Sessions share records of nodes (`NodesHeard`); the later record counts.
+Sessions share their records of nodes (`NodesHeard`); the newer record counts.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from stoker.protocol.to_manager import BlockUpdate
 from stoker.units import show_seconds
 
 NODES_TIMER = "nodes"
-AGAIN_S = 600.0  # Seconds until the next check if a probe is due, but nothing needs the source
+AGAIN_S = 600.0  # Seconds until the next check if a probe is due but no work needs the source
 
 
 # ---- faults of pilots
 
 
 def judge_pilot(manager: Manager, pilot: Pilot) -> None:
-    """Exclude the node of a pilot whose devices failed, and release its block."""
     state = manager.state
     source = state.sources.get(pilot.source)
     if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node):
@@ -44,29 +42,29 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
     if not why:
         return
     if not _is_excluded(state, source, pilot.node):
-        _exclude(manager, source, pilot.node, why)
+        _exclude_node(manager, source, pilot.node, why)
     if _is_excluded(state, source, pilot.node):
         _release_useless_block(manager, pilot)
 
 
 def judge_reports(manager: Manager, pilot: Pilot) -> None:
-    """Judge a pilot after its own probes. If all its devices work again, include its node."""
+    """Judge a pilot after it tested its devices. If all devices work again, allow its node again."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
-        _include(manager, known, "its devices work again")
+        _allow_node(manager, known, "its devices work again")
         watch_nodes(manager, pilot.source)
 
 
 def why_useless(pilot: Pilot) -> str:
-    """Return the fault of a pilot without a usable device of some kind, else an empty text."""
+    """Return the fault if all devices of one kind of a pilot failed, else an empty text."""
     of_kind: dict[str, list[Device]] = {}
     for device in pilot.devices.values():
         of_kind.setdefault(device.facts.kind, []).append(device)
     return next((same[0].fault for same in of_kind.values() if all(device.fault for device in same)), "")
 
 
-def _exclude(manager: Manager, source: SourceState, node: str, why: str) -> None:
+def _exclude_node(manager: Manager, source: SourceState, node: str, why: str) -> None:
     state, now, name = manager.state, manager.state.now, source.source.name
     if now < source.spares_until:
         return
@@ -86,7 +84,7 @@ def _is_excluded(state: State, source: SourceState, node: str) -> bool:
     return any(record.node == node for record in state.excluded_nodes(source))
 
 
-def _include(manager: Manager, record: NodeRecord, why: str) -> None:
+def _allow_node(manager: Manager, record: NodeRecord, why: str) -> None:
     _keep(manager, msgspec.structs.replace(record, excluded=False, why=why, heard_at=manager.state.now))
     manager.state.notice(f"{record.source}: blocks may start on {record.node} again: {why}")
 
@@ -98,7 +96,6 @@ def _keep(manager: Manager, record: NodeRecord) -> None:
 
 
 def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
-    """Release a block whose pilots are all useless."""
     state = manager.state
     block = state.blocks.get(BlockId(pilot.block))
     if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
@@ -111,7 +108,6 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
 
 
 def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
-    """Take the later records of other sessions, or begin a probe that no other session begins."""
     state = manager.state
     if isinstance(event, ProbeClaimed):
         _begin_probe(manager, event)
@@ -132,7 +128,7 @@ def watch_sources(manager: Manager) -> None:
 
 
 def watch_nodes(manager: Manager, name: str) -> None:
-    """Forget old records of a source, end needless probes, request due ones, and set the time of the next check."""
+    """Remove old records of a source, end unneeded probes, request due probes, and schedule the next check."""
     state, now = manager.state, manager.state.now
     source = state.sources.get(name)
     if source is None or state.ending or not state.nodes:
@@ -170,42 +166,42 @@ def _probe_due_at(source: SourceState, record: NodeRecord) -> float:
 
 
 def pilot_reported(manager: Manager, pilot: Pilot) -> None:
-    """Judge a pilot's devices at its hello. The pilot of a probe then exits."""
+    """Judge the devices of a pilot at its hello. If the pilot belongs to a probe, release its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
         judge_pilot(manager, pilot)
-        watch_nodes(manager, pilot.source)  # the source is in use, so probes may be due
+        watch_nodes(manager, pilot.source)  # the source is in use, so a probe may be due
     elif not block.leaving:
-        _take_answer(manager, block, pilot)
-        block_orders.release_block(manager, block, f"its pilot has tested node {block.probes}")
+        _record_probe_result(manager, block, pilot)
+        block_orders.release_block(manager, block, f"its pilot tested node {block.probes}")
 
 
-def _take_answer(manager: Manager, block: Block, pilot: Pilot) -> None:
-    record = _probed(manager.state, block)
+def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
+    record = _probed_node(manager.state, block)
     if record is None or pilot.node != block.probes:
         return
     if fault := why_useless(pilot) or pilot.lacks:
         _keep(manager, msgspec.structs.replace(record, said=f"failed: {fault}", heard_at=manager.state.now))
     else:
-        _include(manager, msgspec.structs.replace(record, said="no fault"), "a probe there found no fault")
+        _allow_node(manager, msgspec.structs.replace(record, said="no fault"), "a probe there found no fault")
 
 
 def check_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
-    """If a probe's block is over, record what it cost, and why it ended without an answer."""
-    record = _probed(manager.state, block) if block is not None and block.phase.over else None
+    """If the block of a probe has ended, record its cost, and why it ended without an answer."""
+    record = _probed_node(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
     took_s = manager.state.now - block.runs_since if block.runs_since else 0.0
     said = record.said if block.brought else f"no answer: {message.reason or 'its job ended'}"
     record = msgspec.structs.replace(record, probes=record.probes + 1, probe_s=record.probe_s + took_s, said=said)
     if record.excluded and message.no_node and message.phase is BlockPhase.REFUSED:
-        _include(manager, record, "the batch system has no such node for the site's jobs")
+        _allow_node(manager, record, "the batch system has no such node for the site's jobs")
     else:
         _keep(manager, record)
     watch_nodes(manager, record.source)
 
 
-def _probed(state: State, block: Block) -> NodeRecord | None:
+def _probed_node(state: State, block: Block) -> NodeRecord | None:
     return state.nodes.get((block.source.source.name, block.probes)) if block.probes else None
 
 
@@ -213,7 +209,7 @@ def _probed(state: State, block: Block) -> NodeRecord | None:
 
 
 def exclude_none_if_no_node_is_left(manager: Manager, message: BlockUpdate) -> None:
-    """Exclude no node for a while if the batch system has no node for a block. Replace blocks that wait."""
+    """If the batch system has no node for a block, exclude no node for a while, and replace waiting blocks."""
     state = manager.state
     block = state.blocks.get(message.block)
     if block is None or not message.no_node or not block.allowed.exclude or block.leaving:

@@ -1,6 +1,6 @@
-"""The manager's records: calls, contexts, libraries, pilots, devices and clients. Policies only read them.
+"""Records of the manager: calls, contexts, libraries, pilots, devices and clients. Policies only read them.
 
-A waiting call has no holder; a held call's holder is a `Library` or a `Gang`.
+A waiting call has no holder. The holder of a held call is a `Library` or a `Gang`.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from stoker.protocol.wire import Inbox
 
 
 class CallState(enum.Enum):
-    WAITING = "waiting"  # In its context's queue
-    HELD = "held"  # Sent to a library or a gang
-    ENDED = "ended"  # Ended; the record stays only for the call's history
+    WAITING = "waiting"  # The call is in the queue of its context
+    HELD = "held"  # The call was sent to a library or a gang
+    ENDED = "ended"  # The call has ended; its record is kept only for its history
 
 
 class LibraryState(enum.Enum):
-    LOADING = "loading"  # Fetches, starts, loads or wakes
-    READY = "ready"  # Holds its context and serves calls
-    ASLEEP = "asleep"  # Told to sleep, or asleep: its context is in host memory (see `sleepers`)
-    STOPPING = "stopping"  # Told to stop; its memory counts until it is gone
-    GONE = "gone"  # Ended
+    LOADING = "loading"  # The library fetches, starts, loads or wakes
+    READY = "ready"  # The library has its context loaded and serves calls
+    ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory (see `sleepers`)
+    STOPPING = "stopping"  # The library was ordered to stop; its memory counts until it has ended
+    GONE = "gone"  # The library has ended
 
 
 class PilotState(enum.Enum):
-    HERE = "here"  # Connected
-    CUT = "cut"  # Disconnected; may return with its libraries
-    DRAINING = "draining"  # Exits after its running calls; gets no new calls
-    GONE = "gone"  # Ended or lost
+    HERE = "here"  # The pilot is connected
+    CUT = "cut"  # The pilot is disconnected and may reconnect with its libraries
+    DRAINING = "draining"  # The pilot gets no new calls and exits after its running calls
+    GONE = "gone"  # The pilot has ended or was lost
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class MapRecord:
-    """The last report of an open map, and its pace."""
+    """The last report of an open map, and the pace of the map."""
 
     report: MapReport
     began_at: float
@@ -69,23 +69,23 @@ class Client:
     unacked: deque[CallEnd] = field(default_factory=deque)
     first_unacked: int = 0
     defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that this client defined
-    refusals: int = 0  # Number of the client's events that made the core raise
-    known_ends: int | None = None  # Number of its ends in the journal; set from a restart to its next hello
-    unnamed: set[int] | None = None  # While the client submits again: ids of calls that it has not repeated yet
-    last_call: int = -1  # The highest id of its calls
-    maps: dict[int, MapRecord] = field(default_factory=dict)  # Open maps that the client reported
+    refusals: int = 0  # Number of the client's events that made the core raise an exception
+    known_ends: int | None = None  # Results of the client in the journal; set from a restart until the next hello
+    unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
+    last_call: int = -1  # Highest id of the client's calls
+    maps: dict[int, MapRecord] = field(default_factory=dict)  # Open maps that the client has reported
     open_calls: int = 0
 
 
 # A time and the text of an event.
 Note = tuple[float, str]
 
-KEPT_CALL_NOTES = 200  # Most notes kept of a call: the first half and the latest
+KEPT_CALL_NOTES = 200  # Maximum notes of a call: the first half and the latest half are kept
 KEPT_PILOT_NOTES = 100  # Latest notes kept of a pilot, in addition to its first note
 
 
 class Group:
-    """Facts shared by calls of one function, context, client and options."""
+    """Facts shared by all calls of one function, context, client and options."""
 
     __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
 
@@ -106,16 +106,17 @@ class Group:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """Unusual events of a call; separate, because few calls have any."""
+    """Unusual events of a call, stored separately because few calls have any."""
 
     notes: list[Note] = field(default_factory=list)
     kills: int = 0
-    cuts_beside: int = 0  # How often its library was ended because of another call while this call ran
+    cuts_beside: int = 0  # Number of times that another call ended the library while this call ran
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function. The garbage collector does not track calls: their end clears their only cycle,
-    `holder`.
+    """One invocation of a function.
+
+    The garbage collector does not track calls: their end clears `holder`, their only cycle.
     """
 
     id: CallId
@@ -127,7 +128,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
     sent_at: float = 0.0
     ticket: int = 0
     offered: bool = False
-    late: bool = False  # True once the call cannot meet its deadline, which is then ignored
+    late: bool = False  # True if the call cannot meet its deadline; the deadline is then ignored
     runs_alone: bool = False  # True if the call must run alone in a library
     past: CallPast | None = None  # Unusual events of the call; None for most calls
 
@@ -155,8 +156,8 @@ class Call(msgspec.Struct, gc=False, eq=False):
 @dataclass(slots=True, eq=False, repr=False)
 class Gang:
     members: tuple[Library, ...]
-    address: str = ""  # Where rank 0 listens
-    report: tuple[float, float] | None = None  # Time and number of done items of the last report
+    address: str = ""  # Address at which rank 0 listens
+    report: tuple[float, float] | None = None  # Time of the last report, and number of items done by then
     ends: dict[LibraryId, CallEnd] = field(default_factory=dict)
 
 
@@ -173,52 +174,52 @@ class Context:
         self.recipe = recipe
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
-        self.index: LoadIndex[Library] = LoadIndex()  # Its ready libraries by load
-        self.advice: dict[str, ContextAdvice] = {}  # By device kind, measured or advised
-        self.advised_by = ""  # Source of advice that came before any measurement; empty if none did
+        self.index: LoadIndex[Library] = LoadIndex()  # Ready libraries of the context, by load
+        self.advice: dict[str, ContextAdvice] = {}  # Costs by device kind, measured or advised
+        self.advised_by = ""  # Source of the advice that arrived before any measurement; empty without such advice
         self.paces = Paces()  # Seconds per unit of work, by gang size
         self.ask_at = 1  # Number of waiting calls at which the residency policy runs again
-        self.asked_at = 0.0  # When the residency policy last ran for this context
+        self.asked_at = 0.0  # Time at which the residency policy last ran for this context
         self.load_failures = 0  # Failed loads since the last successful load
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}  # Failed loads on each pilot since its last successful load
-        self.refusals: dict[str, int] = {}  # Refused offers by case (`RefusalCase`)
-        self.cut_loads = 0  # Loads that a pilot's walltime cut off since the last successful load
-        self.apart_lacks = False  # True if a call apart (see `retries`) fits none of its libraries
+        self.refusals: dict[str, int] = {}  # Number of refused offers by case (`RefusalCase`)
+        self.cut_loads = 0  # Loads that the walltime of a pilot cut off since the last successful load
+        self.apart_lacks = False  # True if no library fits a call that waits apart (see `retries`)
         self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since its last successful load
-        self.cut_after_s = 0.0  # Longest cut load, in seconds
-        self.starved_since: float | None = None  # When calls began to wait without a usable library
+        self.cut_after_s = 0.0  # Seconds of the longest load that was cut off
+        self.starved_since: float | None = None  # Time at which calls began to wait without a usable library
         self.slots = recipe.slots or 1  # Concurrent calls of one library, from the recipe or the last load
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
-        self.wake_s = 0.0  # Seconds of its last wake
-        self.asleep: dict[str, tuple[int, int]] = {}  # Measured device and host bytes of a sleeper, by device kind
-        self.sleep_failure = ""  # Why its `sleep` or `wake` failed; then it sleeps no more
+        self.wake_s = 0.0  # Seconds that the last wake took
+        self.asleep: dict[str, tuple[int, int]] = {}  # Device and host bytes of a sleeping library, by device kind
+        self.sleep_failure = ""  # Why `sleep` or `wake` failed; if set, the context never sleeps again
         self.resident_bytes = 0
-        self.ended = 0  # Ended calls, cancelled ones included
-        self.served = 0  # Calls that its libraries ran to their end; a gang's call counts once for each library
-        self.rate: Counts = deque()  # Calls that ended in each recent second
+        self.ended = 0  # Number of ended calls, including cancelled calls
+        self.served = 0  # Calls that its libraries ran to their end; a gang call counts once for each library
+        self.rate: Counts = deque()  # Number of calls that ended in each recent second
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
-        self.by_kind: dict[str, KindRuns] = {}  # Runs by device kind, while kinds are compared
-        self.speeds = Speeds()  # Speeds of device kinds
-        self.submitted_at = 0.0  # When its last call was submitted
+        self.by_kind: dict[str, KindRuns] = {}  # Runs by device kind, recorded while kinds are compared
+        self.speeds = Speeds()  # Relative speeds of device kinds
+        self.submitted_at = 0.0  # Time at which its last call was submitted
         self.unsent: int | None = None  # Calls that open maps will still submit (-1: unknown); None without a map
-        self.limits = NO_LIMITS  # Limits on its libraries, combined over all programs
-        self.reported_limits: dict[ClientId, LibraryLimits] = {}  # Limits by program, also of absent programs
-        self.lists: dict[str, Context] = {}  # Variants that its calls list, by recipe key
-        self.listed_by: dict[str, Context] = {}  # Contexts whose calls list this one
+        self.limits = NO_LIMITS  # Limits on the number of its libraries, combined over all programs
+        self.reported_limits: dict[ClientId, LibraryLimits] = {}  # Limits by program, including absent programs
+        self.lists: dict[str, Context] = {}  # By recipe key: variants that the calls of this context accept
+        self.listed_by: dict[str, Context] = {}  # By recipe key: contexts whose calls accept this context as a variant
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:
-        """Libraries with a free slot, the hottest last."""
+        """Libraries with a free slot. The last library is the hottest."""
         return self.index.free
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key of a context whose first call lacks libraries, or None; the smallest gets devices first."""
+        """Sort key if the first call lacks libraries, else None. The smallest key gets devices first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -249,7 +250,7 @@ class SlowRun(NamedTuple):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict on a failed call or load (`call` -1) on a pilot."""
+    """A verdict on a failed call or load (`call` is -1 for a load) on a pilot."""
 
     at: float
     call: CallId
@@ -270,9 +271,9 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
-        self.reported = facts.fault  # Fault that its pilot reports; empty if none
-        self.quarantine: Note | None = None  # End and reason of its quarantine
-        self.fault = facts.fault  # Reason not to load on this device; empty if usable
+        self.reported = facts.fault  # Fault that the pilot reports; empty if none
+        self.quarantine: Note | None = None  # End time and reason of the quarantine
+        self.fault = facts.fault  # Why no library may load on this device; empty if usable
         self.tier = "cold"
         self.tier_since = now
 
@@ -299,37 +300,37 @@ class Library:
         self.context = context
         self.pilot = pilot
         self.devices = devices
-        self.kind = devices[0].facts.kind  # Device kind
+        self.kind = devices[0].facts.kind  # Kind of its devices
         self.promised_bytes = 0
-        self.slots = context.slots  # Concurrent calls, as the library reported; before that as known for its context
+        self.slots = context.slots  # Concurrent calls; the value of the context until the library reports its own
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
         self.line = ""  # Last output line of a long load
-        self.held: dict[int, Call] = {}  # Calls sent and not ended, oldest first
+        self.held: dict[int, Call] = {}  # Calls that were sent and have not ended, oldest first
         self.zombies: dict[
             int, bool
-        ] = {}  # Withdrawn calls that still take a slot; True = stop the call even if it runs
+        ] = {}  # Withdrawn calls that still occupy a slot; True = stop the call even if it runs
         self.functions: set[FunctionKey] = set()  # Functions that were sent to this library
         self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
-        self.taking = 0  # Calls that the manager asked back and that have not returned yet
+        self.taking = 0  # Calls that the manager has requested back and that have not returned yet
         self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
         self.refusal = ""  # Why its pilot last refused a call
-        self.over_s = 0.0  # Seconds by which the last refused call would make decode steps too long; 0 = it would not
-        self.resizing: list[int] = []  # Unanswered resizes, oldest first
+        self.over_s = 0.0  # Seconds by which the last refused call would exceed the limit of a decode step; 0 = none
+        self.resizing: list[int] = []  # Resize orders without an answer, oldest first
         self.sleeps = False  # True if its context can sleep
         self.slept = False  # True if its pilot has answered the order to sleep
-        self.awake_bytes = 0  # Its promise on each device before it slept
-        self.host_bytes = 0  # Host memory promised to it while it sleeps or wakes
-        self.printed_to = 0  # Offset in its log, in bytes, after the output of the calls that have ended
+        self.awake_bytes = 0  # Bytes promised on each device before the library slept
+        self.host_bytes = 0  # Host memory promised to the library while it sleeps or wakes
+        self.printed_to = 0  # Byte offset in its log where the output of the ended calls ends
         self.started_at = now
         self.ready_at = now
         self.used_at = now
-        self.ended_at = now  # When a call here last ended or was withdrawn
+        self.ended_at = now  # Time at which a call in this library last ended or was withdrawn
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
-        self.measured: list[tuple[float, int]] = []  # Times and sizes of the last memory measurements
-        self.batch: EngineLoad | None = None  # Last report of its engine's batch; None without one
+        self.measured: list[tuple[float, int]] = []  # Times and sizes of the latest memory measurements
+        self.batch: EngineLoad | None = None  # Last report on the batch of its engine; None without a report
         self.batch_at = now
         self.notes: list[Note] = [(now, f"starts on {', '.join(d.id for d in devices)}")]
 
@@ -343,14 +344,14 @@ class Library:
 
     @property
     def suspect(self) -> Call | None:
-        """The only call here, if it must run alone."""
+        """The only call in this library, if the call must run alone."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
         return call if call.runs_alone else None
 
     def admits(self, call: Call) -> bool:
-        """True unless a reservation, a suspect or a zombie forbids the call."""
+        """True unless a reservation, a call that runs alone, or a zombie blocks the call."""
         reserved = self.pilot.reserved
         if reserved is None and not self.held and not self.zombies:  # the hot path
             return True
@@ -362,13 +363,12 @@ class Library:
         self.notes.append((now, text))
 
     def found(self, now: float) -> None:
-        """Start the history of an unknown library."""
         places = ", ".join(device.id for device in self.devices)
         self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
 
     @property
     def usable(self) -> bool:
-        """True if the library serves calls, or will."""
+        """True if the library serves calls, or will after its load."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
@@ -390,37 +390,37 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        self.hellos_asked = 0  # Requests in a row for a newer hello; other frames are refused until one arrives
-        self.used_at = now  # When it joined, or its last library ended
-        self.asked_why: dict[str, tuple[float, int]] = {}  # Time and number of questions, by failing function
-        self.verdicts: list[Judged] = []  # The last verdicts on failures here, oldest first
-        self.unfit: dict[str, Note] = {}  # By recipe key: until when, and why, it cannot hold the context (see `blame`)
-        self.unfit_times: dict[str, int] = {}  # By the same keys: times in a row that it was unfit
+        self.hellos_asked = 0  # Number of requests in a row for a new hello; other frames are refused until it arrives
+        self.used_at = now  # Time at which the pilot joined, or its last library ended
+        self.asked_why: dict[str, tuple[float, int]] = {}  # By failing function: time and number of questions
+        self.verdicts: list[Judged] = []  # Latest verdicts on failures on this pilot, oldest first
+        self.unfit: dict[str, Note] = {}  # By recipe key: until when, and why, the pilot is unfit (see `blame`)
+        self.unfit_times: dict[str, int] = {}  # By recipe key: number of times in a row that the pilot was unfit
         self.source = ""  # Source of its block; empty if unknown
-        self.node = ""  # Name of its node in the batch system; empty if unknown
+        self.node = ""  # Node name in the batch system; empty if unknown
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
-            None  # Libraries that may return with the pilot, their promises and states; None = it may not return
+            None  # Libraries that may return with a lost pilot, their promises and states; None = it may not return
         )
-        self.was = PilotState.HERE  # Its state before it was given up
-        self.reserved: Call | None = None  # The call that this pilot is reserved for (see `retries`)
-        self.released = False  # True if the manager told it to exit
-        self.loss: LossReason | None = None  # Reason of its loss, as far as known; None = not lost (see `blocks`)
+        self.was = PilotState.HERE  # State of the pilot before it was counted as lost
+        self.reserved: Call | None = None  # The call for which this pilot is reserved (see `retries`)
+        self.released = False  # True if the manager ordered the pilot to exit
+        self.loss: LossReason | None = None  # Why the pilot was lost, as far as known; None = not lost (see `blocks`)
         self.loss_settled = False  # True if `loss` is final
         self.lost_at = 0.0
-        self.lasts_s = 0.0  # Longest remaining walltime ever seen; 0 = no limit
-        self.ends_at = 0.0  # When its walltime ends; 0 = never
+        self.lasts_s = 0.0  # Largest remaining walltime ever reported, in seconds; 0 = no limit
+        self.ends_at = 0.0  # Time at which the walltime ends; 0 = never
         self.sleeper_bytes = 0  # Host memory for sleeping contexts
         self.ended = 0
-        self.rate: Counts = deque()  # Calls that ended here in each recent second
+        self.rate: Counts = deque()  # Number of calls that ended on this pilot in each recent second
         self.cache_bytes = 0
         self.refused_frames = 0
-        self.troubles: tuple[str, ...] = ()  # What is wrong with the pilot's allocation, such as a missing GPU
-        self.lacks = ""  # Resources of its site that are missing; empty if none
+        self.troubles: tuple[str, ...] = ()  # Problems of the pilot's allocation, such as a missing GPU
+        self.lacks = ""  # Resources that its site promises and that are missing; empty if none
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     @property
     def sleeper_budget_bytes(self) -> int:
-        """Host memory that no sleeper was promised; stopping libraries do not count."""
+        """Host memory not promised to sleeping libraries; stopping libraries do not count."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 
@@ -429,5 +429,5 @@ class Pilot:
         del self.notes[1:-KEPT_PILOT_NOTES]
 
 
-# Libraries that may return with a lost pilot, their promised bytes and states.
+# Libraries that may return with a lost pilot, with their promised bytes and states.
 Kept = dict[LibraryId, tuple[Library, int, LibraryState]]

@@ -1,21 +1,21 @@
-"""Plan transfers: one pilot reads each object from its origin, and pilots copy it from each other.
+"""Plan transfers: one pilot reads each object from its origin, and pilots copy the object from each other.
 
-Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). Here objects travel in parts from several
-peers, as in BitTorrent.
+Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). Here objects are sent in parts from
+several peers, as in BitTorrent.
 
 - *Bounded*: a fetch has up to three peers; a pilot serves up to four fetches (`Limits`).
-- *One reader*: while no serving pilot has the object, one pilot reads its origin.
-- *Rooted*: each fetch has a *sure* peer, which has the object, reads its origin, or asked for it earlier than the
-  fetch's pilot. So no circle of waiting pilots arises.
-- *Once a host*: of pilots that share a cache, one fetches the object.
-- *Live*: a pilot keeps its last place for objects that it has whole or reads. Pilots that wait for a sure peer come
-  first, then rare objects.
-- *Unreachable peers*: a pilot that several peers failed reads the origin, a few such pilots at a time. One failure is
-  enough if no peer ever reached another.
-- *Handed on*: a leaving pilot with the only copy of a needed object stays until another pilot has it.
-- *Bad peers*: a peer that fails several pilots, although other peers serve them, is skipped until its next hello.
+- *One reader*: while no serving pilot has the object, one pilot reads it from its origin.
+- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads it from its origin, or requested it earlier
+  than the pilot of the fetch. So pilots cannot wait for each other in a circle.
+- *Once a host*: if pilots share a cache, one of them fetches the object.
+- *Live*: a pilot reserves its last place for objects that it has or reads from their origin. Fetches that wait for a
+  sure peer come first, then rare objects.
+- *Unreachable peers*: if several peers failed a pilot, it reads the object from its origin. If no peer ever reached
+  another peer, one failure is enough. Few pilots read an origin at a time.
+- *Handed on*: if a leaving pilot has the only copy of a needed object, it stays until another pilot has a copy.
+- *Bad peers*: if a peer fails several pilots while other peers serve them, it is skipped until its next hello.
 
-Each event changes facts (`Transfers`); `settle_transfers` plans at the event's end, in O(log n) for n pilots.
+Each event updates `Transfers`. `settle_transfers` plans at the end of the event, in O(log n) for n pilots.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from stoker.protocol.status import ObjectStatus
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
-MOST_S = 120.0  # Longest stay of a leaving pilot for its objects, in seconds
-_TRIES = 3  # Pilots tried in turn as receivers of an object
+MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
+_MOST_RECEIVERS = 3  # Pilots tried in turn as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
-    """Copy objects that only this draining pilot has to other pilots. Return the seconds that it stays."""
+    """Copy objects that only this draining pilot has to other pilots. Return the maximum seconds for this."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
         return 0.0
-    needed = frozenset(_needed(manager))
+    needed = frozenset(_needed_objects(manager))
     for name, object in peer.has.items():
-        if (name in needed or _comes(object)) and not _stays(object):
+        if (name in needed or _is_fetched(object)) and not _has_staying_holder(object):
             peer.hands_on[name] = {}
-    _go_on(manager, peer)
+    _choose_receivers(manager, peer)
     if not peer.hands_on:
         return 0.0
     manager.state.transfers.leaving[peer.id] = peer
@@ -61,7 +61,7 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
 def _release_leaving_pilots(manager: Manager) -> None:
     leaving = manager.state.transfers.leaving
     for peer in list(leaving.values()):
-        _go_on(manager, peer)
+        _choose_receivers(manager, peer)
         if not peer.hands_on:
             del leaving[peer.id]
             pilot = manager.state.pilots.get(peer.id)
@@ -69,13 +69,13 @@ def _release_leaving_pilots(manager: Manager) -> None:
                 manager.say(pilot, to_pilot.Exit("other pilots have its objects", drain=True))
 
 
-def _go_on(manager: Manager, peer: Peer) -> None:
+def _choose_receivers(manager: Manager, peer: Peer) -> None:
     for name, tried in list(peer.hands_on.items()):
         object = peer.has.get(name)
-        if object is None or _stays(object):
+        if object is None or _has_staying_holder(object):
             del peer.hands_on[name]
-        elif not _comes(object):
-            other = _heir(manager, object) if len(tried) < _TRIES else None
+        elif not _is_fetched(object):
+            other = _find_receiver(manager, object) if len(tried) < _MOST_RECEIVERS else None
             if other is None:
                 del peer.hands_on[name]
             else:
@@ -84,15 +84,15 @@ def _go_on(manager: Manager, peer: Peer) -> None:
                 fetch.kept = True
 
 
-def _stays(object: Object) -> bool:
+def _has_staying_holder(object: Object) -> bool:
     return any(not peer.draining for peer in object.holders.values())
 
 
-def _comes(object: Object) -> bool:
+def _is_fetched(object: Object) -> bool:
     return any(not fetch.peer.draining for fetch in object.fetches.values())
 
 
-def _heir(manager: Manager, object: Object) -> Peer | None:
+def _find_receiver(manager: Manager, object: Object) -> Peer | None:
     tried = {id for peer in object.holders.values() for id in peer.hands_on.get(object.ref.name, ())}
     able = [
         peer
@@ -103,7 +103,7 @@ def _heir(manager: Manager, object: Object) -> Peer | None:
     return min(able, key=lambda peer: (-left_s[peer], len(peer.fetches), len(peer.has)), default=None)
 
 
-def _needed(manager: Manager) -> Iterator[str]:
+def _needed_objects(manager: Manager) -> Iterator[str]:
     waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
     for key in waiting:
         yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
@@ -132,14 +132,14 @@ def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
 def _trouble(object: Object) -> str:
     said = []
     if object.lonely:
-        said.append(f"no peer could serve {_some(object.lonely)}, which read it from its origin")
+        said.append(f"no peer could serve {_first_names(object.lonely)}, which read it from its origin")
     if object.unreadable:
-        said.append(f"it cannot be read on {_some(object.unreadable)}")
+        said.append(f"it cannot be read on {_first_names(object.unreadable)}")
     return "; ".join(said) + (f" ({object.reason})" if said and object.reason else "")
 
 
 def object_trouble(state: State) -> str:
-    """Return a warning if pilots cannot reach each other, or ""."""
+    """Return a warning if pilots cannot reach each other, else an empty text."""
     lonely = state.transfers.lonely
     if not lonely:
         return ""
@@ -147,25 +147,25 @@ def object_trouble(state: State) -> str:
     why = f" ({reasons[-1]})" if reasons else ""
     whom = "Pilots cannot reach each other" if not state.transfers.peer_bytes else "Some pilots cannot reach others"
     return (
-        f"{whom}{why}: {_some(lonely)} read the files from their origin, which is slower. Open the pilots' ports"
+        f"{whom}{why}: {_first_names(lonely)} read the files from their origin, which is slower. Open the pilots' ports"
         " between the compute nodes, or name another network in the site file: [session] interface"
     )
 
 
 def fetch_phase(state: State, library: Library) -> str:
-    """Return a loading library's phase: `fetching from peers n014, n021`, `loading`."""
-    source = _comes_from(state, library)
+    """Return the phase of a loading library, such as `fetching from peers n014, n021` or `loading`."""
+    source = _describe_sources(state, library)
     return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
 
 
-def _comes_from(state: State, library: Library) -> str:
+def _describe_sources(state: State, library: Library) -> str:
     fetches = list(_fetches(state, library))
     said = []
     if any(fetch.way in (Way.READER, Way.ALONE) for fetch in fetches):
         said.append("from its origin")
     peers = dict.fromkeys(id for fetch in fetches for id in fetch.sources)
     if peers:
-        said.append(f"from peer{'s' * (len(peers) > 1)} {_some(peers)}")
+        said.append(f"from peer{'s' * (len(peers) > 1)} {_first_names(peers)}")
     if any(fetch.way is Way.FOLLOWING for fetch in fetches):
         said.append("with another pilot of its host")
     if not said and fetches:
@@ -194,11 +194,11 @@ def _note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
-            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {_comes_from(state, library)}"
+            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {_describe_sources(state, library)}"
             library.note(state.now, text)
 
 
-def _some(names: Collection[str]) -> str:
+def _first_names(names: Collection[str]) -> str:
     shown = list(names)[:_SHOWN]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shown) + more
@@ -231,7 +231,7 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-_MOST_EXAMINED = 16  # Most waiting fetches examined for one that a peer can serve
+_MOST_EXAMINED = 16  # Maximum waiting fetches examined to find a fetch that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:
@@ -247,7 +247,7 @@ def settle_transfers(manager: Manager) -> None:
         else:
             freed, transfers.freed = transfers.freed, {}
             for peer in freed:
-                _offer(transfers, peer)
+                _offer_places(transfers, peer)
     if transfers.changed:
         _send_plan(manager)
 
@@ -257,14 +257,14 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     if fetch.way in (Way.READER, Way.ALONE, Way.FOLLOWING):
         return
     if fetch.way is Way.STRANDED:
-        _alone(manager, fetch)
+        _read_origin_alone(manager, fetch)
         return
-    rooted = _root(transfers, fetch)
-    if not rooted and _have_read(transfers, object, fetch):
+    rooted = _find_sure_source(transfers, fetch)
+    if not rooted and _choose_reader(transfers, object, fetch):
         return
-    rooted = rooted or _root(transfers, fetch)
-    if not rooted and _hopeless(transfers, fetch):
-        _alone(manager, fetch)
+    rooted = rooted or _find_sure_source(transfers, fetch)
+    if not rooted and _must_read_origin(transfers, fetch):
+        _read_origin_alone(manager, fetch)
         return
     while rooted and len(fetch.sources) < transfers.wants(object) and len(fetch.failed) < transfers.patience:
         source = transfers.find(fetch, root=False)
@@ -274,8 +274,8 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     transfers.send(fetch, Way.PEERS if rooted else Way.WAITING)
 
 
-def _root(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if a fetch has a sure source, or now gets one, which replaces another source of a full fetch."""
+def _find_sure_source(transfers: Transfers, fetch: Fetch) -> bool:
+    """Return True if a fetch has or now gets a sure source. In a full fetch it replaces another source."""
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -284,8 +284,8 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
     return source is not None
 
 
-def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """Let one pilot read the origin if none has the object. Return True if this fetch's pilot reads it."""
+def _choose_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
+    """Let one pilot read the origin if no pilot has the object. Return True for the pilot of this fetch."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)
@@ -295,8 +295,8 @@ def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
     return one is fetch
 
 
-def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if enough peers failed a fetch, or no peer can be its sure source."""
+def _must_read_origin(transfers: Transfers, fetch: Fetch) -> bool:
+    """True if enough peers failed a fetch, or if no peer can be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -308,7 +308,7 @@ def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
     return all(x.peer.id in fetch.failed for x in earlier)
 
 
-def _alone(manager: Manager, fetch: Fetch) -> None:
+def _read_origin_alone(manager: Manager, fetch: Fetch) -> None:
     transfers, object = manager.state.transfers, fetch.object
     if fetch.unreadable or len(object.unreadable) >= transfers.limits.origin_tries:
         manager.say(manager.state.pilots[fetch.peer.id], to_pilot.FetchObject(object.ref))
@@ -320,8 +320,8 @@ def _alone(manager: Manager, fetch: Fetch) -> None:
     transfers.next_alone(object)
 
 
-def _offer(transfers: Transfers, peer: Peer) -> None:
-    """Give a peer's free places to waiting fetches, then to fetches with too few peers; rarest object first."""
+def _offer_places(transfers: Transfers, peer: Peer) -> None:
+    """Assign the free places of a peer to fetches that wait or have too few peers. Rare objects come first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:
@@ -336,7 +336,7 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
     for urgent in (True, False):
         for object in mine:
             while transfers.has_room(peer, object):
-                fetch = _customer(transfers, peer, object, urgent=urgent)
+                fetch = _find_fetch_to_serve(transfers, peer, object, urgent=urgent)
                 if fetch is None:
                     break
                 transfers.link(fetch, peer, instead=len(fetch.sources) >= transfers.wants(object))
@@ -344,19 +344,19 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
 
 
 def last_resort(transfers: Transfers, peer: Peer) -> None:
-    """Plan again for fetches that only a draining peer can serve."""
+    """Plan fetches again that only a draining peer can serve."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))
 
 
-def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
+def _find_fetch_to_serve(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
     if not urgent:
-        most = transfers.wants(object)  # the number may have fallen since these fetches were listed
+        most = transfers.wants(object)  # the limit may have dropped since these fetches were listed
         underserved = (x for x in islice(object.underserved.values(), _MOST_EXAMINED) if len(x.sources) < most)
         return next((x for x in underserved if x.may_come_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
-    if transfers.peer_bytes:  # else peers may be unreachable, so stranded fetches wait for the origin
+    if transfers.peer_bytes:  # without peer transfers, peers may be unreachable, so stranded fetches use the origin
         waiting = chain(waiting, object.stranded.values())
     for fetch in islice(waiting, _MOST_EXAMINED):
         if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):

@@ -1,4 +1,4 @@
-"""Update transfers when pilots join, leave, and need, get or fail to get objects."""
+"""Update transfers when pilots join, leave, or request, receive or fail to receive objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_BLAMED = 3  # Pilots that a peer failed after which it serves none, if it failed more than it served
+_MOST_BLAMED = 3  # A peer that failed this number of pilots serves none, if it failed more pilots than it served
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
@@ -31,7 +31,7 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
     wants, peer.wants = peer.wants, {}
     for ref in wants.values():
         if ref.name not in peer.has:
-            _want(transfers, peer, ref)
+            _plan_fetch(transfers, peer, ref)
 
 
 def pilot_cut(manager: Manager, pilot: Pilot) -> None:
@@ -58,7 +58,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """Exclude a draining pilot from fetches that others can serve. Return the seconds that it stays."""
+    """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds until its exit."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -79,37 +79,37 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches that a pilot requests, or send their plan again."""
+    """Plan the fetches that a pilot requests, or send existing plans again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        manager.state.refuse("objects wanted by a pilot that is not here")
+        manager.state.refuse("objects requested by a disconnected pilot")
         return
     for ref in message.objects:
         fetch = peer.fetches.get(ref.name)
         if fetch is None:
-            _want(transfers, peer, ref)
+            _plan_fetch(transfers, peer, ref)
         else:
             fetch.said = None
             transfers.changed[fetch] = None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan fetches of a recipe's objects that a pilot lacks; return their names."""
+    """Plan fetches of a recipe's objects that a pilot lacks. Return the objects' names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
         return ()
     planned = []
-    for ref in recipe.objects:  # a recipe may list the same content twice
+    for ref in recipe.objects:  # a recipe may contain the same content twice
         if ref.name not in peer.has and ref.name not in peer.fetches:
-            _want(transfers, peer, ref)
+            _plan_fetch(transfers, peer, ref)
             planned.append(ref.name)
     return tuple(planned)
 
 
-def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
-    if ref.name in peer.has:  # it was damaged, or lost before the message about it arrived
+def _plan_fetch(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
+    if ref.name in peer.has:  # the object was damaged, or lost before the message about the loss arrived
         transfers.release(peer, peer.has[ref.name])
     object = transfers.object(ref.name)
     if ref.source or not object.ref.size_bytes:
@@ -123,11 +123,10 @@ def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
 
 
 def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
-    """Record a pilot's object; blame the peers that failed to send it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        manager.state.refuse("object that came to a pilot that is not here")
+        manager.state.refuse("object received by a disconnected pilot")
         return
     object = transfers.object(arrival.name)
     if not object.ref.size_bytes:
@@ -138,24 +137,24 @@ def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> No
     fetch = peer.fetches.get(arrival.name)
     if fetch is not None:
         if arrival.peer_bytes:
-            _judge(transfers, fetch)
+            _count_failed_sources(transfers, fetch)
         transfers.end(fetch, complete=True)
     if arrival.name not in peer.has:
         transfers.hold(peer, object)
 
 
-def _judge(transfers: Transfers, fetch: Fetch) -> None:
+def _count_failed_sources(transfers: Transfers, fetch: Fetch) -> None:
     for source in fetch.sources.values():
         source.served += 1
     for id in fetch.failed:
         source_then = transfers.peers.get(id)
         if source_then is not None:
             source_then.blamed += 1
-            if source_then.blamed >= max(_BLAMED, source_then.served + 1):
-                _silence(transfers, source_then)
+            if source_then.blamed >= max(_MOST_BLAMED, source_then.served + 1):
+                _stop_serving(transfers, source_then)
 
 
-def _silence(transfers: Transfers, peer: Peer) -> None:
+def _stop_serving(transfers: Transfers, peer: Peer) -> None:
     peer.address = ""
     peer.parked.clear()
     for object in peer.has.values():
@@ -191,7 +190,7 @@ def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        transfers.take_over(fetch)  # its cache has lost the object again
+        transfers.take_over(fetch)  # the shared cache has lost the object again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

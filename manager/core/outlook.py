@@ -1,9 +1,9 @@
 """Track open maps and forecast when calls are done.
 
-A map submits calls as earlier calls end, so its program reports its length, progress and unsent calls. A context's rate
-is measured if enough calls ended lately, else slots divided by run time. Contexts share devices, so the session needs
-the time of its slowest context, and at least all device time divided by the number of devices. With measured `speeds`,
-the last calls may end later, on slow devices.
+A map submits calls when earlier calls end, so its program reports its length, progress and unsent calls. The rate of a
+context is measured if enough calls ended lately, else it is slots divided by run time. Contexts share devices, so the
+session needs the time of its slowest context, and at least the total device time divided by the number of devices. With
+measured `speeds`, the last calls on slow devices may end later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.protocol.pace import WorkPace
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
 
-MOST_MAPS = 1000  # A program's open maps that are remembered
+MOST_MAPS = 1000  # Maximum open maps remembered per program
 
 
 def record_map_report(state: State, client: Client, report: MapReport) -> None:
@@ -37,7 +37,7 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
         client.maps[report.map] = MapRecord(report, state.now, WorkPace(state.now))
         _note_unsent(state, report.context)
         return
-    if report.done > report.kept and known.report.done == known.report.kept:  # results begin when its model is hot
+    if report.done > report.kept and known.report.done == known.report.kept:  # the first results need a loaded model
         context = state.contexts.get(report.context)
         here = context.libraries.values() if context is not None else ()
         ready = (library.ready_at for library in here if library.state is LibraryState.READY)
@@ -85,13 +85,13 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
     )  # fmt: skip
 
 
-_ROUNDS = 2  # Rounds of calls in the window before a measured rate counts
+_MEASURED_ROUNDS = 2  # A measured rate counts once each slot could run this number of calls in the window
 _MEASURED_S = 5.0  # Seconds after the first result before a measured rate counts
 _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 class Outlook(NamedTuple):
-    """Seconds of work after the first pilot arrives (`left_s`), and until it arrives (`pilot_in_s`); 0 = unknown."""
+    """Seconds of work after the first pilot arrives, and seconds until it arrives; 0 = unknown."""
 
     left_s: float = 0.0
     pilot_in_s: float = 0.0
@@ -128,7 +128,7 @@ def context_outlook_s(state: State, context: Context) -> float:
 
 
 def _last_held_s(state: State, context: Context) -> float:
-    """Return the seconds until the last held call ends, if the kinds' speeds are known and no call waits."""
+    """Return the seconds until the last held call ends; 0 without known speeds, or if calls wait."""
     if not context.speeds.of or context.queue.count or _unsubmitted(state, context):
         return 0.0
     running = [x for x in context.libraries.values() if x.slots == len(x.held) == 1]
@@ -143,7 +143,7 @@ def start_in_s(state: State, context: Context, before: int) -> float:
 
 
 def held_calls(context: Context) -> int:
-    """Count a context's held calls; a gang counts once."""
+    """Return the number of held calls. A gang counts once."""
     return sum(_held(library) for library in context.libraries.values())
 
 
@@ -176,7 +176,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
         slots = [context.slots] * count
     is_measured = pace.recent_since_s(context.rate, now=state.now) >= _MEASURED_S
-    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
+    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MEASURED_ROUNDS * sum(ready):
         return pace.recent_per_second(context.rate, now=state.now), count
     here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE and x.held)
     first = (next(iter(x.held.values())) for x in here if x.state is LibraryState.READY)

@@ -1,12 +1,12 @@
 """Measurements of a context: loads of libraries, paces of work, costs of functions.
 
-*Load index*, O(1). Ready libraries are in levels: one for a free slot, the others by number of waiting calls. The last
-library of the free level, the *hottest*, is used first, so unneeded libraries stay idle. No call may wait in a *closed*
-library.
+*Load index*, O(1): one level contains ready libraries with a free slot, the other levels group libraries by number of
+waiting calls. The last library of the free level, the *hottest*, is used first, so that unneeded libraries stay idle.
+No call may wait in a *closed* library.
 
-*Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) takes the longest iteration; after one
-slow iteration every job would look late, so our bound is the mean plus twice the mean deviation. An unmeasured size
-follows the nearest measured size by Amdahl's law with a small serial part (§2.2).
+*Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) uses the longest iteration, but then one
+slow iteration makes every job look late. Our bound is the mean plus twice the mean deviation. The pace of an unmeasured
+size follows from the nearest measured size by Amdahl's law with a small serial part (§2.2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ L = TypeVar("L", bound=IndexedLibrary)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Burst(Generic[L]):
-    """Calls that a library got at one moment, in one frame."""
+    """Calls that a library received at one time, in one frame."""
 
     library: L
     at: float
@@ -46,26 +46,26 @@ class Burst(Generic[L]):
 
 
 class LoadIndex(Generic[L]):
-    """Ready libraries by load. `free`: libraries with a free slot, the hottest last. `of_kind`: all, by device kind."""
+    """Ready libraries by load. `free`: with a free slot, hottest last. `of_kind`: all, by device kind."""
 
     __slots__ = ("_level_of", "_levels", "_order", "_ranked", "_speeds", "burst", "free", "of_kind")
 
     def __init__(self) -> None:
-        # OrderedDict, because a plain dict finds its first and last entry in O(n).
+        # OrderedDict, because a plain dict needs O(n) to find its first or last entry.
         self.free: OrderedDict[LibraryId, L] = OrderedDict()
         self._levels: dict[int, OrderedDict[LibraryId, L]] = {CLOSED: OrderedDict(), FREE: self.free}
-        self._order: list[int] = []  # The levels from `FULL` on, in order
+        self._order: list[int] = []  # Levels from `FULL` upwards, in ascending order
         self._level_of: dict[LibraryId, int] = {}
         self.of_kind: dict[str, dict[LibraryId, L]] = {}
-        self._speeds: Mapping[str, float] = {}  # By kind; empty while all kinds are equally fast
-        self._ranked: dict[float, OrderedDict[LibraryId, L]] = {}  # With speeds: free libraries, the fastest first
+        self._speeds: Mapping[str, float] = {}  # Speeds by device kind; empty if all kinds are equally fast
+        self._ranked: dict[float, OrderedDict[LibraryId, L]] = {}  # Free libraries by speed, fastest first
         self.burst: Burst[L] | None = None
 
     def __len__(self) -> int:
         return len(self._level_of)
 
     def level_of(self, library: L) -> int | None:
-        """Return `FREE`, `CLOSED`, the number of waiting calls, or None if not listed."""
+        """Return `FREE`, `CLOSED` or the number of waiting calls; None if the library is not listed."""
         return self._level_of.get(library.id)
 
     def put(self, library: L, level: int) -> None:
@@ -112,7 +112,6 @@ class LoadIndex(Generic[L]):
         del self._levels[level], self._order[bisect_left(self._order, level)]
 
     def rank(self, speeds: Mapping[str, float]) -> None:
-        """Keep free libraries also by the speeds of their kinds; without speeds all kinds are equally fast."""
         self._speeds = speeds
         self._ranked = (
             {speed: OrderedDict() for speed in sorted({1.0, *speeds.values()}, reverse=True)} if speeds else {}
@@ -139,28 +138,28 @@ class LoadIndex(Generic[L]):
         return reversed(self.free.values())
 
     def hottest_by_speed(self) -> list[Iterator[L]]:
-        """Return the free libraries of each speed, the fastest first; empty if all kinds are equally fast."""
+        """Return the free libraries of each speed, fastest first; empty if all kinds are equally fast."""
         return [reversed(free.values()) for free in self._ranked.values()]
 
     def least_loaded(self) -> Iterator[L]:
-        """Yield open libraries without a free slot, least loaded first."""
+        """Yield open libraries without a free slot, the least loaded first."""
         for level in self._order:
             yield from self._levels[level].values()
 
     def most_backlogged(self) -> Iterator[L]:
-        """Yield libraries with waiting calls, those with the most first."""
+        """Yield libraries with waiting calls, the largest backlog first."""
         for level in reversed(self._order):
             if level > FULL:
                 yield from self._levels[level].values()
 
 
-_NEW_WEIGHT = 0.2  # Least weight of the latest measurement in the mean
-_SERIAL = 0.05  # Serial part of a unit's time, until it is measured
-_REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, and kinds kept
-_Kind = tuple[str, bool]  # Declared kind, and whether work precedes the first item
+_NEW_WEIGHT = 0.2  # Minimum weight of the latest measurement in the mean
+_SERIAL_SHARE = 0.05  # Serial part of the time of a unit, used until it is measured
+_REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, number of kinds kept
+_Kind = tuple[str, bool]  # Declared kind of the call, and whether work precedes its first item
 _CAUTION = 2.0  # Mean deviations between the mean and the bound
-LEAST_S = 0.001  # Shortest measurement: a pace of zero would say that a call takes no time
-MEET_S = 2.0  # Longest time until the ranks of a gang have connected (§5.1: at most 2 s)
+LEAST_S = 0.001  # Shortest measurement in seconds: a pace of zero would mean that calls take no time
+MEET_S = 2.0  # Longest time until the ranks of a gang have connected, in seconds (§5.1: at most 2 s)
 
 
 class Paces:
@@ -169,13 +168,13 @@ class Paces:
     __slots__ = ("_ends", "_known", "meet_s", "parts")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, float, int]] = {}  # By size: mean, mean absolute deviation, measurements
-        self._ends: dict[_Kind, list[float]] = {}  # Share of its items that each recent call of a kind did
-        self.parts: dict[_Kind, float] = {}  # The largest such share, for kinds with enough ended calls
+        self._known: dict[int, tuple[float, float, int]] = {}  # By size: mean, mean deviation, number of measurements
+        self._ends: dict[_Kind, list[float]] = {}  # By kind: the share of its items that each recent call processed
+        self.parts: dict[_Kind, float] = {}  # The largest share of each kind with enough ended calls
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
-        """Set advised paces; measurements replace them gradually."""
+        """Set paces from advice. Measurements replace them gradually."""
         self._known.update({size: (max(pace, LEAST_S / 1000), 0.0, 1) for size, pace in seconds.items()})
         self.meet_s = meet_s
 
@@ -204,16 +203,14 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Return the largest share of its items that a call may still process; with `learn`, from its kind's ended
-        calls.
-        """
+        """Return the largest share of its items that a call may still process. `learn`: use ended calls."""
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
         return max(0.0, most - done)
 
     def mean_s(self, size: int, work: float) -> float | None:
-        """Return the expected seconds of `work` on `size` replicas; None if no size was measured."""
+        """Return the expected seconds of `work` on `size` replicas; None if unmeasured."""
         return self._predict(size, work, caution=0.0)
 
     def bound_s(self, size: int, work: float) -> float | None:
@@ -230,7 +227,7 @@ class Paces:
             return None
         if size not in self._known:
             nearest = min(self._known, key=lambda known: (abs(math.log(known / size)), known))
-            scale = _share(size) / _share(nearest)
+            scale = _relative_time(size) / _relative_time(nearest)
         else:
             nearest, scale = size, 1.0
         mean, deviation, _ = self._known[nearest]
@@ -242,13 +239,13 @@ def _kind(features: Features) -> _Kind:
 
 
 def work_of(features: Features | None) -> float:
-    """Return a call's work in tokens, if known, else in items."""
+    """Return the work of a call in tokens, or in items if its length is unknown."""
     return float(features.items * max(1, features.input_length)) if features is not None else 1.0
 
 
-def _share(size: int) -> float:
-    """Return a unit's time on `size` replicas relative to one replica (Amdahl)."""
-    return _SERIAL + (1 - _SERIAL) / size
+def _relative_time(size: int) -> float:
+    """Return the time of a unit on `size` replicas relative to one replica (Amdahl's law)."""
+    return _SERIAL_SHARE + (1 - _SERIAL_SHARE) / size
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -257,6 +254,6 @@ class Cost:
     recipe: RecipeKey
     runs: int = 0
     run_s: float = 0.0
-    ordered_s: float = 0.0  # Expected time of a run when the queue was last sorted
-    least_s: float = math.inf  # Least mean run time of calls that ended together
+    ordered_s: float = 0.0  # Expected seconds of a run when the queue was last sorted
+    least_s: float = math.inf  # Shortest mean run time of calls that ended together, in seconds
     by_kind: dict[str, KindRuns] = field(default_factory=dict)  # Runs by device kind

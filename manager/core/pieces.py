@@ -1,7 +1,7 @@
-"""Pass on pieces of results (`stoker.stream`) and acknowledgements.
+"""Forward pieces of results (`stoker.stream`) and their acknowledgements.
 
-Pieces are not journalled, so they decide nothing and never pass `Core.handle`. Pilots repeat unacknowledged pieces and
-clients ask for missed pieces, so a client has every piece when a call ends.
+Pieces are not in the journal, so they affect no decision and never enter `Core.handle`. Pilots repeat unacknowledged
+pieces and clients request missed ones, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> l
     out: list[Command] = []
     if isinstance(event, FromPilot):
         pilot = state.pilots.get(event.pilot)
-        if pilot is None or pilot.state not in _SPEAKS or pilot.hellos_asked:
+        if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
             return out
         for said in event.messages:
             if type(said) is to_manager.CallYielded and not bounds.wrong_with(said):
-                _came(state, pilot.libraries.get(said.library), said, out, now)
+                _forward_pieces(state, pilot.libraries.get(said.library), said, out, now)
     else:
         for taken in event.messages:
             if type(taken) is to_manager.PiecesTaken and not bounds.wrong_with(taken):
                 call = state.calls.get(taken.call)
                 if call is not None and call.group.client.id == event.client:
-                    _taken(state, call, taken, out)
+                    _forward_acknowledgement(state, call, taken, out)
     return out
 
 
-_SPEAKS = (PilotState.HERE, PilotState.DRAINING)
+_CONNECTED = (PilotState.HERE, PilotState.DRAINING)
 
 
-def _came(
+def _forward_pieces(
     state: State, library: Library | None, message: to_manager.CallYielded, out: list[Command], now: float
 ) -> None:
     call = library.held.get(message.call) if library is not None else None
@@ -57,13 +57,13 @@ def _came(
         out.append(ToClient(client.id, said))
 
 
-def _taken(state: State, call: Call, message: to_manager.PiecesTaken, out: list[Command]) -> None:
+def _forward_acknowledgement(state: State, call: Call, message: to_manager.PiecesTaken, out: list[Command]) -> None:
     library = call.holder
     if call.state is not CallState.HELD or not isinstance(library, Library):
         return
     facts = state.streams.get(call.id)
     if facts is not None and facts.run == message.run and message.upto > facts.taken:
         facts.taken, facts.waits_since = message.upto, None
-    if library.pilot.state in _SPEAKS:
+    if library.pilot.state in _CONNECTED:
         said = to_pilot.AckPieces(library.id, call.id, message.run, message.upto, message.again)
         out.append(ToPilot(library.pilot.id, said))

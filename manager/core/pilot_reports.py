@@ -1,8 +1,7 @@
 """Process reports of pilots and libraries: hellos, heartbeats, loads and ends.
 
-A disconnected pilot counts as lost after a second.
-
-If a pilot's object cache is too full for a context, the manager stops idle libraries, least recently used first.
+A disconnected pilot counts as lost after a second. If a pilot's object cache is too full for a context, the manager
+stops idle libraries, least recently used first.
 """
 
 from __future__ import annotations
@@ -46,11 +45,10 @@ from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
-MOST_HELLOS = 4  # Requests for a newer hello in a row
+MOST_HELLOS = 4  # Maximum requests in a row for a newer hello
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    """Return why a pilot is refused, or ""."""
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         return wrong
     if state.ending:
@@ -75,15 +73,15 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
 
 
 def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
-    manager.state.refuse("message of a pilot with a value that cannot be")
+    manager.state.refuse("message of a pilot with an invalid value")
     refuse_pilot(manager, pilot.id, wrong)
     pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Ask for a newer hello if frames sent after this one were processed. Return True if so.
+    """Request a newer hello if frames sent after this hello were processed. Return True if requested.
 
-    Else an old hello would leave wrong records.
+    An old hello would leave wrong records.
     """
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
@@ -116,7 +114,7 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
     return pilot
 
 
-_FREES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
+_ORDER_OF_STATES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
@@ -130,17 +128,17 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     libraries_here = list(pilot.libraries.values())
     _requeue_missing(manager, libraries_here, there)
     for library in libraries_here:
-        _library(manager, library, there[library.id])
-    # After all libraries are reconciled, because a gang may start on several of them. Libraries that free memory are
-    # first, as when the manager gave the orders.
-    for library in sorted(libraries_here, key=lambda x: _FREES.get(x.state, len(_FREES))):
+        _reconcile_library(manager, library, there[library.id])
+    # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
+    # free memory come first, in the order of the manager's original orders.
+    for library in sorted(libraries_here, key=lambda x: _ORDER_OF_STATES.get(x.state, len(_ORDER_OF_STATES))):
         if pilot.libraries.get(library.id) is library:
-            _go_on(manager, library, there[library.id])
+            _continue_library(manager, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
         manager.say(pilot, Exit("the manager drains this pilot", drain=True))
 
 
-def _unknown(manager: Manager, library: Library, id: CallId) -> None:
+def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None:
     call = manager.state.calls.get(id)
     if call is None:
         if pilots.is_unheard_of(manager.state, id):
@@ -149,14 +147,14 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
             holding.drop(manager, library, id, running=False)
     elif call.state is CallState.WAITING and holding.may_go_on(library, call):
         queues.leave_queue(manager, call)
-        holding.resume(manager, library, call, why="it has run there all the time and continues")
-    else:  # it runs elsewhere now; a gang starts again as a whole
+        holding.resume(manager, library, call, why="the call has kept running there and continues")
+    else:  # the call runs on another library now; a gang starts again as a whole
         is_gang = call.group.options.gang[1] > 1
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
 
 
 def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
-    """Requeue calls that never reached their libraries; a gang's call only once."""
+    """Requeue calls that never reached their libraries. A gang call is requeued once."""
     missing: dict[Call, Library] = {}
     for library in here:
         for call in holding.now_holds(library, set(there[library.id].calls)):
@@ -165,7 +163,7 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
         holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
 
 
-def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.now_occupies(library, listed)
@@ -178,28 +176,28 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
         if again:
             manager.say(library.pilot, CancelCalls(library.id, again, running))
     for id in unknown:
-        _unknown(manager, library, id)
+        _handle_unknown_call(manager, library, id)
     gangs.remind_of_rank0(manager, library)
     libraries.resize_again(manager, library)
     queues.relist_library(manager, library)
 
 
-def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _continue_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
-        manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
-    elif library.is_waking and library.held and not facts.asleep:  # it woke, and the journal lost that
+        manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
+    elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
         sleepers.take_as_awake(library)
-        _serve(manager, library)
+        _start_serving(manager, library)
     elif sleepers.compare(manager, library, facts):
         return
     elif library.state is LibraryState.LOADING and facts.ready:
-        _library_hot(manager, library)
+        _handle_hot_library(manager, library)
     else:
         dispatch.feed_library(manager, library)
 
 
 def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """Record a hello's device faults. `lost`: the manager may have missed a repair."""
+    """Record the device faults in a hello. `lost`: the manager may have missed a repair."""
     for device in list(pilot.devices.values()):
         pilots.device_reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
 
@@ -213,9 +211,9 @@ def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
         nodes.judge_reports(manager, pilot)
 
 
-_PART = 16  # A memory measurement is new if it differs by 1/16 of the last measurement
+_CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
 _LEAST_BYTES = 16 << 20  # and by at least these bytes
-RECORD_S = 5.0  # Least seconds between two records of run costs
+RECORD_S = 5.0  # Minimum seconds between two records of run costs
 
 
 def is_heartbeat(event: FromPilot) -> bool:
@@ -229,18 +227,18 @@ def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
         return False
     if state.unrecorded and now - state.recorded_at >= RECORD_S:
         return True
-    if message.refused_frames != pilot.refused_frames or _moved(pilot.cache_bytes, message.cache_bytes):
+    if message.refused_frames != pilot.refused_frames or _has_changed(pilot.cache_bytes, message.cache_bytes):
         return True
     uses = ((pilot.libraries.get(use.library), use) for use in message.libraries)
     return any(
-        _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
+        _has_changed(library.memory_bytes, use.memory_bytes) or _has_changed(library.device_bytes, use.device_bytes)
         for library, use in uses
         if library is not None
     )
 
 
-def _moved(before: int, after: int) -> bool:
-    return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _PART)
+def _has_changed(before: int, after: int) -> bool:
+    return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _CHANGE_DIVISOR)
 
 
 def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
@@ -252,17 +250,17 @@ def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     ending.record_runs(manager)
 
 
-# With these failures the library ended because of one call or its pilot, so its other calls are not blamed.
+# With these failures one call or the pilot ended the library, so the other calls are not blamed.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 
-# With these failures the library ended because of one call, which is already withdrawn.
+# With these failures one call ended the library, and that call is already withdrawn.
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
-        if library.state is not LibraryState.STOPPING:  # a stopping library was told to stop meanwhile
+        if library.state is not LibraryState.STOPPING:  # a stopping library was ordered to stop meanwhile
             state.refuse("library ready twice")
         return
     libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
@@ -280,23 +278,23 @@ def library_ready(manager: Manager, library: Library, message: LibraryReady) -> 
             message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
         )
     )  # fmt: skip
-    _library_hot(manager, library)
+    _handle_hot_library(manager, library)
 
 
-def _library_hot(manager: Manager, library: Library) -> None:
+def _handle_hot_library(manager: Manager, library: Library) -> None:
     wanted = manager.policies.residency.measured(manager.state, library)
     if wanted < library.promised_bytes:  # without a declared size, reserve only the measured bytes
         manager.supply_changed = True
         libraries.promise(library, wanted)
-    _serve(manager, library)
+    _start_serving(manager, library)
 
 
 def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> None:
     if sleepers.library_awake(manager, library, message):
-        _serve(manager, library)
+        _start_serving(manager, library)
 
 
-def _serve(manager: Manager, library: Library) -> None:
+def _start_serving(manager: Manager, library: Library) -> None:
     context = library.context
     libraries.mark_ready(manager, library)
     blocks.note_useful(manager, library.pilot)
@@ -319,14 +317,18 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # the failure, if the library was killed because other processes hold the memory
+    crowding = None  # set if the library was killed because other processes use the memory
     if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
         crowding = failure
     back = []
     if failure is None and not message.loading:
         retries.note_cut_calls(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if crowding is not None and call.id in running and _crowded_out(manager, library, call, crowding):
+        if (
+            crowding is not None
+            and call.id in running
+            and _killed_for_memory_of_others(manager, library, call, crowding)
+        ):
             continue
         killer = blamed is not None and call.id in running
         if failure is not None and failure.kind in OF_OTHERS and call.id in running:
@@ -356,9 +358,9 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
         pilots.pilot_leaves(manager, library.pilot)
 
 
-def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library the kernel killed because other processes used the memory. If False, the caller
-    requeues it.
+def _killed_for_memory_of_others(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+    """Handle a call whose library was killed because other processes used the memory. If False, the caller requeues the
+    call.
     """
     if call.group.options.gang[1] > 1:
         return gangs.gang_lost_memory(manager, library, call, failure)
@@ -391,13 +393,13 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         libraries.fail_waiting_calls(manager, each, evidence)
 
 
-ENDING_S = 2.0  # Seconds until an ending library has usually freed its files
-BUSY_S = 10.0  # Seconds between tries while busy libraries hold their files
+ENDING_S = 2.0  # Seconds after which an ending library has usually freed its files
+BUSY_S = 10.0  # Seconds between tries while busy libraries use their files
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     users: dict[Context, list[Library]] = {}
-    for library in _users(manager.state, pilot):
+    for library in _libraries_with_objects(manager.state, pilot):
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
     coming = {ref.name for ref in context.recipe.objects}
@@ -417,7 +419,7 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
         ending.append(idle.pop(0))
     if frees_bytes(ending) < lacks_bytes:
         return BUSY_S
-    for other in tuple(ending):  # keep a context that need not end for the space
+    for other in tuple(ending):  # do not end a context whose space is not needed
         rest = [each for each in ending if each is not other]
         if frees_bytes(rest) >= lacks_bytes:
             ending = rest
@@ -436,7 +438,7 @@ def _objects(state: State, context: Context) -> dict[str, int]:
     return found
 
 
-def _users(state: State, pilot: Pilot) -> Iterator[Library]:
+def _libraries_with_objects(state: State, pilot: Pilot) -> Iterator[Library]:
     peer = state.transfers.peers.get(pilot.id)
     near = state.transfers.caches.get(peer.cache, {}) if peer is not None else {}
     for id in {pilot.id: None, **dict.fromkeys(near)}:

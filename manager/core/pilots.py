@@ -1,11 +1,11 @@
-"""Pilots that join, disconnect, drain or are lost; devices in quarantine; repair after a lost journal.
+"""Handle pilots that join, disconnect, drain or are lost. Quarantine devices. Repair the state after a lost journal.
 
-*Quarantine* (`Device.fault`): calls on a device that fails its probe run elsewhere at once; calls on a device that a
-policy quarantines finish.
+*Quarantine* (`Device.fault`): if a device fails its probe, its calls run elsewhere immediately. If a policy quarantines
+a device, its running calls finish first.
 
-*Lost journal*: after a host crash the manager may lack acknowledged events, so peers report again in their hellos:
-clients their open calls, pilots their libraries and calls, the factory its blocks. A pilot's unknown call is an
-*orphan*, whose slot and end are kept for its client. New ids skip lost ids.
+*Lost journal*: after a host crash, the journal may lack acknowledged events. So peers report their state in their
+hellos: clients their open calls, pilots their libraries and calls, the factory its blocks. A call that only a pilot
+knows is an *orphan*; its slot and end are kept for its client. New ids skip lost ids.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving, WalltimeUpdate
 from stoker.units import show_seconds
 
-KEPT_PILOTS = 1000  # Pilots kept after their end, for histories and returns
+KEPT_PILOTS = 1000  # Ended pilots kept for their histories, and in case they reconnect
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
@@ -52,7 +52,7 @@ def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
-    """Readmit a pilot that was given up; return its former libraries."""
+    """Readmit a pilot that was counted as lost. Return the pilot's former libraries."""
     state = manager.state
     kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
@@ -69,7 +69,6 @@ def forget_old_pilots(state: State, *, kept_s: float) -> None:
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
-    """Let contexts and policies react to a changed pilot."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         queues.note_starving(manager, context)
         holding.places_changed(manager, context)
@@ -99,9 +98,9 @@ def pilot_lost(
     loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
 ) -> None:
-    """Requeue the calls of a pilot that is gone.
+    """Remove a lost pilot and requeue its calls.
 
-    `loss`: None if it left properly. `may_return`: readmit it if it reconnects.
+    `loss`: why the pilot was lost; None if it left properly. `may_return`: readmit the pilot if it reconnects.
     """
     state = manager.state
     pilot = state.pilots.pop(id, None)
@@ -130,7 +129,6 @@ def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None
 
 
 def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
-    """Give up the disconnected pilots of ended blocks."""
     for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
         if pilot.state is PilotState.CUT:
             pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
@@ -167,11 +165,10 @@ def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
 
 
 _POLL_S = 1.0
-_SOON_S = 0.001  # A rounded timer may fire this early; a new one would fire at once again
+_TIMER_MARGIN_S = 0.001  # A timer may fire early by this rounding error; a new timer would then fire again immediately
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
-    """Note a pilot's remaining walltime; 0 = none."""
     if ends_in_s <= 0:
         pilot.ends_at = 0.0
         return
@@ -192,7 +189,7 @@ def check_walltime(manager: Manager, id: str) -> None:
     in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
         return
-    if in_s > _SOON_S:  # calls may take longer than expected, so check again sooner
+    if in_s > _TIMER_MARGIN_S:  # check again early, because calls may take longer than expected
         manager.set_timer(f"walltime/{id}", now + max(in_s / 2, min(in_s, _POLL_S)))
         return
     for library in pilot.libraries.values():
@@ -205,12 +202,12 @@ QUARANTINE_TIMER = "quarantine"
 
 
 def device_reported(manager: Manager, device: Device, reason: str) -> None:
-    """Record that a device failed its probe, or works again (no reason)."""
+    """Record that a device failed its probe, or works again if `reason` is empty."""
     pilot, id = device.pilot, device.id
-    if device.reported == reason:  # the hello already reported it
+    if device.reported == reason:  # the hello already reported this
         return
     device.reported = reason
-    _settle(device)
+    _update_fault(device)
     if not reason:
         pilot.note(manager.state.now, f"{id} is well again")
         supply_changed(manager, pilot)
@@ -225,11 +222,11 @@ def device_reported(manager: Manager, device: Device, reason: str) -> None:
 
 
 def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *, reason: str, until: float) -> None:
-    """Quarantine devices; their libraries end after their calls."""
+    """Quarantine devices. Libraries on the devices stop after their running calls."""
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)
-        _settle(device)
+        _update_fault(device)
     which = ", ".join(device.id for device in devices)
     pilot.note(now, f"{which} quarantined for {show_seconds(until - now)}: {reason}")
     for library in {library.id: library for device in devices for library in device.libraries.values()}.values():
@@ -246,7 +243,7 @@ def end_quarantine(manager: Manager, id: str) -> None:
     over = [device for device in pilot.devices.values() if device.quarantine and device.quarantine[0] <= now]
     for device in over:
         device.quarantine = None
-        _settle(device)
+        _update_fault(device)
     if over:
         pilot.note(now, f"{', '.join(device.id for device in over)} may be used again")
         if pilot.id in state.pilots:
@@ -260,7 +257,7 @@ def _set_timer(manager: Manager, pilot: Pilot) -> None:
         manager.set_timer(f"{QUARANTINE_TIMER}/{pilot.id}", min(ends))
 
 
-def _settle(device: Device) -> None:
+def _update_fault(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
@@ -268,18 +265,17 @@ KEPT_FORGOTTEN = 100_000  # Ended calls remembered because their clients have th
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
-    """Note a client's calls before it submits again; omitted calls have ended."""
+    """Note a client's calls before it submits them again. Calls that it omits have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
 
 
 def client_resubmitted(manager: Manager, client: Client) -> None:
-    """Close the calls that a client did not submit again."""
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
-        state.refuse("a client that was not asked to has submitted its calls again")
+        state.refuse("resubmission of calls that the manager did not request")
         return
     for id in sorted(unnamed):
         call = state.calls.get(id)
@@ -298,11 +294,11 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
         if id >> CLIENT_SHIFT == client.number:
             del state.orphans[id]
             state.forgotten[id] = None
-            _drop(manager, orphan.library, CallId(id), running=False)
+            _drop_call(manager, orphan.library, CallId(id), running=False)
 
 
 def is_unheard_of(state: State, id: int) -> bool:
-    """True if a call was never submitted."""
+    """True if no client has submitted a call with this id."""
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
     if client is None:
@@ -317,7 +313,7 @@ def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Continue or end new calls that are orphans. Return the others."""
+    """Continue or end new calls that are orphans. Return the other calls."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
@@ -329,20 +325,20 @@ def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
 def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
     library = orphan.library
     if orphan.end is not None:
-        call.note(manager.state.now, "it had ended before its client could submit it again")
+        call.note(manager.state.now, "the call ended before its client submitted it again")
         ending.end_call(manager, call, orphan.end, waits=False)
         return True
     if manager.state.libraries.get(library.id) is not library or call.id not in library.zombies:
         return False
     if not holding.may_go_on(library, call):
-        _drop(manager, library, call.id, running=call.group.options.gang[1] > 1)
+        _drop_call(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
-    holding.resume(manager, library, call, why="it ran there while the manager did not know of it, and continues")
+    holding.resume(manager, library, call, why="the call ran there without a record in the manager, and continues")
     return True
 
 
 def end_orphan(state: State, outcome: CallEnd) -> bool:
-    """Keep an orphan's end, or drop the orphan after a fault. Return False if the call is no orphan."""
+    """Keep the end of an orphan, or drop the orphan after a fault. Return False if the call is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     orphan = state.orphans.get(outcome.call)
@@ -351,7 +347,7 @@ def end_orphan(state: State, outcome: CallEnd) -> bool:
     return orphan is not None
 
 
-def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
+def _drop_call(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
     if manager.state.libraries.get(library.id) is library and id in library.zombies:
         holding.drop(manager, library, id, running=running, of_gang=running)
 

@@ -1,10 +1,10 @@
-"""Waiting calls of each context, and libraries with capacity; only this file writes both.
+"""Manage the waiting calls of each context, and the index of libraries with capacity. Only this file changes them.
 
-*Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them, and the library
-gets none until one of its calls ends.
+*Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them. The library gets
+no more of them until one of its calls ends.
 
-*Variants*: a call may list further contexts that can serve it, and waits in the queue of the one that it was submitted
-for. A library with capacity and an empty queue takes calls that list its context (`Dispatch.pull_others`).
+*Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
+with capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryStat
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
 STUCK_TIMER = "stuck"
-STUCK_S = 1.0  # A library is stuck once all its slots are taken for this long, and far longer than usual
-LINGERS = 4  # Multiple of the usual run time after which the end of a call is unknown
+STUCK_S = 1.0  # A library is stuck if all its slots are occupied for at least this many seconds, far longer than usual
+LINGERS = 4  # After this multiple of the usual run time, the end of a call cannot be predicted
 
 
 def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
-    """True if another library may be loaded before this one has a free slot."""
+    """True if another library may be loaded, because this one may not free a slot soon."""
     full = full_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
@@ -121,7 +121,7 @@ def serving_contexts(group: Group) -> Iterator[Context]:
 
 
 def libraries_for(context: Context) -> Iterator[Library]:
-    """Yield the libraries for a context's calls, its own first."""
+    """Yield the libraries that can run a context's calls, its own libraries first."""
     yield from context.libraries.values()
     for other in context.lists.values():
         yield from other.libraries.values()
@@ -144,12 +144,10 @@ def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
 
 
 def dequeue_call(call: Call) -> None:
-    """Remove a call that moves to another place at once."""
     call.group.context.queue.leave(call)
 
 
 def leave_queue(manager: Manager, call: Call) -> None:
-    """Remove a call permanently."""
     context = call.group.context
     context.queue.leave(call)
     note_fed(manager, context)
@@ -164,7 +162,7 @@ def mark_late(call: Call) -> None:
 
 
 def note_waiting(manager: Manager, context: Context) -> None:
-    """Note that calls wait; ask policies if their number doubled."""
+    """Record that calls wait. If the number of waiting calls doubled, run the policies."""
     if context.recipe.key not in manager.state.waiting_contexts:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True
@@ -186,7 +184,7 @@ def note_fed(manager: Manager, context: Context) -> None:
 
 
 def note_starving(manager: Manager, changed: Context) -> None:
-    """Update since when a context's calls lack a usable library."""
+    """Update the time since which the calls of a context lack a usable library."""
     for context in (changed, *changed.listed_by.values()):
         if not context.queue.count or any(library.usable for library in libraries_for(context)):
             context.starved_since = None

@@ -1,8 +1,8 @@
 """List the manager's steps for each event.
 
-`Core.handle(event, now) -> [Command]` is a pure function for the live server and the simulator. Each function below
-calls the steps of one event or message in order. A step changes only the state of its file's subject, and calls no
-function above it.
+`Core.handle(event, now) -> [Command]` is a pure function, used by the live server and the simulator. Each function
+below calls the steps of one event or message in order. A step changes only the state of its own file, and calls no
+function of this file.
 
 Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires.
 """
@@ -53,7 +53,7 @@ from stoker.protocol.wire import why_not
 
 
 class Core:
-    """The manager of one session. `state` is read-only; see `Manager` for `strict` and `watch`."""
+    """The manager of one session. `state` is read-only. See `Manager` for `strict` and `watch`."""
 
     def __init__(
         self,
@@ -83,24 +83,24 @@ class Core:
         return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that pass on pieces, which are not journalled."""
+        """Return commands that forward pieces of results, which are not in the journal."""
         return pieces.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
-        """Return the first timers of policies."""
+        """Return commands that set the first timers of policies."""
         out, self.manager.out = self.manager.out, []
         return out
 
     def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
-        """Set the heartbeat interval and lease of new pilots."""
+        """Set the heartbeat interval and the lease of new pilots."""
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def forget_half(self) -> None:
-        """Drop the commands of an event that raised: it must not be carried out in part."""
+        """Drop the commands of an event that raised, so that no part of it is carried out."""
         self.manager.out.clear()
 
 
-_SETTLE_TURNS = 100  # Most steps of policy decisions at the end of an event
+_SETTLE_TURNS = 100  # Maximum policy decisions at the end of an event
 _LACKS_NOTHING = (math.inf, 0.0, 0)
 
 
@@ -183,7 +183,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
         manager.say(pilot, to_pilot.Ack(pilot.inbox.last))
         return
     for message in messages:
-        if pilot.state is PilotState.GONE:  # it left in this frame
+        if pilot.state is PilotState.GONE:  # the pilot left in this frame
             break
         if wrong := bounds.wrong_with(message):
             pilot_reports.give_up_unsound(manager, pilot, wrong)
@@ -194,11 +194,11 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
-    """Admit a pilot that joins, reconnects or returns; None if refused."""
+    """Admit a pilot that joins, reconnects or returns. Return None if the hello is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):
-        state.refuse("pilot that is not wanted")
+        state.refuse("hello of a refused pilot")
         pilot_reports.refuse_pilot(manager, id, wrong)
         return None
     known = pilot or gone
@@ -275,7 +275,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
         client = on_client_hello(manager, event.client, messages[0])
         messages = messages[1:]
     elif client is None or client.gone:
-        state.refuse("frame of a client that has not said hello")
+        state.refuse("frame of a client before its hello")
         return
     if client is None:
         return
@@ -286,7 +286,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
     for message in messages:
         wrong = "" if type(message) is Submit else bounds.wrong_with(message)
         if wrong:
-            state.refuse("message of a client with a value that cannot be")
+            state.refuse("message of a client with an invalid value")
             manager.tell(client, to_client.Rejected(wrong))
         else:
             on_client_message(manager, client, message)
@@ -295,7 +295,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
 
 
 def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """Admit a client that joins or reconnects; None if refused."""
+    """Admit a client that joins or reconnects. Return None if the hello is refused."""
     state = manager.state
     wrong = why_not(message, session=state.session) or bounds.wrong_with(message)
     if wrong:
@@ -394,7 +394,7 @@ def on_submit(manager: Manager, client: Client, message: Submit) -> None:
 
 
 def on_own_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
-    """Record the blocks that a program starts itself."""
+    """Record the blocks that a program starts without the manager."""
     state = manager.state
     state.reported_blocks = dict(message.blocks)
     registry.set_most_pilots(state, client, message.most_pilots)
@@ -411,7 +411,7 @@ def on_block_update(manager: Manager, message: to_manager.BlockUpdate) -> None:
 
 # ---- timers
 def on_timer(manager: Manager, key: str) -> None:
-    """Handle a timer; its key names its owner before the first slash."""
+    """Handle a timer. The first part of its key names its owner."""
     manager.drop_timer(key)
     owner, _, rest = key.partition("/")
     if owner in manager.seams:
@@ -419,12 +419,13 @@ def on_timer(manager: Manager, key: str) -> None:
     elif owner in _TIMER_STEPS:
         _TIMER_STEPS[owner](manager, rest)
     else:
-        manager.state.refuse(f"timer of nobody: {owner}")
+        manager.state.refuse(f"unknown timer: {owner}")
 
 
 def on_round(manager: Manager, name: str) -> None:
-    """Run the round of a policy with the changes since its last round, and set the timer of its next round. A policy
-    that rests has no timer until something changes."""
+    """Run the round of a policy with the changes since its last round. A policy that rests gets no timer until
+    something changes.
+    """
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -452,7 +453,7 @@ _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
 
 # ---- the end of an event
 def settle(manager: Manager) -> None:
-    """End an event: serve queues, ask policies, and send."""
+    """Finish an event: serve queues, run policies, and send messages."""
     if manager.state.reserved and retries.may_begin_alone(manager.state):
         manager.apart_due = True
     if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
@@ -471,8 +472,8 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat until nothing is left: serve queues of returned calls, then calls that the core places, then contexts with
-    changed devices, then ask residency for contexts that lack libraries. Provisioning depends on all of these.
+    """Repeat until no work is left: serve queues of requeued calls, place the calls that the core places, mark contexts
+    if devices changed, run residency for contexts that lack libraries, run provisioning.
     """
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
@@ -486,7 +487,7 @@ def _ask_policies(manager: Manager) -> None:
             manager.supply_changed, manager.demand_changed = False, True
             manager.dirty.update(dict.fromkeys(manager.state.waiting_contexts.values()))
         elif manager.dirty:
-            # The context that has waited longest goes first: others must not take the device freed for it.
+            # Serve the context that has waited longest first, so that no other context gets the device freed for it.
             dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
             for context in dirty:
                 if context.queue.count:

@@ -1,9 +1,9 @@
 """Register clients, functions, contexts, groups of calls, and limits on a context's libraries.
 
-A definition is kept while a known client made it, an open call needs it, or a library holds it.
+A definition is kept while a known client has defined it, an open call needs it, or a library has it loaded.
 
-*Limits* of programs combine: the largest `least`, the smallest `most`, which has precedence, and the longest
-`keep_alive_s`. An absent program's limits stay, except `least`, until another program sets limits.
+*Limits* of programs are combined: the largest `least`, the smallest `most` (which has precedence), and the longest
+`keep_alive_s`. The limits of an absent program, except `least`, remain until another program sets limits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_NUMBERS = 10_000  # Kept numbers of forgotten clients, so that their calls on pilots do not count as orphans
-KEPT_GROUPS = 1000  # Groups kept without open calls, because more of their calls may come
+KEPT_NUMBERS = 10_000  # Numbers of removed clients that are kept, so that their calls on pilots are not orphans
+KEPT_GROUPS = 1000  # Groups kept without open calls, because clients may submit more of their calls
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
@@ -70,7 +70,6 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
 
 
 def ask_advice_again(manager: Manager) -> None:
-    """After a restart, ask again about unmeasured costs."""
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:
@@ -95,13 +94,12 @@ def add_group(manager: Manager, client: Client, message: Submit, options: CallOp
 
 
 def group_closed(state: State, group: Group) -> None:
-    """Drop a group without open calls if too many are kept."""
     if len(state.groups) > KEPT_GROUPS:
         state.groups.pop(group.key, None)
 
 
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """Drop a client's functions; return all functions without definition or use."""
+    """Drop functions of a client. Return all functions without definition or use."""
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -126,7 +124,7 @@ def forget_groups(state: State) -> None:
 
 
 def forget_unused(manager: Manager) -> bool:
-    """Forget functions and contexts without definition or use. Return True if some that stay lack a definition."""
+    """Remove unused functions and contexts. Return True if a remaining function or context has no definition."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
@@ -173,7 +171,7 @@ _HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 
 
 def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
-    """Set a program's limits for a context. Return True if the combined limits changed."""
+    """Set the limits of a program for a context. Return True if the combined limits changed."""
     if limits == NO_LIMITS:
         if not _are_honoured(manager):
             context.reported_limits.pop(client.id, None)
@@ -181,16 +179,16 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
     known = manager.state.clients
     of_known = {id: each for id, each in context.reported_limits.items() if id in known}
     context.reported_limits = of_known | {client.id: limits}
-    return _settle(manager, context)
+    return _update_limits(manager, context)
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """Combine limits after a program left or returned; return the changed contexts."""
+    """Combine limits after a program left or returned. Return the changed contexts."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
-    return [context for context in said_some if _settle(manager, context)]
+    return [context for context in said_some if _update_limits(manager, context)]
 
 
-def _settle(manager: Manager, context: Context) -> bool:
+def _update_limits(manager: Manager, context: Context) -> bool:
     if not _are_honoured(manager):
         return False  # calls with limits are refused
     clients = manager.state.clients

@@ -1,7 +1,7 @@
 """Answer `stoker status` and `stoker calls`.
 
-There may be a million calls, so waiting calls are read from the heads of queues, running calls from their libraries,
-and failed calls from kept histories.
+A session may have a million calls, so waiting calls are read from the heads of queues, running calls from their
+libraries, and failed calls from kept histories.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, P
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words, show_line
 
-_MOST_GROUPS, _MOST_LONGEST = 20, 10  # Failures and calls in a status
+_MOST_GROUPS, _MOST_LONGEST = 20, 10  # Maximum numbers of failure groups and of long calls in a status
 
 
 def session_status(state: State) -> to_client.Status:
@@ -116,9 +116,9 @@ def _context(state: State, context: Context) -> ContextStatus:
     )  # fmt: skip
 
 
-MOST = 1000  # Calls of each state in a list
-_MOST_EXAMINED = 10_000  # Queue entries examined for a list
-FAILED = ("raised an exception in your code", "ended without a result")  # How the last note of a failed call begins
+MOST = 1000  # Maximum calls of each state in a list
+_MOST_EXAMINED = 10_000  # Maximum queue entries examined for a list
+FAILED = ("raised an exception in your code", "ended without a result")  # Beginnings of a failed call's last note
 _CANCELLED = "ended without a result (cancelled)"
 
 
@@ -158,7 +158,7 @@ def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
 
 
 def _failed(state: State, limit: int) -> Iterator[ListedCall]:
-    del limit  # few failed calls are kept
+    del limit  # only few failed calls are kept
     for call in reversed(state.failed.values()):
         at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):

@@ -1,17 +1,17 @@
-"""Calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
+"""Handle calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
 
-*Faults* (`FailureKind.INFRASTRUCTURE`): the call waits apart and avoids that pilot, or its device, for a while. It
-fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` on one.
+*Faults* (`FailureKind.INFRASTRUCTURE`): after a fault the call waits apart, and avoids that pilot or device for some
+seconds. The call fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
 
-*Losses*: each call that may have run on a pilot lost without a harmless reason gets a loss, because a call that kills
-its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that pilot or its
-library dies too, it fails as poison. The death of a library alone is better evidence (`blame_killer`), unless the
-process was killed from outside while others ran.
+*Losses*: if a pilot is lost without a harmless reason, each call that may have run on it gets a loss, because a call
+that kills its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that
+pilot or its library also dies, the call fails as poison. The death of a library alone is better evidence
+(`blame_killer`), unless the process was killed from outside while other libraries ran.
 
-*Cuts*: a call that the walltime cut off fails after two cuts that had most of a walltime each.
+*Cuts*: a call fails after two cuts by walltimes, if it had most of the walltime each time.
 
-Saved progress (`stoker.progress(state=...)`) resets all three. Policies with rounds send calls themselves: they reserve
-no pilot, and `MOST_LOSSES` is the bound.
+Saved progress (`stoker.progress(state=...)`) resets losses, cuts and faults. Policies with rounds reserve no pilot;
+their calls fail after `MOST_LOSSES` losses.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_seconds
 
-MOST_PILOTS = 3  # Pilots with faults of one call after which the call fails
-MOST_THERE = 3  # Faults of one call on one pilot after which the call fails
-AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault there; the last value repeats
-PAUSE_S = (0.0, 10.0)  # Seconds of pause after the first fault and after each further fault
+MOST_PILOTS = 3  # A call fails after faults on this number of pilots
+MOST_THERE = 3  # A call fails after this number of faults on one pilot
+AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault on it; the last value repeats
+PAUSE_S = (0.0, 10.0)  # Seconds that a call pauses after its first fault, and after each later fault
 FAULTS_TIMER = "fault"
 
 
 def is_fault(outcome: CallEnd) -> bool:
-    """True if the infrastructure failed a call, which may run again."""
+    """True if the infrastructure failed a call."""
     return outcome.failure is not None and outcome.failure.kind is FailureKind.INFRASTRUCTURE
 
 
@@ -63,7 +63,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     libraries.count_runs_again(manager, 1)
     for at in (avoided_until, state.now + pause_s):
-        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer a second: thousands of calls may wait for one file server
+        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer per second: thousands of calls may wait for one file server
         if at > state.now and key not in state.timers:
             manager.set_timer(key, float(int(at) + 1))
 
@@ -88,7 +88,7 @@ def retry_after_faults(manager: Manager, _: str) -> None:
     manager.apart_due = True
 
 
-def _has_elsewhere(manager: Manager, trial: Trial) -> bool:
+def _other_pilot_may_run(manager: Manager, trial: Trial) -> bool:
     now, faults = manager.state.now, trial.faults
     if any(now < fault.pauses_until for fault in faults):
         return False
@@ -116,13 +116,13 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
-    """Note losses and cuts of calls before they are requeued."""
+    """Record the losses and cuts of a pilot's calls before the calls are requeued."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
     if not cut and (pilot.loss is None or pilot.loss.explained):
         return
-    ran = {call: library for library in pilot.libraries.values() for call in _may_run(manager, library)}
+    ran = {call: library for library in pilot.libraries.values() for call in _calls_that_may_run(manager, library)}
     if cut:
         for call, library in ran.items():
             _note_cut(manager, library, call)
@@ -131,7 +131,7 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
     others = any(library.zombies for library in pilot.libraries.values())
     alone = len(ran) == 1 and not loading and not others
     for call, library in ran.items():
-        _note(manager, library, call, alone=alone)
+        _record_loss(manager, library, call, alone=alone)
     if len(loading) == 1 and not ran and not others:
         libraries.record_lost_load(loading[0].context, pilot)
         _judge_loads(manager, loading[0].context)
@@ -144,7 +144,6 @@ def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> N
 
 
 def loss_explained(manager: Manager, pilot: Pilot) -> None:
-    """Judge calls and loads again after a loss is settled."""
     if manager.state.trials:
         manager.apart_due = True
     for context in manager.state.waiting_contexts.values():
@@ -160,12 +159,12 @@ def undo_pilot_loss(state: State, pilot: Pilot) -> None:
 
 
 def may_begin_alone(state: State) -> bool:
-    """True if a reserved pilot has no calls."""
+    """True if a reserved pilot has no running calls."""
     return any(not _load(pilot) for pilot in state.reserved.values())
 
 
 def offer_apart(manager: Manager, library: Library) -> None:
-    """Give a free library a call that was cut off or failed elsewhere."""
+    """Send a free library a call that was cut off or failed on another pilot."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
@@ -175,9 +174,9 @@ def offer_apart(manager: Manager, library: Library) -> None:
             and library.admits(call)
             and holding.serves(library, call.group)
             and not blame.judge_trial(manager.state, call, trial)
-            and _fits(manager, library, call, trial)
+            and _may_run_in(manager, library, call, trial)
         ):
-            _give(manager, library, call)
+            _send_call(manager, library, call)
             return
 
 
@@ -189,7 +188,7 @@ def settle_apart(manager: Manager) -> None:
             verdict = blame.judge_trial(manager.state, call, trial)
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
-            elif not blame.is_held_back(manager, call, trial):  # the losses had other causes
+            elif not blame.is_held_back(manager, call, trial):  # the call did not cause its losses
                 queues.dequeue_call(call)
                 holding.free_reserved_pilot(manager, trial)
                 queues.enqueue_in_place(call)
@@ -201,14 +200,16 @@ def settle_apart(manager: Manager) -> None:
                 _send_where_it_fits(manager, call, trial)
 
 
-def _may_run(manager: Manager, library: Library) -> list[Call]:
+def _calls_that_may_run(manager: Manager, library: Library) -> list[Call]:
     if library.state not in (LibraryState.READY, LibraryState.STOPPING):
         return []
     unsent = manager.sends.get(library, ())
     return [call for call in library.held.values() if call not in unsent]
 
 
-def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None) -> None:
+def _record_loss(
+    manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None
+) -> None:
     now, pilot = manager.state.now, library.pilot
     memory = libraries.used_since(library, max(call.sent_at, library.ended_at))
     printed = failure.printed if failure is not None else blame.printed_in(library)
@@ -255,60 +256,57 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         here = [each for each in manager.state.pilots.values() if each.state is PilotState.HERE]
         if sum(each.reserved is not None for each in here) >= max(1, len(here) // 2):
             return
-        free = [x for x in able if x.pilot.reserved is None and _fits(manager, x, call, trial)]
+        free = [x for x in able if x.pilot.reserved is None and _may_run_in(manager, x, call, trial)]
         if not free:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
         holding.reserve_pilot(manager, trial, pilot, call)
     if not _load(pilot):
-        _give(manager, next(library for library in able if library.pilot is pilot), call)
+        _send_call(manager, next(library for library in able if library.pilot is pilot), call)
 
 
 def _load(pilot: Pilot) -> int:
     return sum(library.load for library in pilot.libraries.values())
 
 
-def _fits(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
+def _may_run_in(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
     state = manager.state
     return not _is_avoided(trial, library, state.now) and deadlines.trial_fits(state, library, call, trial)
 
 
 def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
-    able = [x for x in _candidates(call) if _fits(manager, x, call, trial)]
+    able = [x for x in _candidates(call) if _may_run_in(manager, x, call, trial)]
     free = [library for library in able if library.load < library.slots and library.admits(call)]
     if free:
-        _give(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
+        _send_call(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
     elif not able:
-        call.group.context.apart_lacks = _has_elsewhere(manager, trial)
+        call.group.context.apart_lacks = _other_pilot_may_run(manager, trial)
 
 
-def _give(manager: Manager, library: Library, call: Call) -> None:
+def _send_call(manager: Manager, library: Library, call: Call) -> None:
     queues.leave_queue(manager, call)
     holding.give(manager, library, call)
 
 
 SIGKILL = 9
-CUTS_BESIDE = 2  # Library ends because of other calls, after which a call gets its own library
+CUTS_BESIDE = 2  # A call runs alone after other calls ended its library this number of times
 
-# Libraries that a call may kill before it fails as poison: the node may have caused the first death.
+# A call fails as poison after it killed this number of libraries. The node may have caused the first death.
 POISON_KILLS = 2
 
 
 def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
-    """Count a library's death against a call. Return True if the call fails as poison.
-
-    Calls that ran together run again one by one.
-    """
+    """Count the death of a library against a call. Return True if the call fails as poison."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
     beside = library.pilot.libraries.values()
     at_work = any(
         x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside
-    )  # ignores this call's ranks
+    )  # the ranks of this call do not count
     if alone:
-        _note(manager, library, call, alone=not at_work, failure=failure)
+        _record_loss(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:
-            call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
+            call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} ran calls or loaded")
             return False
     past = call.remember()
     past.kills += 1
@@ -327,7 +325,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
 
 
 def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
-    """Note that a library ended because of another call while it ran this call."""
+    """Record that another call ended the library of this call."""
     past = call.remember()
     past.cuts_beside += 1
     call.runs_alone |= past.cuts_beside >= CUTS_BESIDE

@@ -1,14 +1,14 @@
-"""The seams: questions to each policy, its actions, and the *wishes* (options of calls) that it honours.
+"""The seams: the interface of each policy, its actions, and the *wishes* (options of calls) that a policy honours.
 
-A policy reads a view and returns actions; it changes nothing itself. A generator sees the effect of each action that it
-yields. A policy that plans in rounds declares `period_s`.
+A policy reads a view and returns actions. A policy changes nothing directly. A generator of actions sees the effect of
+each action that it yields. A policy that plans in rounds sets `period_s`.
 
 | seam | question |
 |---|---|
-| `Provisioning` | how many pilots, of which kind? |
+| `Provisioning` | how many pilots of which kind? |
 | `Residency` | which contexts are on which device? |
-| `Dispatch` | which queued call goes to which library? |
-| execution | which library runs on a device now? `stoker.pilot.core` answers |
+| `Dispatch` | which queued call runs in which library? |
+| execution | which library runs on a device now? `stoker.pilot.core` decides |
 
 A call with a wish that no policy honours (`honours`) is refused in its program.
 """
@@ -30,11 +30,11 @@ from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, 
 
 
 class PolicyError(StokerError):
-    """A policy returned an impossible action: a bug in the policy. It changed nothing."""
+    """A policy returned an invalid action, which is a bug. The action changed nothing."""
 
 
 class View(Protocol):
-    """The manager's state, read-only."""
+    """A read-only view of the manager's state."""
 
     @property
     def now(self) -> float:
@@ -54,11 +54,11 @@ class View(Protocol):
 
     @property
     def pilots(self) -> Mapping[PilotId, Pilot]:
-        """Pilots that are not gone."""
+        """Pilots that have not ended."""
 
     @property
     def libraries(self) -> Mapping[LibraryId, Library]:
-        """Libraries that are not gone."""
+        """Libraries that have not ended."""
 
     @property
     def waiting_contexts(self) -> Mapping[str, Context]:
@@ -66,11 +66,11 @@ class View(Protocol):
 
     @property
     def reports(self) -> Mapping[int, CallProgress]:
-        """Last progress reports of running and evicted calls."""
+        """Last progress report of each running or evicted call."""
 
     @property
     def forecasts(self) -> Mapping[int, CallForecast]:
-        """Last forecasts of calls."""
+        """Last forecast of each call."""
 
     @property
     def sources(self) -> Mapping[str, SourceState]:
@@ -78,11 +78,11 @@ class View(Protocol):
 
     @property
     def blocks(self) -> Mapping[BlockId, Block]:
-        """Blocks that are not over."""
+        """Blocks that have not ended."""
 
     @property
     def most_pilots(self) -> Mapping[ClientId, int]:
-        """Limit on pilots in blocks that each client starts itself; 0 = no limit."""
+        """Maximum pilots in blocks that each client starts itself; 0 = no maximum."""
 
     def devices(self) -> Iterator[Device]:
         """Devices that can get work."""
@@ -92,8 +92,8 @@ class View(Protocol):
 class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library.
 
-    `offer`: the pilot may refuse it. `reserve_bytes`: the library's reservation for an offer; 0 = unchanged.
-    `preempts`: libraries on the same devices that end, and whose calls are evicted, if the pilot accepts the offer.
+    `offer`: the pilot may refuse the call. `reserve_bytes`: new reservation of the library; 0 = unchanged. `preempts`:
+    libraries on the same devices that stop, and whose calls are evicted, if the pilot accepts the offer.
     """
 
     call: CallId
@@ -104,16 +104,16 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class SendGang(msgspec.Struct, frozen=True):
-    """Start a waiting call on these libraries together; a library's position is its rank."""
+    """Start a waiting call on several libraries. The position of a library is its rank."""
 
     call: CallId
     libraries: tuple[LibraryId, ...]
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it; the user gets the reason.
+    """End a waiting call without running it. The user gets the reason.
 
-    `retry_after_s`: when a new try may succeed; 0 = unknown.
+    `retry_after_s`: seconds after which a new try may succeed; 0 = unknown.
     """
 
     call: CallId
@@ -128,14 +128,14 @@ class Evict(msgspec.Struct, frozen=True):
 
 
 class TakeBack(msgspec.Struct, frozen=True):
-    """Take back up to `count` calls that a library has not begun."""
+    """Take back up to `count` calls that a library has not started."""
 
     library: LibraryId
     count: int
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load a context on devices of one pilot; reserve `memory_bytes` on each."""
+    """Load a context on devices of one pilot; reserve `memory_bytes` on each device."""
 
     recipe: RecipeKey
     pilot: PilotId
@@ -144,26 +144,26 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Unload(msgspec.Struct, frozen=True):
-    """End a library after its running calls."""
+    """Stop a library after its running calls."""
 
     library: LibraryId
     reason: str
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Put an idle library to sleep: its context's weights move to host memory, and it frees its device."""
+    """Put an idle library to sleep: the weights move to host memory, and the device memory becomes free."""
 
     library: LibraryId
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Wake a library that sleeps, with the reservation that it had."""
+    """Wake a sleeping library with its earlier reservation."""
 
     library: LibraryId
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Change a library's reservation on each device."""
+    """Change the reservation of a library on each device."""
 
     library: LibraryId
     memory_bytes: int
@@ -184,7 +184,7 @@ class FailWaiting(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """Tell a client when a call ends, and whether it meets its deadline."""
+    """Inform a client when a call will end and whether it meets its deadline."""
 
     call: CallId
     ends_at: float
@@ -192,7 +192,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Call `timer(view, key)` at this time."""
+    """Call `timer(view, key)` at time `at`."""
 
     at: float
     key: str
@@ -206,14 +206,14 @@ class WantBlocks(msgspec.Struct, frozen=True):
 
 
 class ReleaseBlock(msgspec.Struct, frozen=True):
-    """Cancel a block's job after its pilots' running calls."""
+    """Cancel the job of a block after its running calls."""
 
     block: BlockId
     reason: str
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Keep a pilot's device, or all devices (None), unused for `for_s` seconds."""
+    """Load nothing on a device for `for_s` seconds. `device`: None = all devices of the pilot."""
 
     pilot: PilotId
     device: DeviceId | None
@@ -222,7 +222,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask for advice, which arrives later or never."""
+    """Request advice, which arrives later or never."""
 
     about: About | RecipeKey
 
@@ -240,50 +240,50 @@ class Changes(msgspec.Struct):
     libraries: set[int] = set()
     pilots: set[str] = set()
     contexts: set[str] = set()
-    latency_shares: list[float] = []  # Duration of each ended call / its latency objective
+    latency_shares: list[float] = []  # Duration of each ended call divided by its latency objective
 
 
 # ---- seams
 class Rounds(Protocol):
-    """Questions to every policy."""
+    """Methods of every policy."""
 
     @property
     def period_s(self) -> float:
         """Seconds between rounds; 0 = no rounds."""
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:
-        """Return a whole plan, given the changes since the last round."""
+        """Return a complete plan. `changes`: changes since the last round."""
 
     def rests(self, view: View) -> bool:
         """True if no round is needed until something changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """A timer of this policy fired."""
+        """Return actions after a timer of this policy."""
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """Advice on a context arrived."""
+        """Return actions after advice on a context."""
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """The advisor's verdict on a failure arrived; `pilot.verdicts` includes it."""
+        """Return actions after a verdict on a failure; `pilot.verdicts` contains it."""
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """New progress of a running call arrived."""
+        """Return actions after new progress of a running call."""
 
 
 class Dispatch(Rounds, Protocol):
-    """Chooses a library for each queued call."""
+    """The policy that chooses libraries for queued calls."""
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline go first and the core drops or demotes lost calls."""
+        """True if calls with a deadline come first, and the core drops or demotes lost calls."""
 
     @property
     def by_run_time(self) -> bool:
-        """True if calls with a short expected run time go first within a priority."""
+        """True if calls with a short expected run time come first within a priority."""
 
     @property
     def honours(self) -> frozenset[str]:
-        """Those of `stoker.manager.core.seams.WISHES` that it honours; calls with other wishes are refused."""
+        """The honoured subset of `stoker.manager.core.seams.WISHES`. Calls with other wishes are refused."""
 
     @property
     def asks_every_call(self) -> bool:
@@ -291,60 +291,62 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Most calls that arrive together at an empty queue and go to `place`; more calls are queued."""
+        """Maximum number of calls that go to `place` if they arrive together at an empty queue."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with room for the call, actions, or None to let it wait. O(1)."""
+        """Return a ready library with room for the call, or actions, or None to let the call wait. O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls of its queue's first group a library with room takes, or actions. O(1)."""
+        """Return how many calls of its queue's first group a library with room gets, or actions. O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that may take a context's waiting calls, in order; O(1) for each.
+        """Yield the libraries that may get a context's waiting calls, in order; O(1) for each.
 
-        Each library takes calls before the next is yielded.
+        Each library receives calls before the next library is yielded.
         """
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """A library is idle and its queue is empty."""
+        """Return actions for an idle library with an empty queue."""
 
     def window(self, view: View, library: Library) -> int:
-        """Return the number of calls that a library may hold now, running calls included."""
+        """Return how many calls a library may hold now, running calls included."""
 
 
 class Residency(Rounds, Protocol):
-    """Chooses the contexts of each device."""
+    """The policy that chooses the contexts of each device."""
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes of contexts that it honours: `max_libraries`, `min_libraries`, `keep_alive`."""
+        """Honoured wishes about contexts: `max_libraries`, `min_libraries`, `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """A context has waiting calls, and its demand or the devices changed."""
+        """Return actions for a context with waiting calls, after its demand or devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes to reserve for a loaded library on each device; at most its present reservation."""
+        """Return the bytes to reserve on each device for a loaded library, up to its reservation."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
-        """A library of a context with limits is idle."""
+        """Return actions for an idle library whose context has limits."""
 
 
 class Provisioning(Rounds, Protocol):
-    """Chooses how many pilots to request, of which kind."""
+    """The policy that chooses how many pilots of which kind to request."""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Blocks or pilots joined or left, or a context began to need devices."""
+        """Return actions after blocks or pilots joined or left, or a context began to need devices."""
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """True if future pilots could hold this context."""
+        """True if future pilots could load this context."""
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One policy for each seam. `awareness`: limit on what contexts keep between calls; None = as the recipe says.
-    `compares_kinds`: measure the speeds of device kinds.
+    """One policy for each seam.
+
+    `awareness`: limit on what contexts keep between calls; None = the value of the recipe. `compares_kinds`: measure
+    the speeds of device kinds.
     """
 
     dispatch: Dispatch
@@ -372,7 +374,7 @@ WISHES = {
     "max_libraries": "a maximum of libraries of its context",
     "keep_alive": "a time after which an idle library of its context is unloaded",
 }
-"""Every wish and its description."""
+"""Description of every wish, by its name."""
 
 
 def wished(

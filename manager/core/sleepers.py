@@ -1,7 +1,7 @@
-"""Libraries that sleep: estimates of their memory, orders, and answers (docs/decisions/063).
+"""Manage libraries that sleep: estimates of their memory, orders, and answers (docs/decisions/063).
 
-A library that is told to wake counts as loading. While the answer to an order to sleep is missing (`Library.slept`), it
-cannot be woken. A context whose `sleep` or `wake` failed sleeps no more in the session.
+A library that was ordered to wake counts as loading. A library cannot be woken before its pilot has answered the order
+to sleep (`Library.slept`). After a failed `sleep` or `wake`, its context never sleeps again in the session.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryFacts
 from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
 from stoker.units import show_bytes, show_seconds
 
-_MARGIN = 1.1  # an estimate is 1.1 times its measurement
+_ESTIMATE_FACTOR = 1.1  # Factor from a measurement to an estimate
 
 
 def asleep_bytes(library: Library) -> int:
-    """Return the bytes that a library keeps of each device while it sleeps: measured, else estimated."""
+    """Return the bytes that a sleeping library keeps on each device, measured or estimated."""
     context, facts = library.context, library.devices[0].facts
     known = context.asleep.get(facts.kind)
     if known is not None:
         keeps = known[0]
-    elif facts.on_host:  # its weights; the memory that it took after its load
-        keeps = int(_MARGIN * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
+    elif facts.on_host:  # its weights; estimated by the memory that it used after its load
+        keeps = int(_ESTIMATE_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
     else:
         keeps = facts.process_bytes
     return min(keeps, library.promised_bytes)
 
 
 def host_bytes(library: Library) -> int:
-    """Return the host memory that a library takes by its sleep: measured, else estimated. None on a CPU device."""
+    """Return the host memory that a library needs to sleep, measured or estimated; 0 on a CPU device."""
     context, facts = library.context, library.devices[0].facts
     if facts.on_host:
         return 0
@@ -46,7 +46,7 @@ def order_sleep(manager: Manager, library: Library) -> None:
     """Put a library without calls to sleep.
 
     Raises:
-        PolicyError: it cannot sleep now, or its pilot lacks the host memory.
+        PolicyError: if the library cannot sleep now, or its pilot lacks the host memory.
     """
     keeps, host, pilot = asleep_bytes(library), host_bytes(library), library.pilot
     if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
@@ -63,10 +63,10 @@ def order_sleep(manager: Manager, library: Library) -> None:
 
 
 def order_wake(manager: Manager, library: Library) -> None:
-    """Wake a library with the reservation that it had.
+    """Wake a library with the reservation that it had before it slept.
 
     Raises:
-        PolicyError: it does not sleep, or its memory is not free.
+        PolicyError: if the library does not sleep, or its memory is not free.
     """
     if library.state is not LibraryState.ASLEEP or not library.slept:
         raise PolicyError(f"library {library.id} is {library.state.value}; only one that sleeps can be woken")
@@ -80,7 +80,7 @@ def _tell_to_wake(manager: Manager, library: Library) -> None:
 
 
 def _fall_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
-    for call in tuple(library.held.values()):  # after a lost journal: its pilot refuses them
+    for call in tuple(library.held.values()):  # only after a lost journal; the pilot refuses these calls
         holding.withdraw(manager, call, running=True)
         holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
     library.slept = slept
@@ -89,10 +89,9 @@ def _fall_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool)
 
 
 def library_asleep(manager: Manager, library: Library, message: LibraryAsleep) -> None:
-    """Record what a sleeping library keeps of its device and of host memory."""
     keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
     library.context.asleep[library.devices[0].facts.kind] = keeps, host
-    if library.state is LibraryState.READY:  # the manager lost its order with the end of its journal
+    if library.state is LibraryState.READY:  # the journal lost the manager's order to sleep
         _fall_asleep(manager, library, keeps, slept=True)
     if library.state is not LibraryState.ASLEEP:
         return
@@ -105,7 +104,7 @@ def library_asleep(manager: Manager, library: Library, message: LibraryAsleep) -
 
 
 def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> bool:
-    """Record that a library serves calls again. Return True if it did not before."""
+    """Record that a library serves calls again. Return True if the library was not ready before."""
     if library.state not in (LibraryState.ASLEEP, LibraryState.LOADING):
         return False
     now, context = manager.state.now, library.context
@@ -129,7 +128,6 @@ def sleep_failed(library: Library, reason: str) -> None:
 
 
 def found(library: Library, facts: LibraryFacts) -> None:
-    """Take over what a hello says about an unknown library's sleep."""
     room = max(0, library.pilot.sleeper_budget_bytes)
     library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
     library.host_bytes = min(facts.host_bytes, room)

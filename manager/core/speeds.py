@@ -1,9 +1,9 @@
-"""Measured speeds of device kinds for a context, and the run times that follow from them.
+"""Measure the speeds of device kinds for a context, and predict run times from them.
 
-Only calls of one function with the same number of items are compared, in *rounds*: a round ends when two kinds have run
-`_ROUND` such calls, and gives one ratio of their mean times. The ratio of two kinds is the median over the latest
-rounds of all functions, so a disturbed round changes little. Two kinds count as equally fast until a 95 % confidence
-interval of that median excludes 1, which takes `_LEAST` rounds.
+Only calls of one function with equally many items are compared. A *round* ends when two kinds have each run
+`_ROUND_CALLS` of these calls; a round yields the ratio of their mean times. The ratio of two kinds is the median over
+the latest rounds of all functions, so that one disturbed round changes little. Two kinds count as equally fast until a
+95 % confidence interval of the median excludes 1, after at least `_LEAST_ROUNDS` rounds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Protocol
 
 from stoker.contexts.speeds import Pair, relative_speeds
 
-NEW_WEIGHT = 0.2  # Least weight of the latest runs in a mean run time
-_ROUND = 2  # Calls of each kind in a round
-_LEAST = 5  # Rounds that a ratio needs
-_KEPT = 31  # Latest rounds of two kinds
-_RECENT = 64  # Calls of a kind in a round before older ones lose weight
-_OPEN = 64  # Functions with an open round
-_LEAST_S = 0.001  # Calls shorter than this measure the overhead, not the device
-_KNOWN_RUNS = 3  # Runs before a kind's own mean counts
+NEW_WEIGHT = 0.2  # Minimum weight of the latest runs in a mean run time
+_ROUND_CALLS = 2  # Calls of each kind in a round
+_LEAST_ROUNDS = 5  # Minimum number of rounds for a ratio
+_KEPT_ROUNDS = 31  # Latest rounds kept for two kinds
+_RECENT_CALLS = 64  # Calls of a kind in a round after which older calls lose weight
+_MOST_OPEN_ROUNDS = 64  # Maximum functions with an open round
+_SHORTEST_RUN_S = 0.001  # Shorter calls measure the overhead, not the device
+_KNOWN_RUNS = 3  # Runs after which the mean of a kind counts
 
 _Work = tuple[str, int]  # Function key and items per call
 
@@ -63,28 +63,26 @@ class Runs(Protocol):
 
 
 class Speeds:
-    """Speeds of device kinds for one context. `of`: speed by kind relative to the fastest; empty unless they differ."""
+    """Speeds of device kinds for one context. `of`: speed relative to the fastest kind; empty if equal."""
 
     __slots__ = ("_advised", "_logs", "_open", "_present", "_unrecorded", "of")
 
     def __init__(self) -> None:
         self.of: dict[str, float] = {}
         self._advised: dict[Pair, tuple[float, float]] = {}
-        self._logs: dict[Pair, deque[float]] = {}  # Logarithms of ratios of the latest rounds
-        self._open: dict[_Work, dict[str, list[float]]] = {}  # Calls and seconds by kind in open rounds
+        self._logs: dict[Pair, deque[float]] = {}  # Logarithms of the ratios of the latest rounds
+        self._open: dict[_Work, dict[str, list[float]]] = {}  # Number of calls and seconds by kind in open rounds
         self._present: frozenset[str] = frozenset()
         self._unrecorded: dict[Pair, None] = {}
 
     def get(self, kind: str) -> float:
-        """Return a kind's speed; 1 if unknown."""
         return self.of.get(kind, 1.0)
 
     def is_measured(self, kind: str) -> bool:
-        """True if the session has measured a kind's speed."""
-        return any(kind in pair and len(logs) >= _LEAST for pair, logs in self._logs.items())
+        return any(kind in pair and len(logs) >= _LEAST_ROUNDS for pair, logs in self._logs.items())
 
     def advise(self, speeds: Mapping[str, float]) -> None:
-        """Set the speeds of earlier sessions, which count until rounds of the present session replace them."""
+        """Set speeds of earlier sessions, which count until rounds of this session replace them."""
         known = {kind: speed for kind, speed in speeds.items() if speed > 0}
         if not known:
             return
@@ -96,30 +94,30 @@ class Speeds:
 
     def learn(self, work: _Work, kind: str, *, calls: int, seconds: float, present: Collection[str]) -> bool:
         """Count calls of one function and size; return True if speeds changed. `present`: kinds of ready libraries."""
-        if seconds < calls * _LEAST_S:
+        if seconds < calls * _SHORTEST_RUN_S:
             return False
         if self._present != present:
             self._present = frozenset(present)
-            self._open.clear()  # the calls of a kind that left, or was alone, say nothing about later ones
+            self._open.clear()  # earlier calls of a kind that left, or ran alone, cannot be compared with later calls
         kinds = self._open.get(work)
         if kinds is None:
             kinds = self._open[work] = {}
-            if len(self._open) > _OPEN:
+            if len(self._open) > _MOST_OPEN_ROUNDS:
                 del self._open[next(iter(self._open))]
         mine = kinds.setdefault(kind, [0.0, 0.0])
         mine[0] += calls
         mine[1] += seconds
-        if mine[0] > _RECENT:
-            mine[:] = _RECENT / 2, mine[1] * _RECENT / 2 / mine[0]
-        others = [other for other in kinds if other != kind and kinds[other][0] >= _ROUND]
-        if not others or mine[0] < _ROUND:
+        if mine[0] > _RECENT_CALLS:
+            mine[:] = _RECENT_CALLS / 2, mine[1] * _RECENT_CALLS / 2 / mine[0]
+        others = [other for other in kinds if other != kind and kinds[other][0] >= _ROUND_CALLS]
+        if not others or mine[0] < _ROUND_CALLS:
             return False
         mean_s = mine[1] / mine[0]
         for other in others:
             count, total_s = kinds.pop(other)
             first, second = sorted((kind, other))
             log = math.log(mean_s * count / total_s)
-            self._logs.setdefault((first, second), deque(maxlen=_KEPT)).append(log if first == kind else -log)
+            self._logs.setdefault((first, second), deque(maxlen=_KEPT_ROUNDS)).append(log if first == kind else -log)
             self._unrecorded[first, second] = None
         del kinds[kind]
         before = self.of
@@ -127,17 +125,16 @@ class Speeds:
         return self.of != before
 
     def take_unrecorded(self) -> list[tuple[Pair, float]]:
-        """Return the ratios that have changed since the last record."""
         changed, self._unrecorded = self._unrecorded, {}
         ratios = ((pair, self._logs[pair]) for pair in changed)
-        return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST]
+        return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST_ROUNDS]
 
     def _update(self) -> None:
         ratios = dict(self._advised)
         for pair, logs in self._logs.items():
-            if len(logs) >= _LEAST:
+            if len(logs) >= _LEAST_ROUNDS:
                 ratios.pop(pair[::-1], None)
-                ratios[pair] = math.exp(_sure(logs)), float(len(logs))
+                ratios[pair] = math.exp(_median_if_significant(logs)), float(len(logs))
         self.of = relative_speeds(ratios)
 
 
@@ -146,7 +143,7 @@ def _median(logs: Collection[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def _sure(logs: Collection[float]) -> float:
+def _median_if_significant(logs: Collection[float]) -> float:
     """Return the median, or 0 if its distribution-free confidence interval includes 0."""
     ordered, count = sorted(logs), len(logs)
     place = int((count - 2 * math.sqrt(count)) / 2)
@@ -155,7 +152,7 @@ def _sure(logs: Collection[float]) -> float:
 
 
 def run_s_on(speeds: Speeds, runs: Runs, kind: str) -> float:
-    """Return the expected seconds of a run on a device kind; the mean over all kinds unless speeds differ."""
+    """Return the expected seconds of a run on a device kind. Without known speeds, return the overall mean."""
     if not speeds.of:
         return runs.run_s
     here = runs.by_kind.get(kind)

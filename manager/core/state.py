@@ -44,21 +44,21 @@ KEPT_BLOCK_NOTES = 50  # Latest notes kept of a block, in addition to its first 
 class SourceState:
     source: Source
     blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
-    abandoned: dict[BlockId, None] = field(default_factory=dict)  # Open blocks cancelled because their pilots were lost
+    abandoned: dict[BlockId, None] = field(default_factory=dict)  # Open blocks released because their pilots were lost
     staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
-    coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` from which pilots may still come
-    filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that have some of their pilots
+    coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` whose first pilot may still join
+    filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that lack some of their pilots
     devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
-    failures: int = 0  # Blocks in a row that were refused or brought no pilot
-    short_lived: int = 0  # Blocks in a row whose pilots died young and loaded nothing
+    failures: int = 0  # Number of blocks in a row that were refused or ended without a pilot
+    short_lived: int = 0  # Number of blocks in a row whose pilots ended early and loaded nothing
     failed_at: float = 0.0
     last_failure: str = ""
-    useless: bool = False  # True if the last failed block had pilots without a usable device
-    held_for: str = ""  # Why the batch system held its last block; empty once a block ended otherwise
-    hold: str = ""  # The hold as the batch system describes it, with advice
-    stopped: str = ""  # Why no block is requested any more, with advice; empty while blocks are requested
-    trouble: str = ""  # The current fault of its batch system, as the batch system describes it
-    spares_until: float = 0.0  # Until then it excludes no node, because no other node was left
+    useless: bool = False  # True if the pilots of the last failed block had no usable device
+    held_for: str = ""  # Why the batch system held the last block; empty if a later block ended without a hold
+    hold: str = ""  # Description of the hold by the batch system, with advice
+    stopped: str = ""  # Why no more blocks are requested, with advice; empty while blocks are requested
+    trouble: str = ""  # Current error of the batch system, in its own words
+    spares_until: float = 0.0  # Until this time the source excludes no node, because no other node was left
 
     @property
     def room(self) -> int:
@@ -67,7 +67,7 @@ class SourceState:
 
 
 class Block:
-    """A batch job that brings pilots."""
+    """A batch job that starts pilots."""
 
     __slots__ = (
         "abandoned", "allowed", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job",
@@ -80,20 +80,20 @@ class Block:
         self.allowed = allowed
         self.phase = BlockPhase.ASKED
         self.since = now
-        self.runs_since = 0.0  # When its job last started
+        self.runs_since = 0.0  # Time at which its job last started
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
-        self.emptied_at: float | None = None  # When its last pilot left although its job runs
-        self.held_for = ""  # Why the batch system last held its job; empty if it did not
-        self.holds = 0  # How often the batch system has held its job
-        self.abandoned = False  # True if it was released because its pilots were lost
-        self.loss: LossReason | None = None  # Why its job has ended, as the batch system reports
-        self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots without a reason from the batch system yet
-        self.leaving = ""  # Why it was released; empty if it was not released
-        self.pilots: dict[PilotId, None] = {}  # Pilots that are not gone
-        self.brought = 0  # Number of pilots that ever came from it
-        self.brought_at = 0.0  # When its first pilot came
+        self.emptied_at: float | None = None  # Time at which its last pilot left although its job runs
+        self.held_for = ""  # Why the batch system last held its job; empty if the job was not held
+        self.holds = 0  # Number of times that the batch system has held its job
+        self.abandoned = False  # True if the block was released because its pilots were lost
+        self.loss: LossReason | None = None  # Why its job has ended, as reported by the batch system
+        self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots for which the batch system has not given a reason yet
+        self.leaving = ""  # Why the block was released; empty if it was not released
+        self.pilots: dict[PilotId, None] = {}  # Pilots of the block that have not ended
+        self.brought = 0  # Number of pilots of the block that have ever joined
+        self.brought_at = 0.0  # Time at which its first pilot joined
         self.proved = False  # True if a context was loaded on one of its pilots
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
         if self.probes:
@@ -108,7 +108,7 @@ class Block:
 
     @property
     def probes(self) -> str:
-        """The node that it probes; empty if it is a block for calls."""
+        """Node that the block probes; empty if the block runs calls."""
         return self.allowed.only
 
     @property
@@ -117,27 +117,27 @@ class Block:
 
     @property
     def coming(self) -> bool:
-        """True if pilots may still come."""
+        """True if the first pilot of the block may still join."""
         return self.staying and not self.pilots and self.emptied_at is None
 
     @property
     def filling(self) -> bool:
-        """True if some of the block's pilots came, but not all."""
+        """True if some pilots of the block have joined, but not all."""
         return not self.coming and self.staying and 0 < self.brought < self.source.source.nodes
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Loss:
-    """A pilot or library that was lost while a call may have run there."""
+    """A pilot or library that was lost while a call may have run on it."""
 
     at: float
     pilot: Pilot
     library: LibraryId
     ran_s: float
-    alone: bool  # True if nothing else ran on the pilot, so nothing else can be the cause
+    alone: bool  # True if no other work on the pilot can be the cause
     failure: Failure | None  # Failure of the library; None if its pilot was lost
-    memory_bytes: int  # Largest measured use while the call ran; 0 = unknown
-    printed: Printed | None  # The call's output, if its start is known
+    memory_bytes: int  # Maximum measured memory while the call ran; 0 = unknown
+    printed: Printed | None  # Output of the call in the log, if its start is known
 
     @property
     def counts(self) -> bool:
@@ -146,24 +146,24 @@ class Loss:
 
     @property
     def is_settled(self) -> bool:
-        """True if no better reason can arrive."""
+        """True if the reason of the loss is final."""
         return self.failure is not None or self.pilot.loss_settled
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Cut:
-    """A call that a walltime cut off."""
+    """A run of a call that a walltime cut off."""
 
     ran_s: float
     walltime_s: float
-    whole: bool  # True if no pilot could give it much more time
+    whole: bool  # True if the call had most of the walltime, so that no pilot could give it much more time
     pilot: PilotId
     library: LibraryId
     log: str
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A failure of a pilot's infrastructure; without `devices`, of its node."""
+    """A fault of the devices or the node of a pilot. `devices`: empty if the node is at fault."""
 
     at: float
     pilot: PilotId
@@ -180,11 +180,11 @@ class Trial:
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    saved: bytes = b""  # Saved progress at the last loss, cut or fault
-    pilot: Pilot | None = None  # The pilot that is reserved for the call
+    saved: bytes = b""  # Progress that was saved before the last loss, cut or fault
+    pilot: Pilot | None = None  # Pilot that is reserved for the call
 
     def gets_on(self, saved: bytes) -> None:
-        """Forget losses, cuts and faults after the call saved progress."""
+        """Clear losses, cuts and faults after the call saved progress."""
         self.saved = saved
         self.losses.clear()
         self.cuts.clear()
@@ -197,17 +197,17 @@ class Trial:
 
     @property
     def longest_s(self) -> float:
-        """Longest run before a cut."""
+        """Seconds of the longest run that a walltime cut off."""
         return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
-JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have reported their state again"
-KEPT_REFUSALS = 200  # Kinds of refusals that are counted; others count together
+JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
+KEPT_REFUSALS = 200  # Kinds of refusals that are counted separately
 KEPT_NOTICES = 20  # Latest notices that a session keeps
 
 
 class State:
-    """The manager's state. Policies see a `seams.View`."""
+    """The state of the manager. Policies read it through a `seams.View`."""
 
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session
@@ -217,65 +217,63 @@ class State:
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
         self.next_client = 0
-        self.departed: dict[int, None] = {}  # Numbers of forgotten clients
+        self.departed: dict[int, None] = {}  # Numbers of removed clients
         self.functions: dict[FunctionKey, FunctionBlob] = {}
         self.unused_functions: dict[FunctionKey, None] = {}  # Functions without a definition that open calls may need
         self.groups: dict[object, Group] = {}
-        self.costs: dict[tuple[str, str], Cost] = {}  # By function and recipe key
-        self.unrecorded: dict[Cost, None] = {}  # Costs with unrecorded runs
-        self.recorded_at = 0.0  # When costs of runs were recorded last
+        self.costs: dict[tuple[str, str], Cost] = {}  # Costs by function key and recipe key
+        self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
+        self.recorded_at = 0.0  # Time at which run costs were last recorded
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
-        self.orphans: dict[int, Orphan] = {}  # Running calls that no client has submitted, by the journal
-        self.streams: dict[int, StreamFacts] = {}  # Running calls that have yielded pieces
-        self.failed_at: deque[float] = deque(maxlen=100)  # When events made the core raise
-        self.banned: dict[str, str] = {}  # Peers whose events made the core raise, with the reason
+        self.orphans: dict[int, Orphan] = {}  # Running calls for which the journal contains no submission
+        self.streams: dict[int, StreamFacts] = {}  # Running calls that have yielded pieces of their results
+        self.failed_at: deque[float] = deque(maxlen=100)  # Times at which events made the core raise an exception
+        self.banned: dict[str, str] = {}  # Peers whose events made the core raise an exception, with the reason
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
-        self.kept_ends: dict[int, CallEnd] = {}  # Ends from before a new journal
+        self.kept_ends: dict[int, CallEnd] = {}  # Ends of calls from before a new journal
         self.failed: dict[int, Call] = {}  # Latest failed calls, for their histories
         self.pilots: dict[PilotId, Pilot] = {}
-        self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest pilots that are gone, for their histories and returns
+        self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest ended or lost pilots, which may reconnect
         self.libraries: dict[LibraryId, Library] = {}
-        self.gone_libraries: dict[LibraryId, Library] = {}  # Latest libraries that are gone, for their histories
+        self.gone_libraries: dict[LibraryId, Library] = {}  # Latest ended libraries, for their histories
         self.transfers = Transfers()  # Objects and their transfers
-        self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls
-        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that made one
-        self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that report none
-        self.forecasts: dict[int, CallForecast] = {}  # Expected ends, as sent to clients
+        self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
+        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that sent a report
+        self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that send no reports
+        self.forecasts: dict[int, CallForecast] = {}  # Expected ends of calls, as sent to clients
         self.trials: dict[int, Trial] = {}  # Losses, cuts and faults, by call
         self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
-        self.breaks: dict[int, int] = {}  # How often the ranks of a gang call lost each other
-        self.broken_runs: dict[
-            int, float
-        ] = {}  # Send time of a gang's run that ended because its ranks lost each other
+        self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
+        self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
         self.ended_blocks: dict[str, int] = {}  # Number of ended blocks, by how they ended
-        self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes that failed, by source and node
+        self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes with failed devices, by source and node
         self.next_block = 1
-        self.factory_trouble = ""  # Why no factory submits blocks; empty while one does
-        self.reported_blocks: dict[str, str] = {}  # States of blocks that clients start themselves
-        self.most_pilots: dict[ClientId, int] = {}  # Most pilots of each client's own blocks; 0 = no limit
-        self.notices: dict[str, float] = {}  # Notices for users, and when each last happened; the oldest first
-        self.refused: dict[str, int] = {}  # Counts of refused or ignored messages, by kind
+        self.factory_trouble = ""  # Why no factory submits blocks; empty if a factory does
+        self.reported_blocks: dict[str, str] = {}  # States of the blocks that clients start themselves
+        self.most_pilots: dict[ClientId, int] = {}  # Maximum pilots in each client's own blocks; 0 = no maximum
+        self.notices: dict[str, float] = {}  # Notices for users, with the last time of each; oldest first
+        self.refused: dict[str, int] = {}  # Number of refused or ignored messages, by kind
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
         self.next_library = 1
         self.done = 0
         self.failures = 0
-        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # By function, error, line
-        self.slowest: list[SlowRun] = []  # The longest runs with a result, shortest first
+        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # By function, error and line
+        self.slowest: list[SlowRun] = []  # Longest successful runs, shortest first
         self.cancelled = 0
-        self.losses: dict[LossReason, int] = {}  # Pilots that were lost, by reason
-        self.pilots_gone = 0  # Pilots that are gone, for any reason
+        self.losses: dict[LossReason, int] = {}  # Number of lost pilots, by reason
+        self.pilots_gone = 0  # Number of pilots that have ended or were lost
         self.rerun_calls = 0
-        self.rate: Counts = deque()  # Calls that ended in each recent second
-        self.ending = ""  # Why the session ends; empty until then
-        self.kept = False  # True if the session outlives its clients
+        self.rate: Counts = deque()  # Number of calls that ended in each recent second
+        self.ending = ""  # Why the session ends; empty until the session ends
+        self.kept = False  # True if the session continues without clients
 
     def skip_numbers(self) -> None:
-        """After a restart, skip ids that may be in use."""
+        """After a restart, skip ids that may already be in use."""
         if self.next_library > 1 or self.next_client:
             self.next_library += 1000 - self.next_library % 1000
             self.next_client += 100 - self.next_client % 100
@@ -297,7 +295,7 @@ class State:
     def devices(self) -> Iterator[Device]:
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE and pilot.reserved is None:
-                for device in pilot.devices.values():  # one generator for each pilot would cost more
+                for device in pilot.devices.values():  # a generator for each pilot would be slower
                     if not device.fault:
                         yield device
 
@@ -306,7 +304,7 @@ class State:
         return self.blocks.get(id) or self.past_blocks.get(id)
 
     def excluded_nodes(self, source: SourceState) -> list[NodeRecord]:
-        """Return the nodes on which no block of a source may start, the earliest first."""
+        """Return the nodes on which no block of a source may start, the earliest excluded first."""
         found = [
             record
             for record in self.nodes.values()
@@ -324,23 +322,23 @@ class State:
 
     def refuse(self, what: str, count: int = 1) -> None:
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
-            what = "of yet another kind"
+            what = "other kinds of refusals"
         self.refused[what] = self.refused.get(what, 0) + count
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Facts of a call's stream, for its history."""
+    """Counts of a call's result pieces, for its history."""
 
     run: int
-    sent: int = 0  # Pieces that its library has sent
-    taken: int = 0  # Pieces that its client has acknowledged
-    waits_since: float | None = None  # When the call began to wait for its reader; None = it does not wait
+    sent: int = 0  # Number of pieces that the library has sent
+    taken: int = 0  # Number of pieces that the client has acknowledged
+    waits_since: float | None = None  # Time at which the call began to wait for its reader; None = it does not wait
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Orphan:
-    """A running call without a record in the manager (see `pilots`)."""
+    """A running call that the manager has no record of (see `pilots`)."""
 
     library: Library
-    end: CallEnd | None = None  # Its end, if it ended before its client submitted it again
+    end: CallEnd | None = None  # End of the call, if it ended before its client submitted it again

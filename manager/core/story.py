@@ -23,11 +23,10 @@ _RUNNING = "running"
 
 def own_block_states(state: State) -> dict[str, str]:
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
-    return {block: _now(state, text, came=block in came) for block, text in state.reported_blocks.items()}
+    return {block: _own_block_state(state, text, came=block in came) for block, text in state.reported_blocks.items()}
 
 
 def emptied_own_blocks(state: State) -> tuple[str, ...]:
-    """Return a program's blocks that have lost all their pilots."""
     here = {pilot.block for pilot in state.pilots.values()}
     left = {pilot.block for pilot in state.gone_pilots.values()} - here
     return tuple(block for block in state.reported_blocks if block in left)
@@ -44,7 +43,7 @@ def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | Non
     return f"block that the program started itself: {how}{names}", notes
 
 
-def _now(state: State, said: str, *, came: bool) -> str:
+def _own_block_state(state: State, said: str, *, came: bool) -> str:
     word = said.partition(":")[0]
     if word in _OVER:
         return said
@@ -89,22 +88,22 @@ def source_failure(source: SourceState) -> str:
     return f"{said}: {source.last_failure}"
 
 
-IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful call, which only the journal keeps
-_SLOW_READER_S = 1.0  # A call that waits less for its reader is not shown as waiting
-PAYLOAD_BYTES = 64_000  # Larger arguments are not sent in an answer
+IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful call; only the journal keeps its history
+_SLOW_READER_S = 1.0  # A call that waits for its reader for fewer seconds is not shown as waiting
+PAYLOAD_BYTES = 64_000  # Larger arguments are not included in an answer
 
-_Told = tuple[str, list[Note]]  # A headline and events
+_HeadlineAndNotes = tuple[str, list[Note]]  # A headline and a list of events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:
-    """Return the history that `stoker explain` prints of a subject, given its name or an unambiguous prefix."""
+    """Return the history that `stoker explain` prints. `subject`: a name or an unambiguous prefix."""
     told = _by_name(state, subject)
     if told is not None:
         return _story(subject, told)
     try:
         id = parse_call(subject)
     except ValueError:
-        return _by_beginning(state, subject)
+        return _by_prefix(state, subject)
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
         story = _with_payload(_story(show_call(id), _of_call(state, call)), call)
@@ -118,7 +117,7 @@ def tell_story(state: State, subject: str) -> to_client.Story:
     return to_client.Story(show_call(id), False, "no such call in the session", ())
 
 
-def _by_name(state: State, subject: str) -> _Told | None:
+def _by_name(state: State, subject: str) -> _HeadlineAndNotes | None:
     for pilots in (state.pilots, state.gone_pilots):
         pilot = pilots.get(PilotId(subject))
         on_host = [each for each in pilots.values() if each.host == subject] if pilot is None else [pilot]
@@ -141,7 +140,7 @@ def _by_name(state: State, subject: str) -> _Told | None:
     return None
 
 
-def _by_beginning(state: State, subject: str) -> to_client.Story:
+def _by_prefix(state: State, subject: str) -> to_client.Story:
     contexts = [name for context in state.contexts.values() for name in (context.recipe.name, context.recipe.key)]
     for names in ([*state.pilots, *contexts], list(state.gone_pilots)):
         matches = {name: told for name in names if subject and name.startswith(subject)
@@ -163,7 +162,7 @@ def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
     return msgspec.structs.replace(story, payload=payload)
 
 
-def _story(subject: str, told: _Told) -> to_client.Story:
+def _story(subject: str, told: _HeadlineAndNotes) -> to_client.Story:
     headline, notes = told
     lines = tuple(StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
     return to_client.Story(subject, True, headline, lines)
@@ -174,7 +173,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     what = f"{group.function.name}  wants {context.recipe.title}"
     notes: list[Note] = [(call.submitted_at, "submitted")]
     notes += call.notes
-    expected = _expected(state, call) if call.state is not CallState.ENDED else ""
+    expected = _expected_end(state, call) if call.state is not CallState.ENDED else ""
     if expected:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
@@ -195,13 +194,13 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
             return f"{what}  sent {since} ago, {ahead} before it", notes
         report = state.reports.get(call.id) or state.printed.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
-        return f"{what}  running for {since}{done}{_streamed(state, call)}", notes
+        return f"{what}  running for {since}{done}{_stream_state(state, call)}", notes
     if not call.sent_at:
         notes.append((call.submitted_at, "it was sent to no library"))
     return f"{what}  ended", notes
 
 
-def _streamed(state: State, call: Call) -> str:
+def _stream_state(state: State, call: Call) -> str:
     facts = state.streams.get(call.id)
     if facts is None:
         return ""
@@ -239,7 +238,7 @@ def _runs_from(call: Call) -> int:
     return holder.printed_to if holder.slots == 1 else -1
 
 
-def _expected(state: State, call: Call) -> str:
+def _expected_end(state: State, call: Call) -> str:
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
         return f"is due in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
@@ -299,8 +298,8 @@ def waits_for(state: State, context: Context) -> str:
             return slower + more
         which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
         if len(ready) == 1:
-            return f"{'the' if which else 'its'} library{which} runs other calls{more}{_limited(context)}"
-        return f"all {len(ready)} libraries{which} run other calls{more}{_limited(context)}"
+            return f"{'the' if which else 'its'} library{which} runs other calls{more}{_limit_note(context)}"
+        return f"all {len(ready)} libraries{which} run other calls{more}{_limit_note(context)}"
     if loading:
         first = loading[0]
         usual_s = context.wake_s if first.is_waking else context.load_s
@@ -316,7 +315,7 @@ def waits_for(state: State, context: Context) -> str:
         doing = f"is asleep on {where}, and waits for room there" if first.slept else f"falls asleep on {where}"
         return f"{name} {doing}"
     if stopping:
-        return f"a library of {name} is stopping{_limited(context)}"
+        return f"a library of {name} is stopping{_limit_note(context)}"
     lacking = [why for pilot in here if (why := blame.why_unfit(pilot, context.recipe.key, state.now))]
     if lacking:
         return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
@@ -334,7 +333,7 @@ def waits_for(state: State, context: Context) -> str:
 
 
 def _waits_for_faster(context: Context, ready: list[Library]) -> str:
-    """Return why a call waits although libraries on slower device kinds are free; empty if it does not."""
+    """Return why a call waits although slower libraries are free; empty if it does not."""
     speeds = context.speeds
     free = [x for x in ready if x.id in context.idle]
     fastest = max((speeds.get(x.kind) for x in ready), default=1.0)
@@ -345,7 +344,6 @@ def _waits_for_faster(context: Context, ready: list[Library]) -> str:
 
 
 def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
-    """Return the device kinds that are slower than the fastest one, if speeds are known."""
     speeds, runs = context.speeds, context.by_kind
     fastest = max(speeds.of, key=lambda kind: (speeds.of[kind], kind), default="")
     return tuple(
@@ -355,7 +353,7 @@ def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
     )
 
 
-def _limited(context: Context) -> str:
+def _limit_note(context: Context) -> str:
     most = context.limits.most
     return f"; max_libraries = {most} allows no more" if 0 < most <= len(context.libraries) else ""
 

@@ -1,7 +1,7 @@
-"""Peers, objects and fetches of the plan of transfers (`object_plan`).
+"""Peers, objects and fetches of the transfer plan (`object_plan`).
 
-The operations keep facts consistent: a fetch and its source list each other, sources are listed where fetches look for
-them, and each fetch is in the queue of its `Way`.
+The operations keep the records consistent: a fetch and its source refer to each other, sources are listed where fetches
+look for them, and each fetch is in the queue of its `Way`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _READER_RANK = -1
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds of the plan."""
+    """Limits of the transfer plan."""
 
-    sources: int = 3  # Peers from which a pilot gets one object at a time
-    close: int = 8  # How many first pilots use `sources` peers; later ones use one less, so that the tree stays shallow
-    serves: int = 4  # Transfers that a pilot serves at a time; the last place is kept for whole objects
-    readers: int = 4  # Pilots that read an origin at a time because no peer could serve them; otherwise one
-    tries: int = 6  # Peers that may fail a pilot before it reads the origin itself
-    origin_tries: int = 8  # Pilots that may fail to read an origin before it counts as unreadable
-    small_bytes: int = 16 << 20  # An object up to this size comes from one peer, because several are not faster
+    sources: int = 3  # Maximum peers from which a pilot fetches one object at a time
+    close: int = 8  # The first 8 pilots use `sources` peers; later pilots use one peer less, to keep the tree shallow
+    serves: int = 4  # Number of transfers that a pilot serves at a time; the last place is reserved for whole objects
+    readers: int = 4  # Maximum pilots that read an origin at a time because no peer could serve them
+    tries: int = 6  # Number of peers that may fail a pilot before the pilot reads the origin itself
+    origin_tries: int = 8  # Number of pilots that may fail to read an origin before it counts as unreadable
+    small_bytes: int = 16 << 20  # An object up to this size is fetched from one peer, because more peers are not faster
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A loaded context as an object in a named form."""
+    """A loaded context that is stored as an object in a named form."""
 
     form: str
     object: ObjectRef
@@ -41,32 +41,32 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Way(enum.Enum):
-    WAITING = "waiting"  # No sure peer has a free place; other peers may send parts
-    PEERS = "peers"  # From peers, one of which is sure (`object_plan`)
-    READER = "reader"  # From its origin, for all pilots
-    STRANDED = "stranded"  # No peer could serve it: it waits to read the origin for itself
-    ALONE = "alone"  # From its origin, for itself
-    FOLLOWING = "following"  # Another pilot fetches or has fetched it into the same cache
+    WAITING = "waiting"  # No sure peer has a free place; other peers may send parts of the object
+    PEERS = "peers"  # The object is fetched from peers; one of them is sure (`object_plan`)
+    READER = "reader"  # The pilot reads the origin for all pilots
+    STRANDED = "stranded"  # No peer could serve the pilot, so it waits to read the origin for itself
+    ALONE = "alone"  # The pilot reads the origin for itself
+    FOLLOWING = "following"  # Another pilot fetches or has fetched the object into the same cache
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """An object's transfer to a pilot. `number`: its order among all fetches."""
+    """The transfer of an object to a pilot. `number`: position among all fetches."""
 
     object: Object
     peer: Peer
     number: int
     way: Way = Way.WAITING
-    leader: Fetch | None = None  # The active fetch into the same cache, if this fetch follows one
+    leader: Fetch | None = None  # Active fetch into the same cache, if this fetch follows another fetch
     sources: dict[PilotId, Peer] = field(default_factory=dict)
-    failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that did not serve it
-    unreadable: bool = False  # The origin could not be read by this pilot
+    failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that failed to serve this fetch
+    unreadable: bool = False  # True if this pilot could not read the origin
     said: tuple[tuple[PilotId, ...], bool] | None = None
-    kept: bool = False  # True if a leaving pilot hands it on (`object_plan`)
+    kept: bool = False  # True if a leaving pilot hands the object on (`object_plan`)
 
     @property
     def able(self) -> bool:
-        """True if its pilot could read the origin for other pilots."""
+        """True if the pilot of this fetch could read the origin for other pilots."""
         return self.peer.serving and not self.peer.draining and not self.unreadable
 
     @property
@@ -81,7 +81,7 @@ class Fetch:
         return other is not None and other.rank < self.rank
 
     def may_come_from(self, peer: Peer) -> bool:
-        """True unless the peer is the fetch's own pilot, is already its source, or has failed it."""
+        """True unless the peer is the fetch's own pilot, is already a source, or failed it."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
@@ -95,11 +95,11 @@ class Peer:
     has: dict[str, Object] = field(default_factory=dict)
     fetches: dict[str, Fetch] = field(default_factory=dict)
     serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
-    parked: dict[str, Object] = field(default_factory=dict)  # Objects that it serves once it has a free place
-    wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that it was fetching when it disconnected
-    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers, by object that only it has
-    blamed: int = 0  # Pilots that it failed although other peers served them
-    served: int = 0  # Pilots that got an object with its help
+    parked: dict[str, Object] = field(default_factory=dict)  # Objects that the peer will serve when it has a free place
+    wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that the peer was fetching when it disconnected
+    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of objects that only it has
+    blamed: int = 0  # Number of pilots that this peer failed although other peers served them
+    served: int = 0  # Number of pilots that received an object with the help of this peer
 
     @property
     def serving(self) -> bool:
@@ -117,20 +117,20 @@ class Object:
         self.ref = ObjectRef(name, 0)
         self.manifest = b""
         self.holders: dict[PilotId, Peer] = {}
-        self.whole: dict[PilotId, Peer] = {}  # Holders that serve others
-        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free place, round robin
-        self.relays: list[tuple[int, PilotId]] = []  # Heap by rank of pilots that fetch it and may have a free place
+        self.whole: dict[PilotId, Peer] = {}  # Holders of the whole object that serve other pilots
+        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free place, used round robin
+        self.relays: list[tuple[int, PilotId]] = []  # Heap by rank of fetching pilots that may have a free place
         self.queued: dict[PilotId, int] = {}
-        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # In the order of their numbers
-        self.able: dict[PilotId, Fetch] = {}  # Fetches that could read the origin for others
+        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches in the order of their numbers
+        self.able: dict[PilotId, Fetch] = {}  # Fetches whose pilots could read the origin for other pilots
         self.reader: Fetch | None = None
         self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
-        self.underserved: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches with fewer peers than they may have
+        self.underserved: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches with fewer peers than their maximum
         self.stranded: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.alone: dict[PilotId, Fetch] = {}
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve
-        self.unreadable: dict[PilotId, None] = {}  # Pilots that could not read its origin
-        self.reason = ""  # The last fault
+        self.unreadable: dict[PilotId, None] = {}  # Pilots that could not read the origin
+        self.reason = ""  # Reason of the last failed fetch
         self.origin_bytes = 0
         self.peer_bytes = 0
 
@@ -140,18 +140,18 @@ class Object:
 
 
 class Transfers:
-    """All facts of the plan. Events change them; then `settle_transfers` plans."""
+    """All records of the plan. Events change them; then `settle_transfers` plans."""
 
     def __init__(self) -> None:
         self.limits = Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
         self.caches: dict[str, dict[PilotId, Peer]] = {}  # Connected pilots, by the cache that they use
-        self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or fetches that may use more peers
-        self.leaving: dict[PilotId, Peer] = {}  # Pilots that stay until others have their objects
-        self.unsettled: dict[Fetch, None] = {}  # Fetches that need to be planned
-        self.freed: dict[Peer, None] = {}  # Peers with a free place to offer
-        self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get new orders
+        self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or with fetches that may use more peers
+        self.leaving: dict[PilotId, Peer] = {}  # Leaving pilots that stay until other pilots have their objects
+        self.unsettled: dict[Fetch, None] = {}  # Fetches that must be planned
+        self.freed: dict[Peer, None] = {}  # Peers that have a free place
+        self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get a new plan
         self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # By recipe key and device kind, then by form
         self.fetches = 0  # Number of all fetches so far
         self.peer_bytes = 0
@@ -178,10 +178,10 @@ class Transfers:
         peer.has[object.ref.name] = object
         if peer.serving:
             object.whole[peer.id] = peer
-            self._sure(peer, object)
+            self._list_sure_source(peer, object)
 
-    def _sure(self, peer: Peer, object: Object) -> None:
-        """List a new sure source; plan the waiting fetches that it serves again."""
+    def _list_sure_source(self, peer: Peer, object: Object) -> None:
+        """List a new sure source. Plan the waiting fetches that it serves again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -189,7 +189,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """Remove an object from a pilot; pilots that used its copy need another source."""
+        """Remove an object from a pilot. Fetches from this copy get another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -212,7 +212,7 @@ class Transfers:
             self.objects.pop(object.ref.name, None)
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """Begin a fetch, or follow a fetch into the same cache."""
+        """Start a fetch, or follow an earlier fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
         fetch.leader = self._leader(fetch)  # before the fetch is listed
@@ -225,22 +225,22 @@ class Transfers:
         return fetch
 
     def go(self, fetch: Fetch) -> None:
-        """Plan a source for this fetch itself."""
         fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """Make a follower the leader: it reported a failed source, so it is active."""
-        near = self._into(fetch.peer.cache, fetch.object)
+        """Make a follower the leader, because it reported a failed source and so is active."""
+        near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
             if other is not fetch and (other.way is not Way.FOLLOWING or other.leader is not None):
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Let a fetch follow another into the same cache. It gets a later number than its leader, so that fetches never
-        wait in a circle.
+        """Let a fetch follow another fetch into the same cache.
+
+        The follower gets a later number than its leader, so that fetches never wait in a circle.
         """
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
@@ -254,14 +254,14 @@ class Transfers:
             fetch.number = self.fetches
             object.fetches.move_to_end(fetch.peer.id)
             self.unsettled.update(dict.fromkeys(object.waiting.values()))
-        fetch.leader, fetch.said = leader, None  # the last order is void, so repeat it
+        fetch.leader, fetch.said = leader, None  # the last plan is invalid, so send the plan again
         self.changed.pop(fetch, None)
 
     def _leader(self, fetch: Fetch) -> Fetch | None:
-        under_way = self._into(fetch.peer.cache, fetch.object)
+        under_way = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
-    def _into(self, cache: str, object: Object) -> list[Fetch]:
+    def _fetches_into_cache(self, cache: str, object: Object) -> list[Fetch]:
         near = self.caches.get(cache, {})
         found = (fetch for id in near if (fetch := object.fetches.get(id)) is not None)
         return sorted(found, key=lambda fetch: fetch.number)
@@ -271,28 +271,28 @@ class Transfers:
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
     def end(self, fetch: Fetch, *, complete: bool = False) -> None:
-        """End a fetch; without `complete`, its followers need another source."""
+        """End a fetch. Without `complete`, its followers get another source."""
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
         for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
             queue.pop(peer.id, None)
-        self._reckon(object)
+        self._update_needy(object)
         del object.fetches[peer.id], peer.fetches[object.ref.name]
         peer.parked.pop(object.ref.name, None)
         self.unsettled.pop(fetch, None)
         self.changed.pop(fetch, None)
         if object.reader is fetch:
             object.reader = None
-        self._pass_on(fetch, complete=complete)
+        self._end_followers(fetch, complete=complete)
         if not complete:
             self.withdraw(peer, object)
             self.forget(object)
         self.next_alone(object)
 
-    def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
-        """Give an ended fetch's followers the object, or make one the leader."""
-        fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
+    def _end_followers(self, leader: Fetch, *, complete: bool) -> None:
+        """Give followers of an ended fetch the object, or make one of them the leader."""
+        fetches = [x for x in self._fetches_into_cache(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
                 fetch.leader = None
@@ -303,8 +303,8 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
-        """Find sources for followers that this pilot's cache served."""
-        for fetch in self._into(peer.cache, object):
+        """Find new sources for followers that this pilot's cache served."""
+        for fetch in self._fetches_into_cache(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
                 if leader is None:
@@ -335,11 +335,11 @@ class Transfers:
         if way in (Way.WAITING, Way.PEERS) and fetch.able:
             object.able[id] = fetch
         if way is Way.READER:
-            self._sure(fetch.peer, object)
+            self._list_sure_source(fetch.peer, object)
         elif way is Way.PEERS and way is not before:
             self.list_source(fetch.peer, object)
             self.freed[fetch.peer] = None
-        self._reckon(object)
+        self._update_needy(object)
 
     def next_alone(self, object: Object) -> None:
         while object.stranded and len(object.alone) < self.limits.readers:
@@ -347,14 +347,14 @@ class Transfers:
             self.send(fetch, Way.ALONE)
             self.changed[fetch] = None
 
-    def _reckon(self, object: Object) -> None:
+    def _update_needy(self, object: Object) -> None:
         if object.waiting or object.underserved or object.stranded:
             self.needy[object.ref.name] = object
         else:
             self.needy.pop(object.ref.name, None)
 
     def link(self, fetch: Fetch, source: Peer, *, instead: bool = False) -> None:
-        """Add a source to a fetch, or replace the last one (`instead`)."""
+        """Add a source to a fetch. `instead`: replace the last source."""
         if instead:
             self.unlink(fetch, next(reversed(fetch.sources.values())))
         fetch.sources[source.id] = source
@@ -375,7 +375,7 @@ class Transfers:
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves
 
     def list_source(self, peer: Peer, object: Object) -> None:
-        """List a peer as a source, or park it until a place is free."""
+        """List a peer as a source, or park the object until the peer has a free place."""
         if not peer.serving or peer.draining:
             return
         fetch = object.fetches.get(peer.id)
@@ -388,13 +388,13 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """Return a peer that can serve this fetch now; `root`: a sure peer."""
+        """Return a peer that can serve this fetch now, or None. `root`: a sure peer."""
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 
     def _find_whole(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # few are skipped: the fetch's sources, and peers that failed it
+        for _ in range(len(candidates)):  # few candidates are skipped: current sources, and peers that failed it
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]
@@ -411,7 +411,7 @@ class Transfers:
         while heap and found is None and heap[0][0] < below:
             rank, id = heap[0]
             source = object.fetches.get(id)
-            if source is None or source.rank != rank or not self._relays(source):
+            if source is None or source.rank != rank or not self._can_relay(source):
                 heapq.heappop(heap)
                 if object.queued.get(id) == rank:
                     del object.queued[id]
@@ -423,7 +423,7 @@ class Transfers:
             heapq.heappush(heap, entry)
         return found
 
-    def _relays(self, source: Fetch) -> bool:
+    def _can_relay(self, source: Fetch) -> bool:
         peer, object = source.peer, source.object
         if peer.draining or not peer.serving or source.way not in (Way.PEERS, Way.READER):
             return False

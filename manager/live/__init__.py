@@ -1,5 +1,5 @@
 """Run the pure core with sockets, a clock, a journal and a history.
 
-`server` is the loop, `sockets` its socket. `compaction` shortens the journal with a `snapshot` of the core. `restore`
-restores a manager from both, `replay` a core to inspect.
+`server` contains the loop, `sockets` its socket. `compaction` shortens the journal by a `snapshot` of the core.
+`restore` restores a manager from journal and snapshot; `replay` restores a core to inspect.
 """

@@ -1,6 +1,6 @@
 """Check the keys of peers, and limit the connections that prove no key.
 
-A stranger's silent connections could use all descriptors. Above a limit, the manager cuts the oldest unproven
+A stranger's silent connections could use up all file descriptors. Above a limit, the manager closes the oldest unproven
 connection of the address with the most.
 """
 
@@ -29,21 +29,21 @@ from stoker.protocol.to_manager import FromPilot, PilotHello
 
 log = logging.getLogger("stoker.manager")
 
-_AGAIN_S = 0.2
+_REREAD_S = 0.2
 KEPT_FREE = 64
-"""Descriptors reserved for the manager itself: files, processes, the lease."""
+"""File descriptors reserved for the manager itself: files, processes, the lease."""
 _LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """CLIENT has the session's client key; PILOT a block's key, or the session's pilot key."""
+    """CLIENT has the client key of the session. PILOT has the key of a block, or the pilot key of the session."""
 
     CLIENT = "client"
     PILOT = "pilot"
 
 
 class User(msgspec.Struct, frozen=True):
-    """The owner of a key. `block`: only this block's pilots may use the key; empty = all pilots."""
+    """The owner of a key. `block`: the block whose pilots may use the key; empty = all pilots."""
 
     role: Role
     block: str = ""
@@ -71,7 +71,7 @@ class KnownKeys:
 
     def user_of(self, public: bytes) -> User | None:
         if self._changes() != self._seen or (
-            public not in self._users and time.monotonic() - self._read_at >= _AGAIN_S
+            public not in self._users and time.monotonic() - self._read_at >= _REREAD_S
         ):
             self._read()
         return self._users.get(public)
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why a block's key may not send for this pilot, or ""."""
+    """Return why a block's key may not send for this pilot, or an empty text."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -130,7 +130,7 @@ class UnprovenConnections:
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
-        if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and all programs and pilots would wait forever
+        if limit < KEPT_FREE + _LEAST:  # otherwise every connection would be closed, and all peers would wait forever
             raise SessionError(
                 f"a process may open {limit} files here (ulimit -n), but the manager needs at least "
                 f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise the limit, for example: ulimit -n"
@@ -153,7 +153,7 @@ class UnprovenConnections:
         if surplus is not None:
             oldest, address = surplus
             self.cut += 1
-            _shut(oldest, self._peers.pop(oldest))
+            _shut_down(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
                 address, f"{address} opens connections without proving a key: the oldest of {known} was closed"
@@ -165,7 +165,7 @@ class UnprovenConnections:
 
 
 def _peer_of(descriptor: int) -> Peer | None:
-    """Return a connection's peer, or None if closed. Opens no descriptor."""
+    """Return the peer of a connection; None if closed. Opens no descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
@@ -179,8 +179,8 @@ def _peer_of(descriptor: int) -> Peer | None:
         connection.detach()
 
 
-def _shut(descriptor: int, peer: Peer) -> None:
-    """Shut a connection down, unless its descriptor was reused."""
+def _shut_down(descriptor: int, peer: Peer) -> None:
+    """Shut down a connection, unless its descriptor was reused."""
     if _peer_of(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)

@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when it
-dies. Open questions are then repeated one at a time until an answer arrives; a question that was open at two deaths is
-dropped.
+The manager never waits for the advisor. The manager starts the advisor `GATHER_S` after the first question, and again
+when the advisor dies. After a death, the manager sends open questions one at a time until an answer arrives. A question
+that was open at two deaths is dropped.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 10.0
 PAUSE_S = 2.0
-"""Seconds between two starts of the advisor; doubles each time it dies at once."""
+"""Seconds between two starts of the advisor. The pause doubles each time the advisor dies without an answer."""
 LONGEST_PAUSE_S = 300.0
-_SLOW_SENT = 2
-"""Most slow questions sent at once."""
-_SENT = 16
-"""Most questions sent at once."""
+_MOST_SLOW_SENT = 2
+"""Maximum number of slow questions sent at a time."""
+_MOST_SENT = 16
+"""Maximum number of questions sent at a time."""
 
 
 def performance() -> PerformanceStore:
@@ -62,7 +62,6 @@ class History:
         self._session = session
 
     def record(self, command: events.Record) -> None:
-        """Store a record; for runs, their mean time."""
         match command:
             case events.RecordLoad():
                 self._store.record_load(
@@ -100,7 +99,6 @@ class History:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """Return advice on a context, else None."""
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
@@ -155,7 +153,7 @@ class AdvisorLink:
         self._slow_sent = 0
         self._paces = 0
         self._heard_at = 0.0
-        """When the advisor started, answered, or received the first of several questions."""
+        """Time at which the advisor started, answered, or received the first of several questions."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -163,7 +161,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Queue a question, unless it is open already, too long, or above the limit."""
+        """Queue a question, unless it is already open, too long, or above the limit."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
@@ -190,7 +188,7 @@ class AdvisorLink:
             except OSError:
                 data = b""
             if not data:
-                self._died(now)
+                self._handle_death(now)
                 break
             self._take(data, found, now)
         if self.open:
@@ -198,13 +196,13 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start the advisor for open questions, send them, and kill it if it does not answer."""
+        """Start the advisor for open questions, send them, and kill the advisor if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
             log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
-            self._died(now)  # the process may hang in a read that no signal ends
+            self._handle_death(now)  # the process may hang in a read that no signal ends
             return
         self._send(now)
 
@@ -253,7 +251,7 @@ class AdvisorLink:
                         pass_fds=[its.fileno()],
                         start_new_session=True,
                     )
-            except OSError as error:  # out of descriptors, memory or processes, for a while
+            except OSError as error:  # temporarily out of descriptors, memory or processes
                 log.warning("the advisor cannot be started (%s); it is tried again", error)
                 return False
             on_failure.pop_all()
@@ -266,15 +264,15 @@ class AdvisorLink:
     def _send(self, now: float) -> None:
         if not self._waiting or self._channel is None:
             return
-        most = 1 if self._one_at_a_time else _SENT
+        most = 1 if self._one_at_a_time else _MOST_SENT
         for about, question in list(self._waiting.items()):
             if len(self._sent) >= most:
                 return
-            if question.is_slow and self._slow_sent >= _SLOW_SENT:
+            if question.is_slow and self._slow_sent >= _MOST_SLOW_SENT:
                 continue
             try:
                 self._channel.send(question.data)
-            except OSError:  # full, or closed: the next read shows which
+            except OSError:  # the channel is full or closed; the next read detects a closed channel
                 return
             if not self._sent:
                 self._heard_at = now
@@ -283,7 +281,7 @@ class AdvisorLink:
             self._slow_sent += question.is_slow
             question.tries += 1
 
-    def _died(self, now: float) -> None:
+    def _handle_death(self, now: float) -> None:
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}

@@ -23,7 +23,7 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """`monotonic` identifies the clock to which `ahead_s` is added."""
+    """A saved offset. `monotonic` identifies the clock to which `ahead_s` is added."""
 
     monotonic: str
     ahead_s: float
@@ -32,11 +32,11 @@ class _Kept(msgspec.Struct, frozen=True):
 class Clock:
     """Seconds since the epoch that advance with the monotonic clock.
 
-    Journal times mean the same after a restart, and a changed wall clock makes no pilot look silent.
+    So journal times stay valid after a restart, and a changed wall clock makes no pilot look silent.
 
     Args:
-        not_before: Earliest time to show, in seconds since the epoch.
-        file: Keeps the offset for the next manager on this machine.
+        not_before: Earliest time to return, in seconds since the epoch.
+        file: Stores the offset for the next manager on this machine.
     """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
@@ -45,7 +45,7 @@ class Clock:
             ahead_s = max(time.time(), not_before) - time.monotonic()
         self._ahead_s = ahead_s
         if file is not None:
-            with contextlib.suppress(OSError):  # a full disk: the next manager reads the wall clock
+            with contextlib.suppress(OSError):  # if the disk is full, the next manager reads the wall clock
                 file.write_bytes(msgspec.json.encode(_Kept(_monotonic(), ahead_s)))
                 file.chmod(0o600)
 
@@ -71,7 +71,7 @@ def _read(file: Path) -> float | None:
 
 
 class TimerHeap:
-    """Timers by due time; a timer that is set again leaves its old entry."""
+    """Timers by due time. The old entry of a timer that is set again is ignored."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -83,7 +83,7 @@ class TimerHeap:
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
-        """Remove and yield the timers that fire now. `current`: each timer's valid due time."""
+        """Remove and yield the timers that are due. `current`: each timer's valid due time."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, key = heapq.heappop(heap)
@@ -94,7 +94,7 @@ class TimerHeap:
 class Acks:
     """The last unsent acknowledgement of each peer.
 
-    An acknowledgement is sent with the next frame, or alone `longest_s / 2` to `longest_s` later. Clients wait for it
+    An acknowledgement is sent with the next frame, or alone after `longest_s / 2` to `longest_s`. Clients wait for it
     before they exit.
     """
 

@@ -1,7 +1,7 @@
 """Compact the journal while the session continues: a forked process writes a snapshot of the core.
 
-The manager begins a new segment of the journal and forks. After success it removes the files that the snapshot
-replaces.
+The manager begins a new segment of the journal and forks. If the child succeeds, the manager removes the files that the
+snapshot replaces.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHECK_S = 0.1
 RETRY_S = (10.0, 3600.0)
 LIMIT_S = 1800.0
 READ_BACK_BYTES = 64 << 20
-"""Up to this size a snapshot is read back as a check before older files are removed."""
+"""A snapshot up to this size is read back as a check before older files are removed."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
 _PR_SET_PDEATHSIG = 1
 
@@ -48,7 +48,7 @@ class Compaction:
         self._tell = tell
         self._snapshot_bytes = snapshot_bytes
         self._before = max(0, tail_bytes - journal.size)
-        """Bytes since the snapshot in earlier segments."""
+        """Bytes written to earlier segments since the last snapshot."""
         self._now = now
         self._child = 0
         self._said = -1
@@ -66,7 +66,7 @@ class Compaction:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
     def advance(self, core: Core) -> None:
-        """Begin to compact if due, or check the child. All decisions must be in the journal."""
+        """Start a compaction if due, or check the child. All decisions must be in the journal."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
@@ -92,7 +92,7 @@ class Compaction:
         self._started_at = time.monotonic()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # the child only pickles, and ends by os._exit
+                warnings.simplefilter("ignore", DeprecationWarning)  # the child only pickles, then calls os._exit
                 self._child = os.fork()
         except OSError as error:
             os.close(self._said)
@@ -114,7 +114,7 @@ class Compaction:
             said = pipe.read().decode(errors="replace")
         code = os.waitstatus_to_exitcode(status)
         if code == _SAVED:
-            self._succeeded()
+            self._handle_success()
         elif code == _UNSAVEABLE:
             self._is_impossible = True
             text = f"the journal is not compacted, and grows with the session: {said}"
@@ -123,7 +123,7 @@ class Compaction:
         else:
             self._failed(said or f"the process that wrote the snapshot ended with {code}")
 
-    def _succeeded(self) -> None:
+    def _handle_success(self) -> None:
         self._snapshot_bytes, self._before = self._path.stat().st_size, 0
         self._pause.reset()
         for old in records.older_files(self._journal.path, self._segment.number):
@@ -147,7 +147,7 @@ class Compaction:
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """Write the snapshot in the child, which closes its parent's descriptors and dies with its parent."""
+    """Write the snapshot in the child. The child closes its parent's descriptors and dies with its parent."""
     code, said = _FAILED, ""
     try:
         gc.disable()
@@ -163,7 +163,7 @@ def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> 
         code = _SAVED
     except Unsaveable as error:
         code, said = _UNSAVEABLE, str(error)
-    except BaseException as error:  # whatever happens, the parent continues without a snapshot
+    except BaseException as error:  # after any error the parent continues without a snapshot
         said = f"{type(error).__name__}: {error}"
     finally:
         with contextlib.suppress(BaseException):

@@ -1,10 +1,10 @@
-"""A core's decisions about an event as a 32-bit *check*; equal decisions give equal checks.
+"""Compute a 32-bit *check* of a core's decisions about an event. Equal decisions give equal checks.
 
-A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Calls
-and keys represent arguments, functions and results, so a check has no user data.
+A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Ids
+and keys represent calls, functions and results, so a check contains no user data.
 
-The cost of a check is bounded. Of many calls for one library it covers their number, the last, and some others; of
-results, their number and the last.
+The cost of a check is limited. Of many calls for one library it covers their number, the last call and a sample; of
+results, their number and the last result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.protocol.to_pilot import RunCalls
 
 _encode = msgspec.msgpack.Encoder().encode
 _Brief = Callable[[Any], tuple[object, ...]]
-_SOME = 8
+_SAMPLED_CALLS = 8
 
 TO_PILOT: dict[type, _Brief] = {
     to_pilot.StartLibrary: lambda m: (
@@ -45,7 +45,7 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
 }  # fmt: skip
-"""The parts of a message to a pilot that are decisions; for calls to run see `check_of`."""
+"""The parts of a message to a pilot that are decisions. `check_of` covers calls to run."""
 
 
 def _order(order: BlockOrder) -> tuple[object, ...]:
@@ -88,10 +88,10 @@ def check_of(commands: Sequence[Command]) -> int:
     for command in commands:
         if type(command) is ToPilot:
             message = command.message
-            if type(message) is RunCalls:  # as below; a busy manager sends little but this and Results
+            if type(message) is RunCalls:  # not in the table, because a busy manager sends mostly RunCalls and Results
                 calls = message.calls
-                few = len(calls) <= _SOME
-                some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SOME])]
+                few = len(calls) <= _SAMPLED_CALLS
+                some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SAMPLED_CALLS])]
                 said += command.pilot, message.library, message.function, len(calls), calls[-1].call, some
                 if message.function_blob is not None or message.gang is not None or message.offer:
                     gang = message.gang and (message.gang.rank, message.gang.size)

@@ -1,7 +1,8 @@
-"""Start the factory, which submits blocks, and the seed, which serves objects to pilots without a shared file system.
+"""Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one of each. They exit when the session ends, so they outlive a killed manager.
-Status reports a factory without a hello for `TOLD_S`; after its time limit it is replaced.
+A lock in the session folder allows one factory and one seed. Factory and seed exit when the session ends, so they
+outlive a killed manager. Status reports a factory that sends no hello for `TOLD_S`. After its time limit, a silent
+factory is replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""Seconds until a factory's hello, in addition to the time limit of batch commands."""
+"""Seconds to wait for the hello of a factory, in addition to the time limit of batch commands."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 
@@ -59,10 +60,10 @@ class Attendant:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start the process if it does not run; kill it if it is silent too long."""
+        """Start the process if it does not run. Kill it if it is silent too long."""
         if self._is_heard():
             self._quiet_since = None
-            if self._hello_limit_s < math.inf:  # it works, so it is no failed start
+            if self._hello_limit_s < math.inf:  # the process works, so its start did not fail
                 self._pause.reset()
         elif self._quiet_since is None:
             self._quiet_since = now
@@ -73,7 +74,7 @@ class Attendant:
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
                 log.warning("%s; it is killed after %.0f s", self._what_is_wrong(process), self._hello_limit_s)
                 process.kill()
-                self._started_at = now  # do not kill it again at every check
+                self._started_at = now  # so that the next check does not kill it again
             return
         if process is not None:
             if now - self._started_at < self._pause.seconds:
@@ -82,7 +83,7 @@ class Attendant:
             self._pause.grow()
         try:
             self._start(now)
-        except OSError as error:  # out of descriptors, memory or processes, for a while
+        except OSError as error:  # temporarily out of descriptors, memory or processes
             log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
     def trouble(self, now: float) -> str:
@@ -124,7 +125,7 @@ class HelperProcesses:
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Why no blocks are submitted, as of the last check; empty if they are or will be soon."""
+        """Why no blocks are submitted, at the last check; empty if they are submitted or will be soon."""
 
     def start_missing(self) -> None:
         now = time.monotonic()
@@ -146,7 +147,7 @@ def _last_line(file: Path, *, after: int) -> str:
     try:
         with file.open("rb") as data:
             size = data.seek(0, 2)
-            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # the log may be a new file
+            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # the log may be a new, shorter file
             lines = data.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
@@ -160,10 +161,10 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """Return a site as the manager's source. `kept`: the session outlives programs."""
+    """Return a site as a source of the manager. `kept`: the session continues without programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
-    if site.engine is Engine.TASKVINE:  # TaskVine's pool is one lasting pilot, which manages its own workers
+    if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers
         return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
     rules = {
         ProvisioningName.DEFAULT: Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC,

@@ -1,7 +1,7 @@
-"""Choose the address on which the manager listens, so that compute nodes reach it.
+"""Choose the address on which the manager listens, so that compute nodes can reach it.
 
-A site file may name a network (`interface = "ib0"`, or an address). The default (`auto`) is the address of this host's
-name. If this is the loopback (Debian's 127.0.1.1), it is the address on the route to the internet.
+A site file may name a network (`interface = "ib0"`) or an address. The default (`auto`) is the address of this host's
+name, or, if that is the loopback (Debian's 127.0.1.1), the address on the route to the internet.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from stoker.errors import ConfigError
 
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
-_ANYWHERE = ("192.0.2.1", 9)
-"""An unused address (RFC 5737): a datagram socket that connects to it chooses a route and sends nothing."""
+_OUTSIDE_ADDRESS = ("192.0.2.1", 9)
+"""An unused address (RFC 5737). A datagram socket that connects to it selects a route and sends nothing."""
 
 
 def resolve(interface: str) -> str:
     """Return the address of `interface`: a network (`ib0`), an address, or `auto`. Raises ConfigError."""
     there = networks()
     if interface == AUTO:
-        return choose(there, named=_named(), towards_world=_towards_world())
+        return choose(there, named=_host_addresses(), towards_world=_route_address())
     if interface in there:
         return there[interface]
     address = _address(interface)
@@ -76,7 +76,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def no_way_to(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint, or ""."""
+    """Return why this host has no route to a ZeroMQ endpoint, or an empty text."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:
@@ -91,7 +91,7 @@ def no_way_to(address: str) -> str:
     return ""
 
 
-def _named() -> list[str]:
+def _host_addresses() -> list[str]:
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -99,10 +99,10 @@ def _named() -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def _towards_world() -> str:
+def _route_address() -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect(_ANYWHERE)
+            way.connect(_OUTSIDE_ADDRESS)
             return str(way.getsockname()[0])
     except OSError:  # no default route
         return ""

@@ -1,10 +1,10 @@
-"""The journal puts every event of a session on disk before a resulting message is sent.
+"""The journal writes every event of a session to disk before a resulting message is sent.
 
 One `write(2)` writes the records of one turn of the loop, so they survive a killed process. With the option `sync` they
-survive a crash of the host: a thread calls fdatasync.
+survive a crash of the host, because a thread calls fdatasync.
 
-A full or failing disk does not end the session: the file is cut to its last whole record, later records stay in memory,
-and `flush` tries again. Checks of the core's decisions (`decisions`) let a replay notice differences.
+A full or failing disk does not end the session. The file is truncated to its last whole record, later records stay in
+memory, and `flush` tries again. Checks of the core's decisions (`decisions`) let a replay detect differences.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ CHECKS = 64
 CHECKS_S = 0.2
 """Checks are written with the next turn after `CHECKS` decisions or `CHECKS_S` seconds."""
 MOST_CHECKS = 10_000
-"""Limit on the checks kept during a replay; a turn of the loop has fewer events."""
+"""Maximum number of checks kept during a replay. A turn of the loop has fewer events."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""Why a journal is not safe if its disk reports no error."""
+"""Why a journal is not safe although its disk reports no error."""
 TELL_S = 3.0
 ENDING_S = 2.0
 """Seconds that an ending session waits for its journal."""
@@ -55,7 +55,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """A sync's result: the safe journal position, the number of turns made safe, and the error."""
+    """Result of a sync: the safe journal position, the number of turns made safe, and the error."""
 
     position: int
     turns: int
@@ -63,7 +63,7 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync; `wake_fd` becomes readable after each call. Only the loop's thread calls the
+    """A thread that calls fdatasync. `wake_fd` becomes readable after each call. Only the loop's thread calls the
     methods.
     """
 
@@ -73,7 +73,7 @@ class Syncing:
         self._order: tuple[int, int, int] | None = None
         self._result = Synced(0, 0)
         self._under_way = False
-        """True from `begin` until `done` reads `wake_fd`, which the thread writes once a sync, after the result."""
+        """True from `begin` until `done` reads `wake_fd`."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
         self._thread.start()
@@ -83,7 +83,7 @@ class Syncing:
         self._asked.release()
 
     def done(self) -> Synced | None:
-        """Return the last sync's result once, then results with 0 turns; None during a sync."""
+        """Return the last sync's result once, then results with 0 turns. Return None during a sync."""
         if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -126,7 +126,7 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """`write` collects events, `flush` puts them on disk. Raises SessionError if another manager has the journal.
+    """`write` collects events, `flush` writes them to disk. Raises SessionError if another manager has the journal.
 
     `position` counts all bytes of this process, `written` the bytes that survive its death, `safe` the bytes that are
     synced (without `sync`: written).
@@ -135,7 +135,7 @@ class Journal:
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
         self.trouble = ""
-        """Why the journal cannot be written at the moment; empty while it can."""
+        """Why the journal cannot be written now; empty if it can."""
         self.errno = 0
         self.position = self.written = self.safe = 0
         self._pending: list[bytes] = []
@@ -143,10 +143,10 @@ class Journal:
         self._checked_at = self._now = 0.0
         self._retry_at = 0.0
         found = end or find_end(path) or JournalEnd(new_head(), 0, 0)
-        self._fd = _locked(path)
+        self._fd = _open_and_lock(path)
         self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
-        """Data of each turn since the last sync, to write again if the next sync fails."""
+        """Data of each turn since the last sync. The data is written again if the next sync fails."""
         os.ftruncate(self._fd, self.size)
         if not self.size:
             self._pending = [MAGIC, *encoded(0.0, self.head)]
@@ -159,7 +159,7 @@ class Journal:
 
     @property
     def wake_fd(self) -> int:
-        """Readable when `safe` may have grown; -1 = it grows only in `flush`."""
+        """Descriptor that is readable when `safe` may have grown; -1 = `safe` grows only in `flush`."""
         return self._syncing.wake_fd if self._syncing is not None else -1
 
     @property
@@ -176,7 +176,6 @@ class Journal:
         self._append(now, event)
 
     def take_back(self) -> None:
-        """Remove the last event, which is not on disk yet."""
         self.position -= sum(map(len, self._pending[-2:]))
         del self._pending[-2:]
         self.events -= 1
@@ -197,7 +196,7 @@ class Journal:
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """Write collected events. On failure set `trouble`; a later call tries again."""
+        """Write collected events. On failure set `trouble`; the next call tries again."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -236,7 +235,7 @@ class Journal:
         done = syncing.done()
         if done is None:
             return
-        if done.error is not None:  # the kernel may have dropped those pages: they are written once more
+        if done.error is not None:  # the kernel may have dropped these pages, so write them once more
             self.size -= sum(map(len, self._unsynced))
             self.written = self.safe
             self._pending = self._unsynced + self._pending
@@ -260,7 +259,7 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a segment. Raises OSError and continues in the old one, or SessionError if another manager has the
+        """Begin a segment. Raises OSError and continues in the old segment, or SessionError if another manager has the
         journal.
         """
         self._append_checks()
@@ -272,7 +271,7 @@ class Journal:
         draft = self.path.with_name(f"{self.path.name}.{records.NEXT}")
         start = b"".join([MAGIC, *encoded(self._now, head)])
         draft.unlink(missing_ok=True)
-        fd = _locked(draft)
+        fd = _open_and_lock(draft)
         try:
             write_all(fd, start)
             if self._syncing is not None:
@@ -294,7 +293,7 @@ class Journal:
         return head
 
     def close(self) -> None:
-        """Raises SessionError if the disk rejects the last records."""
+        """Close the journal. Raises SessionError if the last records cannot be written."""
         self._append_checks()
         safe = self.settle(within_s=2.0)
         if self._syncing is not None:
@@ -305,14 +304,14 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield a file's undamaged events, oldest first. Raises SessionError if it is no journal."""
+    """Yield a file's undamaged events, oldest first. Raises SessionError if the file is not a journal."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
 
 
 def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield events, and later the checks of the decisions on them."""
+    """Yield events, and after them the checks of the decisions about them."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
             yield now, record
@@ -330,8 +329,7 @@ def find_end(path: Path) -> JournalEnd | None:
     return JournalEnd(head, events, end)
 
 
-def _locked(path: Path) -> int:
-    """Open a file, locked against other managers. Raises SessionError."""
+def _open_and_lock(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     if not locks.take(fd):
         os.close(fd)
@@ -394,10 +392,10 @@ def explain_journal_trouble(journal: Journal, folder: Path) -> str:
 
 
 class HeldCommands:
-    """A queue of batches of commands, each with the journal position that must be safe before it is sent.
+    """A queue of batches of commands. A batch is sent when its journal position is safe.
 
-    Calls for pilots need no sync: after a crash of this host the pilots report their calls. No message to a pilot
-    overtakes an earlier one, except acknowledgements.
+    Calls for pilots need no sync, because pilots report their calls after a crash of this host. Other messages to a
+    pilot keep their order, except acknowledgements.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -405,7 +403,7 @@ class HeldCommands:
         self._batches: deque[tuple[int, list[Command]]] = deque()
         self._ordered: Counter[PilotId] = Counter()
         self.ends_by = math.inf
-        """When an ending session exits although its journal cannot be written; infinite before."""
+        """Time at which an ending session exits even if its journal cannot be written; infinity before the end."""
 
     def hold(self, commands: list[Command]) -> None:
         if commands:
@@ -427,7 +425,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or the `ending` session waited long enough."""
+        """True if the oldest batch is safe, or the `ending` session has waited long enough."""
         if not self._batches:
             return False
         if ending:

@@ -1,6 +1,6 @@
-"""Restart a detached session's manager when it dies.
+"""Restart the manager of a detached session when it dies.
 
-A manager that dies `MOST_DEATHS` times without progress is not restarted; `stoker attach` tries once more.
+A manager that dies `MOST_DEATHS` times without progress is not restarted. `stoker attach` starts it once more.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from types import FrameType
 log = logging.getLogger("stoker.manager")
 
 FAILED = 4
-"""Exit status of a manager that cannot continue and whose journal is whole."""
+"""Exit status of a manager that cannot continue although its journal is complete."""
 NO_PORT = 5
-"""Exit status of a restarted manager without a free port in its range."""
+"""Exit status of a restarted manager that finds no free port in its range."""
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
-"""After `MOST_DEATHS` deaths without progress within these seconds the manager is not restarted."""
+"""The manager is not restarted after `MOST_DEATHS` deaths without progress within this number of seconds."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 _POLL_S = 0.1
 
@@ -40,12 +40,12 @@ class RestartProgress:
     def report_first_end(self, done: int) -> None:
         if not self._is_said and done > self._done_before:
             self._is_said = True
-            with contextlib.suppress(OSError):  # a full disk: the keeper sees no progress
+            with contextlib.suppress(OSError):  # if the disk is full, the keeper sees no progress
                 self._path.touch(mode=0o600)
 
 
 class Restarts:
-    """Decides when to restart a manager. Progress clears the count of deaths."""
+    """Decides when to restart a manager. Progress resets the count of deaths."""
 
     def __init__(self, progress: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
@@ -79,7 +79,7 @@ def after_pause(pause_s: float) -> str:
 
 
 def keep(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager, restart it after failures, return its exit status. SIGTERM ends the manager, not the session."""
+    """Run a manager, restart it after failures, return its exit status. SIGTERM ends only the manager."""
     restarts = Restarts(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None
@@ -95,7 +95,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
         restarts.started()
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        except OSError as error:  # out of descriptors, memory or processes, for a while
+        except OSError as error:  # temporarily out of descriptors, memory or processes
             how = f"could not be started ({error})"
         else:
             code = process.wait()
@@ -105,7 +105,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
             how = "failed" if code > 0 else f"was killed by signal {-code}"
         pause_s = restarts.died()
         if pause_s is None:
-            log.critical("the manager %s again and again; `stoker attach` starts it once more", how)
+            log.critical("the manager %s repeatedly; `stoker attach` starts it once more", how)
             break
         log.warning("the manager %s; it is started again with its journal%s", how, after_pause(pause_s))
         until = time.monotonic() + pause_s

@@ -1,12 +1,11 @@
 """The lease of a session's manager: a small file that names the one process that may run the session.
 
-Neither locks nor clocks are trusted across hosts. So the holder replaces the file every few seconds, with a new
-counter.
+Locks and clocks are not reliable across hosts. So the holder replaces the file every few seconds, with a new counter.
 
-- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder at once.
+- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder immediately.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
   managers decide this together, both write and wait; the manager whose token is in the file wins.
-- A holder that was frozen handles no frame until it has read the file. If it finds another token, it stops.
+- After a freeze, a holder handles no frame until it has read the file. If it finds another token, it stops.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from stoker.whole_files import draft_of, write_all
 log = logging.getLogger("stoker.manager")
 
 TAKEN_OVER = 3
-"""Exit status of a manager whose session another manager runs."""
+"""Exit status of a manager whose session is now run by another manager."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""Seconds without a change after which a lease is free for another machine."""
+"""Seconds without a change after which another machine may take a lease."""
 SURE_S = 15.0
-"""A holder that has not read its own token for these seconds does nothing."""
+"""A holder that has not read its own token for this number of seconds handles no frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -49,7 +48,7 @@ _MOST_BYTES = 1 << 16
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""Errors after which the lease is renewed in the file that is open already."""
+"""Errors after which the lease is renewed in the file that is already open."""
 
 
 class TakenError(SessionError):
@@ -57,12 +56,14 @@ class TakenError(SessionError):
 
 
 class NoRoomError(SessionError):
-    """The disk is now too full to write the lease."""
+    """The disk is too full to write the lease."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The process that may run the session. `machine`: equal for processes that see each other's ids. `started`: ticks
-    since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records.
+    """The process that may run the session.
+
+    `machine`: equal for processes that see each other's ids. `started`: ticks since boot. `over`: why the session
+    ended. `unwritten`: why the journal lacks its last records.
     """
 
     host: str
@@ -79,7 +80,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """This manager's lease. `follows`: the previous holder, if it did not end the session."""
+    """The lease of this manager. `follows`: the previous holder, if it did not end the session."""
 
     def __init__(
         self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
@@ -88,21 +89,21 @@ class Lease:
         self.holder = holder
         self.follows = follows
         self.renewed: Callable[[], None] = lambda: None
-        """Called after each renewal, on the lease's thread. It may raise OSError."""
+        """Called after each renewal, on the thread of the lease. The function may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """The lease's open file, to renew it in place when no descriptor is left or the disk is full."""
+        """Open file of the lease. If no descriptor is left or the disk is full, the lease is renewed in this file."""
 
     @property
     def from_elsewhere(self) -> bool:
-        """True if the previous holder ran on another machine, where it may still live."""
+        """True if the previous holder ran on another machine, where it may still run."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease on a thread, which reports a new holder to `on_lost` (None: the session folder is gone)."""
+        """Renew the lease on a thread. It passes a new holder to `on_lost` (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
@@ -110,12 +111,12 @@ class Lease:
         """Wait until no other manager can have the lease."""
         if _clock() - self._sure_at <= SURE_S:
             return
-        log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
+        log.warning("this manager or its file system was frozen; it waits until its lease is confirmed")
         while _clock() - self._sure_at > SURE_S and not self._stop.is_set():
             time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
-        """Give up the lease. `over`: why the session ended, so that no other manager starts."""
+        """Release the lease. `over`: why the session ended, so that no other manager starts."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -124,7 +125,7 @@ class Lease:
             if there is None or there.token != self.holder.token:
                 return
             if over:
-                self._say_over(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
+                self._write_end(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
             else:
                 self.path.unlink()
         except (OSError, SessionError) as error:
@@ -134,7 +135,7 @@ class Lease:
                 os.close(self._file)
                 self._file = -1
 
-    def _say_over(self, holder: LeaseHolder) -> None:
+    def _write_end(self, holder: LeaseHolder) -> None:
         try:
             os.close(_write(self.path, holder))
         except OSError as error:
@@ -149,7 +150,7 @@ class Lease:
             except FileNotFoundError:
                 on_lost(None)
                 return
-            except (OSError, SessionError) as error:  # the file system may be absent or full only for a time
+            except (OSError, SessionError) as error:  # the file system may be absent or full temporarily
                 log.warning("the lease %s could not be renewed: %s", self.path, error)
                 continue
             if taken_by is not None:
@@ -175,7 +176,7 @@ class Lease:
     def _read(self) -> LeaseHolder | None:
         try:
             return read(self.path)
-        except SessionError:  # damaged: no other manager wrote this file
+        except SessionError:  # the file is damaged, but no other manager wrote it
             self._sure_at = _clock()
             raise
 
@@ -187,7 +188,7 @@ class Lease:
             os.close(before)
 
     def write_over_the_dead(self) -> bool:
-        """Overwrite a dead holder's file, which a full disk allows. Return False on failure."""
+        """Overwrite a dead holder's file, which works on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -205,7 +206,7 @@ class Lease:
     def _write_in_place(self, holder: LeaseHolder) -> None:
         """Renew the lease in its open file. On OSError the file is unchanged."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-            # Another holder wrote its lease. Reading that file needs a descriptor, and this descriptor is useless now.
+            # Another holder wrote its lease. Close this file, so that a descriptor is free to read the new lease.
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is at its path, and no new file can be opened or written")
@@ -262,7 +263,7 @@ def take(
             time.sleep(settle_s)
             there = read(path)
             if there is None or there.token != lease.holder.token:
-                raise _taken(path, there)
+                raise _taken_error(path, there)
     return lease
 
 
@@ -287,11 +288,11 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
         time.sleep(_ROOM_POLL_S)
         there = read(path)
         if there != lease.follows:  # a manager on another machine was faster
-            raise _taken(path, there)
+            raise _taken_error(path, there)
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the holder; None without a lease. Raises SessionError for a damaged lease, OSError."""
+    """Return the holder; None without a lease. Raises OSError, or SessionError for a damaged lease."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -303,7 +304,7 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why an ended session's journal lacks its last records, or ""."""
+    """Return why an ended session's journal lacks its last records, or an empty text."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
@@ -316,7 +317,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """True if the process lives; None if it is on another machine."""
+    """True if the process runs; None if the process is on another machine."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -325,9 +326,9 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 
 
 def copy_journal(journal: Path) -> None:
-    """Let a copy replace the journal, so that late writes of the old manager are never read."""
+    """Replace the journal by a copy, so that late writes of the old manager are never read."""
     if journal.exists():
-        # A restart recognizes a killed manager's draft by its suffix.
+        # At a restart, the suffix identifies the draft of a killed manager.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)
@@ -338,9 +339,9 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
         raise SessionError(f"session folder {path.parent}: the session is over ({before.over}); start a new one")
     alive = is_alive(before)
     if alive:
-        raise _taken(path, before)
+        raise _taken_error(path, before)
     if alive is None:
-        log.info("waiting %.0f s for a sign of the manager that was %s", patience_s, before)
+        log.info("waiting %.0f s for a lease renewal by the manager that was %s", patience_s, before)
         until = time.monotonic() + patience_s
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.5))
@@ -348,10 +349,10 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
             if there is None:
                 return
             if there != before:
-                raise _taken(path, there)
+                raise _taken_error(path, there)
 
 
-def _taken(path: Path, holder: LeaseHolder | None) -> TakenError:
+def _taken_error(path: Path, holder: LeaseHolder | None) -> TakenError:
     who = f" ({holder})" if holder else ""
     return TakenError(f"{path.parent} already has a manager{who}; one session has one manager")
 

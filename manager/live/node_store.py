@@ -1,6 +1,6 @@
-"""Keep records of nodes that failed, for all sessions of the user, in one file of the state folder.
+"""Keep records of failed nodes for all sessions of the user, in one file of the state folder.
 
-Without a readable file, a session excludes the nodes that fail while it lives.
+If the file is unreadable, a session excludes only the nodes that fail during it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.protocol.blocks import FORGET_NODE_S, NodeRecord
 
 FILE = "nodes.sqlite"
 LOOK_S = 10.0
-"""Seconds between two looks for records of other sessions."""
+"""Seconds between two checks for records of other sessions."""
 _COLUMNS = ", ".join(NodeRecord.__struct_fields__)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (
@@ -53,18 +53,19 @@ class NodeStore:
         return self._file.is_open
 
     def record(self, record: NodeRecord) -> bool:
-        """Keep a record, unless the file has a later one of its node. False if the file cannot be written."""
+        """Store a record unless the file has a newer record of its node. False if the file cannot be written."""
         return self._file.write((_WRITE, [astuple(record)])) is not None
 
     def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
-        """Note a probe of an excluded node, in one step. False if another session probed it within `every_s`, or
-        included it."""
+        """Record a probe of an excluded node, in one step. False if another session probed it within `every_s` or
+        allowed it.
+        """
         row = astuple(replace(record, probed_at=now, at=now))
         changed = self._file.write((_CLAIM, [(*row, every_s)]))
         return changed is None or changed > 0
 
     def records(self) -> list[NodeRecord]:
-        """Return all records; remove records without news for `FORGET_NODE_S`."""
+        """Return all records. Remove records without a report for `FORGET_NODE_S`."""
         since = time.time() - FORGET_NODE_S
         rows = self._file.read(f"SELECT {_COLUMNS} FROM nodes ORDER BY source, node")
         found = [NodeRecord(source, node, bool(excluded), *rest) for source, node, excluded, *rest in rows]
@@ -73,7 +74,7 @@ class NodeStore:
         return [record for record in found if record.heard_at >= since]
 
     def changed(self, now: float) -> list[NodeRecord]:
-        """Return all records if another process may have written since the last look, which was `LOOK_S` ago."""
+        """Return all records if another process may have written since the last check, `LOOK_S` ago."""
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
@@ -88,13 +89,13 @@ class NodeStore:
 
 
 def clear(node: str) -> list[NodeRecord]:
-    """Let blocks start on a node again, in all sessions.
+    """Allow blocks on a node again, in all sessions.
 
     Args:
         node: The node's name in its batch system.
 
     Returns:
-        The node's records before, one per site that excluded it.
+        The node's earlier records, one per site that excluded it.
 
     Raises:
         StokerError: The node is not excluded, or its records cannot be read or written.
@@ -116,7 +117,7 @@ def clear(node: str) -> list[NodeRecord]:
 
 
 def excluded_nodes() -> list[NodeRecord]:
-    """Return the excluded nodes of all sites, without making the file. Raises StokerError if it cannot be read."""
+    """Return the excluded nodes of all sites, without creating the file. Raises StokerError if a file is unreadable."""
     if not _file().exists():
         return []
     store = NodeStore()

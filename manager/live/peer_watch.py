@@ -1,7 +1,7 @@
-"""Track which peers send messages, are disconnected, or are given up.
+"""Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, or a peer in the journal of a restarted
-manager, has a time limit to send a message.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, or after a restart a peer in the journal,
+must send a message before its time limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.manager.live.admission import Role
 
 CHECK_S = 0.5
 _FIRST_CLIENT = (Role.CLIENT, "")
-"""Key of the first client, whose name is unknown."""
+"""Key of the first client, whose name is not known yet."""
 
 PeerKey = tuple[Role, str]
 
@@ -26,9 +26,9 @@ PeerKey = tuple[Role, str]
 class Patience(msgspec.Struct, frozen=True):
     """Time limits in seconds.
 
-    `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`, after a manager's restart `restart_s`:
-    for peers to reconnect. `pilot_lease_s`: a pilot's wait for a lost manager. `idle_s`: of a session without clients
-    and calls (0 = no limit).
+    `silence_s`: until a silent pilot counts as lost. `pilot_back_s`, `client_back_s`, after a restart of the manager
+    `restart_s`: for peers to reconnect. `pilot_lease_s`: wait of a pilot for a lost manager. `idle_s`: until a session
+    without clients and calls ends (0 = no limit).
     """
 
     heartbeat_s: float = 5.0
@@ -58,7 +58,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """Start a disconnected peer's time limit. Return False for an unknown peer."""
+        """Start the time limit of a disconnected peer. Return False if the peer is unknown."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._back_s(role)
@@ -76,8 +76,9 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the silence limits after a time without reading. `may_be_back`: also give absent peers time to
-        reconnect.
+        """Restart the silence limits after a time without reading.
+
+        `may_be_back`: also give absent peers time to reconnect.
         """
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
@@ -89,9 +90,9 @@ class PeerWatch:
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 
     def lost_peers(self, now: float) -> Iterator[tuple[Role, str, str]]:
-        """Yield role, name and reason of each peer to give up. A first client that never came has no name."""
+        """Yield role, name and reason of each lost peer. A first client that never connected has no name."""
         if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
-            self._back_by[_FIRST_CLIENT] = now  # the program that was to join has ended
+            self._back_by[_FIRST_CLIENT] = now  # the program that started this manager has ended
         for peer, until in list(self._back_by.items()):
             if until <= now:
                 del self._back_by[peer]

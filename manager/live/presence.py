@@ -1,14 +1,14 @@
-"""Check whether a session's manager runs; keep `session.json`, by which programs find it.
+"""Check whether the manager of a session runs; maintain `session.json`, in which programs find its address.
 
-An open port is no proof, because another program may use it. So, in this order:
+An open port is no proof, because another program may use it. So Stoker checks in this order:
 
 - The lease: a session that is over has no manager.
 - The port: if it accepts no connections, no manager can be reached.
-- The lease again: its process on this machine must live and listen on that port, even if busy or frozen.
+- The lease again: its process on this machine must run and listen on that port, even if busy or frozen.
 - For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
-  session's secret key, or a renewed lease.
+  session's secret key, or for a renewed lease.
 
-A wrong "no" makes no second manager, because a new manager waits for the lease.
+A wrong negative result never starts a second manager, because a new manager waits for the lease.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SessionAddress:
         self._file = file
         try:
             folder.write(file)
-        except OSError:  # a full disk: the same file may stay; its new time shows that a manager listens
+        except OSError:  # disk full: an equal file may stay; its new time shows that a manager listens
             if before != file:
                 raise
             os.utime(folder.file)
@@ -63,13 +63,13 @@ class SessionAddress:
 
 
 def check_folder(folder: SessionFolder) -> None:
-    """Raise SessionError unless the folder can hold a session."""
+    """Raise SessionError unless the folder is a session folder."""
     if not folder.key_file("server").exists():
-        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")
+        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` creates one")
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
+    """True if the manager of the session runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -79,17 +79,17 @@ def is_up(folder: SessionFolder) -> bool:
     alive = lease.is_alive(holder) if holder is not None else None
     if holder is not None and alive is not None:
         return alive and _listens_at(holder.pid, file.address)
-    return _gives_sign(folder, file, holder)
+    return _answers_or_renews(folder, file, holder)
 
 
 def elsewhere(folder: SessionFolder) -> str:
-    """Return ` (pid 7 on login2)` for a manager on another machine, else ""."""
+    """Return ` (pid 7 on login2)` for a manager on another machine, or an empty text."""
     holder = lease.read_if_whole(folder.lease)
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
 
 def _listens_at(pid: int, address: str) -> bool:
-    """True if the process listens there, or this cannot be checked."""
+    """True if the process listens at the address, or if this cannot be checked."""
     port = urlsplit(address).port
     try:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
@@ -102,14 +102,14 @@ def _listens_at(pid: int, address: str) -> bool:
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
 
-def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
+def _answers_or_renews(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
     until = time.monotonic() + SIGN_S
     try:
         pair = folder.read_key("client")
         keys = Keys(file.server_key, pair.public, pair.secret)
         name = f"client-{uuid4().hex[:12]}"
         dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
-    except (SessionError, zmq.ZMQError) as error:  # keys are lost or damaged, so no program can join
+    except (SessionError, zmq.ZMQError) as error:  # the keys are lost or damaged, so no program can connect
         log.warning("session %s: its manager cannot be reached: %s", file.session, error)
         return False
     poll = select.poll()

@@ -3,14 +3,14 @@
     journal                    the segment that is being written
     journal.000007             an earlier segment
     journal.000008.snapshot    the core before the first event of segment 8
-    journal.next, *.draft      incomplete; removed at the next start
-    journal.damaged-*, journal.aside-*    kept for people, the last three of each; never read
+    journal.next, *.draft      incomplete files; removed at the next start
+    journal.damaged-*, journal.aside-*    never read; the last three of each are kept for people
 
-The newest whole snapshot and the segments from its number on (without a snapshot, all segments) are always complete.
+The newest whole snapshot and the segments from its number on are always complete. Without a snapshot, all segments are.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
-that names the format, and a `SegmentHead` record. After a damaged record the reader looks for the next whole record:
-MessagePack's two bytes for a pair with a time first, and a correct checksum. If none follows, the file was cut off.
+that names the format, and a `SegmentHead` record. After a damaged record the reader searches for the next whole record:
+two MessagePack bytes of a pair with a time, and a correct checksum. If no whole record follows, the file was cut off.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stoker.startup import RELEASE
 HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
 OLD_MAGIC = b"stoker journal 1\n"
-"""The format before segments: one file, which does not name its version of Stoker."""
+"""The format before segments: one file, which does not contain the version of Stoker."""
 _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
@@ -53,7 +53,7 @@ WRITER = f"{RELEASE} (protocol {VERSION})"
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """Checks of the decisions on events from number `first` (from 0): 4 bytes each, little endian."""
+    """Checks of the decisions about events, from event number `first` on (from 0): 4 bytes each, little endian."""
 
     first: int
     checks: bytes
@@ -66,8 +66,10 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
-    """`number`: from 1. `first`: number of its first event. `mark`: random, also in its snapshot. `stoker`: version
-    that began it.
+    """First record of a segment.
+
+    `number`: number of the segment, from 1. `first`: number of its first event. `mark`: random, also in its snapshot.
+    `stoker`: Stoker version that began the segment.
     """
 
     number: int
@@ -77,7 +79,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """`tail`: no whole record follows. `cut`: a killed process wrote a record only in part."""
+    """A damaged part. `tail`: no whole record follows. `cut`: a killed process wrote a record only in part."""
 
     at: int
     length: int
@@ -119,7 +121,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
             whole = _next_whole(path, 0)
-            if whole is None and not _was_magic(magic):
+            if whole is None and not _looks_like_magic(magic):
                 raise SessionError(f"{path} is not a journal")
             at = size if whole is None else whole
             file.seek(at)
@@ -146,8 +148,8 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             at = end
 
 
-def _was_magic(first: bytes) -> bool:
-    """True for damaged `MAGIC`, and for zeros: a page that was never written is zero."""
+def _looks_like_magic(first: bytes) -> bool:
+    """True for a damaged `MAGIC`, and for zeros, the content of an unwritten page."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
@@ -188,13 +190,12 @@ def journal_exists(journal: Path) -> bool:
 
 
 def list_segments(journal: Path) -> list[Segment]:
-    """Return the segments, oldest first. Raises SessionError."""
     found: dict[int, Segment] = {}
     for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
         head = head_of(path) if path.exists() else None
         if head is not None:
             found[head.number] = Segment(path, head)
-            if path == journal and head.mark:  # a file with a later number does not belong to this journal
+            if path == journal and head.mark:  # files with later numbers are not part of this journal
                 found = {number: segment for number, segment in found.items() if number <= head.number}
     return [found[number] for number in sorted(found)]
 
@@ -224,7 +225,7 @@ def head_of(path: Path) -> SegmentHead | None:
 
 
 def half_made_files(journal: Path) -> Iterator[Path]:
-    for path in _beside(journal):
+    for path in _files_beside(journal):
         if path.name.endswith(".draft") or path.name == f"{journal.name}.{NEXT}":
             yield path
 
@@ -241,12 +242,12 @@ def journal_files(journal: Path) -> list[Path]:
 
 
 def _numbered(journal: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-    for path in _beside(journal):
+    for path in _files_beside(journal):
         if name := pattern.fullmatch("journal" + path.name.removeprefix(journal.name)):
             yield int(name[1]), path
 
 
-def _beside(journal: Path) -> list[Path]:
+def _files_beside(journal: Path) -> list[Path]:
     try:
         return sorted(journal.parent.glob(f"{journal.name}.*"))
     except OSError as error:

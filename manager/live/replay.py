@@ -1,4 +1,4 @@
-"""Replay a journal: the same events, in order, at the same times, give the same manager.
+"""Replay a journal: the same events in order at the same times give the same manager.
 
 `verify` compares decisions and stops at a difference.
 """
@@ -45,7 +45,7 @@ _LONGEST = 200
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """Return the history of an ended session or call. Raises SessionError."""
+    """Return the history of a call or part of an ended session. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call(subject))})
     except ValueError:
@@ -59,7 +59,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the manager's history `told`, or the journal's for a forgotten call."""
+    """Return the manager's history `told`, or the journal's history of a forgotten call."""
     if told.found:
         return told
     try:
@@ -90,7 +90,9 @@ def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tup
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event that a replay decides differently. `event`: its number from 0. `decides`: the new decision."""
+    """The first event that a replay decides differently. `event`: the event's number, from 0. `decides`: the new
+    decision.
+    """
 
     event: int
     after_s: float
@@ -99,8 +101,10 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`checked`: events with recorded decisions. `since`: time before which events are no longer in the journal (0 =
-    all are). `lost`: damaged parts.
+    """Result of a replay.
+
+    `checked`: events with recorded decisions. `since`: time before which events are not in the journal (0 = all are).
+    `lost`: damaged parts.
     """
 
     session: str
@@ -114,7 +118,6 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def is_old(self) -> bool:
-        """True if the journal is too old to have checks."""
         return self.events > 0 and not self.checked
 
 
@@ -129,6 +132,7 @@ def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
     """Replay a journal and compare decisions. `tell` sometimes gets the number of replayed events and their seconds.
+
     Raises SessionError without a journal or events, or if a policy raises.
     """
     past = JournalPast(path, session, policies)
@@ -151,7 +155,7 @@ def verify(
             commands = past.handle(record, now)
         except Exception as error:
             lines = lines_of_user_code(error)
-            if not lines:  # a fault of the core, not of a policy
+            if not lines:  # an error in the core, not in a policy
                 raise
             where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
             then = "as it did not" if _was_decided(number, records) else "as it did"

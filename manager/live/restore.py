@@ -1,9 +1,9 @@
 """Restore a manager from its journal: the newest snapshot and the later events, even if damaged.
 
-- A damaged record before whole records loses only its event. The core continues with a gap (`RecordsLost`), and every
-  peer reports again.
-- If the beginning cannot be read, or another version of Stoker decided differently, the manager puts all files aside
-  and starts a new core with the unconfirmed ends.
+- If whole records follow a damaged record, only its event is lost. The core continues with a gap (`RecordsLost`), and
+  every peer reports its state again.
+- If the beginning cannot be read, or another version of Stoker decided differently, the manager renames all files
+  (`journal.aside-*`) and starts a new core with the unconfirmed ends.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NO_SNAPSHOT = "its snapshot is missing"
 class JournalPast:
     """A journal's newest readable beginning, and the later records.
 
-    `since`: when the snapshot was made (0 = no snapshot). `unreadable`: unreadable snapshots, and why. `lost`: damaged
-    bytes so far. `is_comparable`: False from damage until a manager restarted without the damaged events.
+    `since`: time of the snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes
+    so far. `is_comparable`: False from damage until a manager restarted without the damaged events.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class JournalPast:
         for number, path in records.list_snapshots(self.journal):
             following = [each for each in self._segments if each.head.number >= number]
             if not following or following[0].head.number != number:
-                continue  # a manager that was killed, or lost the session, did not begin this segment
+                continue  # a manager that was killed, or lost its lease, did not begin this segment
             try:
                 found = snapshot.read(path)
                 if not self.unreadable:
@@ -139,7 +139,7 @@ class JournalPast:
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
-        if segment.head.mark:  # an old journal or a damaged head lacks the number
+        if segment.head.mark:  # the head of an old journal, or a damaged head, lacks the number
             self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
@@ -162,13 +162,15 @@ class JournalPast:
         if isinstance(event, RecordsLost):
             self.lost += max(1, event.bytes)
             self.is_comparable = False
-        elif isinstance(event, ManagerRestarted):  # damage may have destroyed events that this manager still had
+        elif isinstance(event, ManagerRestarted):  # this manager may have known events that were damaged later
             self.is_comparable = event.lost >= self.lost
         return event
 
 
 class RestoredManager(msgspec.Struct):
-    """`core`: None without a journal, or if it was put aside. `end`: where the journal continues. `ends`: for a new
+    """Result of `restore_manager`.
+
+    `core`: None without a journal, or if the journal was renamed. `end`: where the journal continues. `ends`: for a new
     core. `compact`: write a snapshot soon.
     """
 
@@ -183,11 +185,11 @@ class RestoredManager(msgspec.Struct):
 
 
 class _DecidesOtherwise(Exception):
-    """A replay decides differently from the journal's writer."""
+    """A replay decides differently from the manager that wrote the journal."""
 
 
 def restore_manager(journal: Path, session: str, policies: Policies) -> RestoredManager:
-    """Restore a manager. Raises SessionError for a file that is no journal."""
+    """Restore a manager. Raises SessionError if the file is not a journal."""
     for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):
@@ -196,12 +198,12 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     is_from_snapshot = past.core is not None
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
-        return _begin_anew(past, f"the journal lacks the beginning of the session ({why})")
+        return _put_aside(past, f"the journal lacks the beginning of the session ({why})")
     notices: list[str] = []
     try:
         _replay(past, notices)
     except _DecidesOtherwise as error:
-        return _begin_anew(past, str(error))
+        return _put_aside(past, str(error))
     head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
@@ -224,7 +226,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
 
 
 def _replay(past: JournalPast, notices: list[str]) -> None:
-    """Replay and compare decisions. A difference raises if another version wrote the journal, else gives a notice."""
+    """Replay and compare decisions. A difference raises if another version wrote the journal, or else adds a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):
@@ -233,7 +235,7 @@ def _replay(past: JournalPast, notices: list[str]) -> None:
             made.clear()
             continue
         number = past.next_event - 1
-        core = past.core_at(now)  # an error of a policy's constructor is no fault of the journal
+        core = past.core_at(now)  # outside `try`: an error in a policy's constructor is not the fault of the journal
         try:
             check = check_of(core.handle(record, now))
         except Exception as error:
@@ -256,23 +258,23 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
     if by != records.WRITER:
         theirs = f"Stoker {by or 'of an earlier version'}, which wrote it"
         raise _DecidesOtherwise(f"Stoker {records.WRITER} decides otherwise about {where} than {theirs}")
-    text = f"a replay decides otherwise about {where} than the manager did: report it, with the journal"
+    text = f"a replay decides otherwise about {where} than the manager did; report this, with the journal"
     log.error("%s", text)
     return [text]
 
 
 def _keep_damaged(past: JournalPast) -> list[str]:
-    """Keep damaged files, and continue in another segment. Return notices for users."""
+    """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
     notices, copies = [], set[Path]()
     for path, damage in past.damage:
         if damage.cut:
-            log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
+            log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
         kept = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
         copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
-            why = _keep(path, kept)
+            why = _keep_file(path, kept)
             ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
             notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
@@ -284,8 +286,8 @@ def _keep_damaged(past: JournalPast) -> list[str]:
     return notices
 
 
-def _keep(path: Path, name: Path) -> str:
-    """Return why a file cannot be kept, or "". Copies it if hard links are missing."""
+def _keep_file(path: Path, name: Path) -> str:
+    """Keep a file by a hard link or a copy. Return why this failed, or an empty text."""
     try:
         name.hardlink_to(path)
         return ""
@@ -300,13 +302,13 @@ def _keep(path: Path, name: Path) -> str:
     return ""
 
 
-def _begin_anew(past: JournalPast, why: str) -> RestoredManager:
-    """Put all files aside, and begin with unconfirmed ends."""
+def _put_aside(past: JournalPast, why: str) -> RestoredManager:
+    """Put all files aside, and begin a new core with the unconfirmed ends."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     files = records.journal_files(past.journal)
     for path in files:
         if path.suffix != ".snapshot":
-            ends.update({end.call: end for end in _good_ends(path)})
+            ends.update({end.call: end for end in _successful_ends(path)})
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for path in files:
         name = path.name.removeprefix(past.journal.name)
@@ -318,7 +320,7 @@ def _begin_anew(past: JournalPast, why: str) -> RestoredManager:
     return RestoredManager(ends=list(ends.values()), notices=[notice])
 
 
-def _good_ends(path: Path) -> list[CallEnd]:
+def _successful_ends(path: Path) -> list[CallEnd]:
     return [
         end
         for _, _, record in scan(path)

@@ -1,7 +1,7 @@
 """The manager's loop.
 
-A turn waits for a message or due work, reads every socket, gives each frame to the core, writes the turn's events to
-the journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
+A turn waits for a message or due work, reads every socket, passes each frame to the core, writes the events to the
+journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
 (`HeldCommands`).
 """
 
@@ -54,7 +54,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""If more bytes wait for disk space, the manager reads no messages."""
+"""If more bytes than this wait for disk space, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`."""
@@ -63,11 +63,13 @@ _discard_log = SeldomLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised an exception; a refusal replaces the event in the journal."""
+    """The core raised an exception. A refusal replaces the event in the journal."""
 
 
 class ManagerServer:
-    """`sure`: returns once no other manager can run the session. `parent`: process that started it (0 = unknown)."""
+    """The server of a session. `sure`: waits until no other manager can run it. `parent`: process that started it (0 =
+    unknown).
+    """
 
     def __init__(
         self,
@@ -120,15 +122,15 @@ class ManagerServer:
         self._logged: dict[str, float] = {}
         first: list[Command] = []
         if back.ends:
-            self._give(events.EndsKept(back.ends), now, first)
-        if before is not None:  # also without a journal
-            self._come_back(now, lost=back.lost)
+            self._handle_event(events.EndsKept(back.ends), now, first)
+        if before is not None:  # the manager restarted, perhaps without a journal
+            self._restart(now, lost=back.lost)
         if detached and not self.core.state.kept:
-            self._give(events.SessionKept(), now, first)
+            self._handle_event(events.SessionKept(), now, first)
         if not detached and not self.core.state.clients_by_number:
             self._peers.expect_first_client(now)
         for text in back.notices:
-            self._give(events.Noticed(text), now, first)
+            self._handle_event(events.Noticed(text), now, first)
         self._end_turn(first)
         address_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
@@ -137,7 +139,7 @@ class ManagerServer:
         self.address = SessionAddress(folder, address_file, before=before)
         log.info("session %s listens on %s", session, self.sockets.address)
         about_nodes: list[Command] = []
-        self._hear_of_nodes(now, about_nodes)  # before the first blocks are requested
+        self._read_node_records(now, about_nodes)  # before the first blocks are requested
         self._end_turn(about_nodes)
         self._define_session(now)
 
@@ -163,10 +165,10 @@ class ManagerServer:
                     self._carry_out(passing)
             else:
                 self._wait_for_room(now, commands)
-            self._do_due(now, commands)
-            self._start_attendants(now, commands)
+            self._do_due_work(now, commands)
+            self._start_helpers(now, commands)
             for advice in self.advisor.answers(now):
-                self._give(advice, now, commands)
+                self._handle_event(advice, now, commands)
             self._log_new_notices(self.core.state.notices)
             self._end_turn(commands)
             self._progress.report_first_end(self.core.state.done)
@@ -175,11 +177,11 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for `FULL_S`; peers do not count as silent."""
+        """Read no messages for `FULL_S`, and excuse the silence of peers."""
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
-            self._give(events.SessionEnded("stoker down"), now, commands)
+            self._handle_event(events.SessionEnded("stoker down"), now, commands)
 
     def close(self) -> None:
         """Send the last frames and close. Raises SessionError if the journal cannot be written."""
@@ -199,29 +201,28 @@ class ManagerServer:
         else:
             self._peers.heard(Role.CLIENT, event.client, now)
         if are_pieces(event):
-            self._pass_on(event, now)
+            self._forward_pieces(event, now)
         elif isinstance(event, events.FromPilot):
             known = event.pilot in self.core.state.pilots
             if not is_heartbeat(event):
-                self._give(event, now, commands)
+                self._handle_event(event, now, commands)
             elif not known or must_be_recorded(self.core.state, event, now):
-                self._give(event, now, commands, keep=known)
+                self._handle_event(event, now, commands, keep=known)
         else:
             self._from_client(event, now, commands)
 
     def _from_client(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
         self._tell_refusals(now, commands, at_once=True)
-        if not event.sequence and is_from_observer(event.messages):  # welcome it although the disk may be full
+        if not event.sequence and is_from_observer(event.messages):  # send a welcome even if the disk is full
             welcome: list[Command] = []
-            self._give(event, now, welcome)
+            self._handle_event(event, now, welcome)
             self._carry_out(welcome)
             return
-        self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
+        self._handle_event(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
         if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
             self._trouble.program_came()
 
-    def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """Pass on pieces before the journal is written."""
+    def _forward_pieces(self, event: events.FromPilot | events.FromClient, now: float) -> None:
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -230,10 +231,10 @@ class ManagerServer:
 
     def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
         if counts := self._reader.take_refusals(now, at_once=at_once):
-            self._give(events.FramesRefused(counts), now, commands)
+            self._handle_event(events.FramesRefused(counts), now, commands)
 
-    def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """Give an event to the core. `keep`: write it to the journal; False for a question."""
+    def _handle_event(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
+        """Pass an event to the core. `keep`: write the event to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -262,7 +263,7 @@ class ManagerServer:
     def _connection_broke(self, name: str, now: float, commands: list[Command]) -> None:
         if self._peers.cut(Role.PILOT, name, now):
             log.info("connection to pilot %s broke", name)
-            self._give(events.PilotCut(PilotId(name)), now, commands)
+            self._handle_event(events.PilotCut(PilotId(name)), now, commands)
         self._peers.cut(Role.CLIENT, name, now)
 
     # ---- due work
@@ -275,26 +276,26 @@ class ManagerServer:
         soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._held.ends_by)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
-    def _do_due(self, now: float, commands: list[Command]) -> None:
+    def _do_due_work(self, now: float, commands: list[Command]) -> None:
         for acks in self._acks.values():
             for peer, message in acks.overdue(now):
                 self.sockets.send(peer.encode(), wire.encode([message]))
         for key in self._timers.due(now, current=self.core.state.timers):
-            self._give(events.TimerFired(key), now, commands)
+            self._handle_event(events.TimerFired(key), now, commands)
         for role, name, why in self._peers.lost_peers(now):
-            self._give_up(role, name, why, now, commands)
+            self._drop_peer(role, name, why, now, commands)
         self._tell_refusals(now, commands)
-        self._hear_of_nodes(now, commands)
+        self._read_node_records(now, commands)
         if why := self._idle.why_end(self.core.state, now):
-            self._give(events.SessionEnded(why), now, commands)
+            self._handle_event(events.SessionEnded(why), now, commands)
 
-    def _start_attendants(self, now: float, commands: list[Command]) -> None:
+    def _start_helpers(self, now: float, commands: list[Command]) -> None:
         self.helpers.start_missing()
         trouble = self.helpers.factory_trouble
         if trouble != self.core.state.factory_trouble:
-            self._give(events.FactoryTrouble(trouble), now, commands)
+            self._handle_event(events.FactoryTrouble(trouble), now, commands)
 
-    def _hear_of_nodes(self, now: float, commands: list[Command]) -> None:
+    def _read_node_records(self, now: float, commands: list[Command]) -> None:
         known = self.core.state.nodes
         heard = [
             record
@@ -302,17 +303,17 @@ class ManagerServer:
             if (before := known.get((record.source, record.node))) is None or record.at > before.at
         ]
         if heard:
-            self._give(events.NodesHeard(tuple(heard)), now, commands)
+            self._handle_event(events.NodesHeard(tuple(heard)), now, commands)
 
-    def _give_up(self, role: Role, name: str, why: str, now: float, commands: list[Command]) -> None:
+    def _drop_peer(self, role: Role, name: str, why: str, now: float, commands: list[Command]) -> None:
         self.sockets.forget(name.encode())
         log.log(logging.WARNING if role is Role.PILOT else logging.INFO, "%s %s %s", role.value, name, why)
         if not name:
             self._ended = "no client ever connected"
         elif role is Role.PILOT:
-            self._give(events.PilotLost(PilotId(name), why), now, commands)
+            self._handle_event(events.PilotLost(PilotId(name), why), now, commands)
         else:
-            self._give(events.ClientGone(ClientId(name)), now, commands)
+            self._handle_event(events.ClientGone(ClientId(name)), now, commands)
 
     # ---- outgoing messages
 
@@ -340,7 +341,7 @@ class ManagerServer:
 
     def _notice(self, text: str) -> None:
         commands: list[Command] = []
-        self._give(events.Noticed(text), self.clock.now(), commands)
+        self._handle_event(events.Noticed(text), self.clock.now(), commands)
         self._held.hold(commands)
 
     def _log_new_notices(self, notices: Mapping[str, float]) -> None:
@@ -353,7 +354,7 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands; send messages to one peer as one frame, with acknowledgements."""
+        """Carry out commands. Messages to one peer are one frame, with acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
@@ -363,7 +364,7 @@ class ManagerServer:
                 case ToPilot(peer, message) | ToClient(peer, message):
                     if type(message) is to_client.Status:
                         message = self._trouble.added_to(message)
-                    if type(message) is to_client.ClientWelcome:  # from now on the client may restart its frame numbers
+                    if type(message) is to_client.ClientWelcome:  # the client may now restart its frame numbers
                         self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
                         self._acks[Role.PILOT].add(peer, message, self.clock.now())
@@ -391,15 +392,14 @@ class ManagerServer:
         for ask in advice:
             self.advisor.ask(ask, self.clock.now())
             if (answer := self.history.answer(ask)) is not None:
-                self._give_back(answer)
+                self._handle_answer(answer)
         for claim in claims:
             if self.history.nodes.claim(claim.record, every_s=claim.every_s, now=self.clock.now()):
-                self._give_back(events.ProbeClaimed(claim.record.source, claim.record.node))
+                self._handle_answer(events.ProbeClaimed(claim.record.source, claim.record.node))
 
-    def _give_back(self, answer: Event) -> None:
-        """Give the core the answer to one of its commands."""
+    def _handle_answer(self, answer: Event) -> None:
         more: list[Command] = []
-        self._give(answer, self.clock.now(), more)
+        self._handle_event(answer, self.clock.now(), more)
         self._end_turn(more)
 
     # ---- the beginning
@@ -413,16 +413,16 @@ class ManagerServer:
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []
-            self._give(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
+            self._handle_event(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
             self._end_turn(commands)
 
-    def _come_back(self, now: float, *, lost: int) -> None:
+    def _restart(self, now: float, *, lost: int) -> None:
         commands: list[Command] = []
         state = self.core.state
         for key, at in state.timers.items():
             self._timers.set(key, at=at)
         self._peers.expect_all_back(state, now)
-        self._give(events.ManagerRestarted(lost), now, commands)
+        self._handle_event(events.ManagerRestarted(lost), now, commands)
         self._end_turn(commands)
         counts = len(state.calls), state.done, len(state.pilots)
         log.warning("restored from the journal: %d calls open, %d done, %d pilots", *counts)
@@ -438,14 +438,14 @@ def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float],
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file only, because its name comes from a pilot."""
+    """Remove only a result file, because its name comes from a pilot."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
     try:
         file.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # a name may contain a zero byte, or be too long
-        _discard_log.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
+        _discard_log.warning("results", f"cannot remove an unused result file, {path!r:.300}: {error}")
 
 
 class IdleCheck:
@@ -474,10 +474,9 @@ class EndRequest:
         self._touched_ns = 0
 
     def is_new(self) -> bool:
-        """True if the file was touched since the last call."""
         before = self._touched_ns
         try:
-            with self._path.open("rb") as file:  # after opening, a network file system reads the time again
+            with self._path.open("rb") as file:  # opening makes a network file system read the time again
                 self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             self._touched_ns = 0

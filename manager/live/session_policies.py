@@ -1,7 +1,7 @@
-"""The policies of a session: its site files name them, and its folder keeps them.
+"""Load the policies of a session. Its site files name the policies, and its folder stores them.
 
 A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
-`provisioning=`. The result decides at the seams whose methods it has; the default policies decide at the others. A file
+`provisioning=`. The result is the policy at each seam whose methods it has; default policies serve the others. A file
 in a package is imported as its module.
 
 Restarted managers and replays use copies of the user's files.
@@ -58,16 +58,16 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""Members at each seam. A policy with the first member must have all."""
+"""Members of a policy at each seam. A policy with the first member must have all members."""
 _OURS = "stoker."
 _NEAR = 0.8
-"""The similarity (`difflib`) from which a name counts as misspelled."""
+"""Similarity (`difflib`) from which a name counts as misspelled."""
 
 # ---- files
 
 
 def import_policy(name: str, *, folder: Path) -> ModuleType:
-    """Import a policy's module; paths are relative to `folder`. Raises ConfigError."""
+    """Import the module of a policy. Paths are relative to `folder`. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     try:
         if own is None:
@@ -97,7 +97,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy a policy's file, or its package's imported files. Return its new name."""
+    """Copy a policy's file, or its package's imported files. Return the policy's new name."""
     file = policy_file(name)
     if not file:
         return name
@@ -124,7 +124,7 @@ def _root_of(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return a folder for a package's copy, by its root: two packages may have one name."""
+    """Return a folder for a package's copy, by its root, because two packages may have one name."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -139,7 +139,7 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a module; first remove a package of the same name in another folder from `sys.modules`."""
+    """Import a module. First remove a package of the same name in another folder from `sys.modules`."""
     parts = path.relative_to(root).with_suffix("").parts
     there = sys.modules.get(parts[0])
     if there is not None and (root / parts[0]) not in [
@@ -162,12 +162,13 @@ def _imported_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-# ---- finding a policy
+# ---- find a policy
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return a shipped policy, or import a custom policy and make it once as a check. `folder`: base of its path.
-    `seam`: the seam for which it is named. Raises ConfigError.
+    """Return a shipped policy, or import a custom policy and create it once as a check.
+
+    `folder`: base of a custom policy's path. `seam`: the seam for which the policy is named. Raises ConfigError.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
@@ -175,29 +176,28 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        here = ", ".join(_makers(module)) or "none"
+        here = ", ".join(_classes_and_functions(module)) or "none"
         raise ConfigError(f"policy {name}: there is no class or function {own['name']} in it; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
         return _policies(name, what, provisioning, settings, seam=seam)
 
     make()
-    about = (inspect.getdoc(what) or "A policy of your own.").partition("\n\n")[0]
+    about = (inspect.getdoc(what) or "A custom policy.").partition("\n\n")[0]
     return Named(name, " ".join(about.split()), make)
 
 
-def _makers(module: ModuleType) -> list[str]:
+def _classes_and_functions(module: ModuleType) -> list[str]:
     own = {
         each: value
         for each, value in vars(module).items()
         if each[0] != "_" and getattr(value, "__module__", None) == module.__name__
     }
     classes = [each for each, value in own.items() if inspect.isclass(value)]
-    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _wants_nothing(value)]
+    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _needs_no_argument(value)]
 
 
-def _wants_nothing(function: Callable[..., Any]) -> bool:
-    """True if a function needs no argument; `provisioning=` does not count."""
+def _needs_no_argument(function: Callable[..., Any]) -> bool:
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -217,7 +217,7 @@ def _policies(
         raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(made, Policies):
         return made
-    answers = _answers(name, made, seam=seam)
+    answers = _seams_of(name, made, seam=seam)
     if "provisioning" in answers and provisioning is None:
         asked = made
     return Policies(
@@ -237,8 +237,8 @@ def _awareness(name: str, made: Any) -> Awareness | None:
         raise ConfigError(f"policy {name}: awareness = {said!r} is not a level; the levels are {levels}") from None
 
 
-def _answers(name: str, made: Any, *, seam: str) -> list[str]:
-    """Return the seams at which a policy decides. Raises ConfigError."""
+def _seams_of(name: str, made: Any, *, seam: str) -> list[str]:
+    """Return the seams that a policy implements. Raises ConfigError."""
     slip = misspelled_override(made)
     if slip is not None:
         raise ConfigError(
@@ -300,8 +300,10 @@ def _public(classes: Iterable[type]) -> dict[str, Any]:
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """Names of policies. `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found.
-    `honours`: wishes that the policies honour (None: only the manager knows).
+    """Names of policies.
+
+    `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found. `honours`: wishes that
+    the policies honour (None: unknown outside the manager).
     """
 
     name: str = Policy().name
@@ -312,11 +314,13 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         at_seams = {"dispatch": self.dispatch, "residency": self.residency}
-        return ", ".join([_short(self.name), *(f"{seam} {_short(name)}" for seam, name in at_seams.items() if name)])
+        return ", ".join(
+            [_short_name(self.name), *(f"{seam} {_short_name(name)}" for seam, name in at_seams.items() if name)]
+        )
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
-    """Return the policies that all sites name. Raises ConfigError if two differ."""
+    """Return the policies that all sites name. Raises ConfigError if two sites differ."""
     found, by = ChosenPolicies(), ""
     for site in sites:
         policy = site.policy
@@ -338,12 +342,12 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Make these sites' policies. Raises ConfigError if sites differ or one cannot be made."""
-    return _made(agreed(sites), working_folder())
+    """Create these sites' policies. Raises ConfigError if sites differ or one cannot be created."""
+    return _create_policies(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    """Write the choice of policies into a session's folder. Raises ConfigError, SessionError."""
+    """Write the choice of policies to the folder of a session. Raises ConfigError, SessionError."""
     chosen = agreed(sites)
     if chosen == ChosenPolicies():
         return
@@ -353,8 +357,8 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
             for setting in POLICY_SETTINGS
         }
         try:
-            made = _made(chosen, working_folder())
-        except ConfigError:  # a policy is in a module that only the manager finds
+            made = _create_policies(chosen, working_folder())
+        except ConfigError:  # the module of a policy can be found only by the manager
             made = None
         honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
@@ -365,14 +369,14 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         log.warning(
             "policy %s is for contexts of awareness %s; a session uses the awareness of each recipe: write "
             '@context(awareness="%s")',
-            _short(chosen.name),
+            _short_name(chosen.name),
             made.awareness.value,
             made.awareness.value,
         )
 
 
 def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the wishes that a session's policies honour; None if only its manager knows."""
+    """Return the wishes that the policies of a session honour; None if unknown outside the manager."""
     kept = chosen_in(folder)
     if kept == ChosenPolicies():
         return default_policies().honours
@@ -390,7 +394,7 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Return the policies' names; empty for the defaults, or if unreadable."""
+    """Return the names of the policies; empty for the defaults, or if unreadable."""
     try:
         kept = chosen_in(folder)
     except SessionError as error:
@@ -401,10 +405,10 @@ def policy_in_words(folder: SessionFolder) -> str:
 
 def policies_of(folder: SessionFolder) -> Policies:
     kept = chosen_in(folder)
-    return default_policies() if kept == ChosenPolicies() else _made(kept, folder.path)
+    return default_policies() if kept == ChosenPolicies() else _create_policies(kept, folder.path)
 
 
-def _made(kept: ChosenPolicies, folder: Path) -> Policies:
+def _create_policies(kept: ChosenPolicies, folder: Path) -> Policies:
     sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
     whole = find(kept.name, folder=folder).make()
     provisioning = whole.provisioning
@@ -416,5 +420,5 @@ def _made(kept: ChosenPolicies, folder: Path) -> Policies:
     return Policies(dispatch, residency, provisioning, whole.awareness)
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name

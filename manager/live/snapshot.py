@@ -1,12 +1,12 @@
 """Snapshots of a core, so that a manager restarts without all events of the session.
 
 A file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read, and the
-pickled core. A manager reads the core only if its own classes have the same fields. Otherwise it uses the facts, and
-peers report the rest.
+pickled core. A manager loads the core only if its own classes have the same fields. Otherwise the manager uses the
+facts, and peers report their state.
 
-The state is a graph with cycles and shared objects. Its nouns (plain objects and mutable Structs) are written as a
-list. Each noun is the values of its fields, in which other nouns are references, so the depth of a pickle does not grow
-with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
+The state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a list.
+Each noun consists of the values of its fields, in which other nouns are references, so the depth of a pickle does not
+grow with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
 
 Layout = dict[str, list[str]]
-"""The fields of each class, in the order in which they are written; "*": its `__dict__`."""
+"""The fields of each class, in the order in which they are written. "*" means its `__dict__`."""
 
 # ---- pickles
 
 
 class Unsaveable(StokerError):
-    """The state has an object that a snapshot cannot keep."""
+    """The state contains an object that a snapshot cannot store."""
 
 
 class Unreadable(StokerError):
-    """A snapshot is damaged, or of another version."""
+    """A snapshot is damaged, or from another version."""
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
@@ -72,7 +72,7 @@ def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout
             written += len(some)
             pickler.dump([pickler.state_of(each) for each in some])
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        raise Unsaveable(f"it cannot be written: {error}") from error
+        raise Unsaveable(f"the state cannot be written: {error}") from error
     return pickler.layout
 
 
@@ -89,7 +89,7 @@ def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = (
             filled += len(states)
     except Unreadable:
         raise
-    except Exception as error:  # a pickle of another version may fail in any way
+    except Exception as error:  # a pickle from another version may fail in any way
         raise Unreadable(f"{type(error).__name__}: {error}") from error
     return root
 
@@ -151,7 +151,7 @@ class _NounUnpickler(pickle.Unpickler):
             return container
         found = _class(module, name) if _is_allowed(module, self._modules) else None
         if found is None:
-            raise Unreadable(f"{module}.{name} is nothing that a snapshot may hold")
+            raise Unreadable(f"{module}.{name} is not allowed in a snapshot")
         return found
 
     def compare(self, layout: Layout) -> None:
@@ -222,7 +222,6 @@ def _class(module: str, name: str) -> type | None:
 
 
 def policies_modules(policies: Policies | None) -> frozenset[str]:
-    """Return the modules of policies, and all imported modules of their packages."""
     if policies is None:
         return frozenset()
     own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
@@ -234,11 +233,11 @@ def policies_modules(policies: Policies | None) -> frozenset[str]:
 
 _MAGIC = b"stoker snapshot 1\n"
 _PARTS = struct.Struct("<QIQIQI")
-"""Length and CRC-32 of the head, of the `CertainFacts`, and of the core."""
+"""Length and CRC-32 of the head, the `CertainFacts` and the core."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """`segment`: the segment after the snapshot. `at`: time of the last event."""
+    """Head of a snapshot. `segment`: the next segment. `at`: time of the last event."""
 
     session: str
     stoker: str
@@ -275,7 +274,7 @@ def certain_of(state: State) -> CertainFacts:
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write and sync a snapshot. Return its bytes. Raises Unsaveable, OSError."""
+    """Write and sync a snapshot. Return the size in bytes. Raises Unsaveable, OSError."""
     state = core.state
     with (
         draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
@@ -310,7 +309,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Raises Unreadable if the head or the certain facts are damaged."""
+    """Read a snapshot. Raises Unreadable if the head or certain facts are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -337,8 +336,8 @@ def read(path: Path) -> CoreSnapshot:
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
     if not snapshot.is_whole:
-        raise Unreadable("the core in it is damaged")
+        raise Unreadable("the core in the snapshot is damaged")
     core = load(snapshot.core, snapshot.head.layout, modules=modules)
     if not isinstance(core, Core):
-        raise Unreadable("the snapshot holds no core")
+        raise Unreadable("the snapshot contains no core")
     return core

@@ -1,9 +1,9 @@
-"""The manager's ROUTER socket: checks keys, reads and sends frames, and notices broken connections.
+"""The manager's ROUTER socket: check keys, read and send frames, and detect broken connections.
 
-CURVE refuses a peer without a key pair of the session before any byte is decoded. Every frame has the owner of its
-peer's key pair (ZeroMQ's ZAP, RFC 27).
+CURVE refuses a peer without a key pair of the session before any byte is decoded. With each frame, ZeroMQ reports the
+owner of the peer's key pair (ZAP, RFC 27).
 
-A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
+A frame is refused if it does not follow the protocol, if its sender has no readable name, if it is a hello of another
 version or session, or if one block's key sends it for another block's pilot.
 """
 
@@ -37,11 +37,11 @@ log = logging.getLogger("stoker.manager")
 _ZAP = "inproc://zeromq.zap.01"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
-"""The manager refuses larger frames: payloads over 1 MB travel as objects."""
+"""Maximum size of a frame. Larger frames are refused, because payloads over 1 MB are sent as objects."""
 HANDSHAKE_MS = 5_000
 PORTS = (21000, 21999)
 TELL_S = 5.0
-"""Least seconds between two reports of refused frames to the core, unless a client sends a message."""
+"""Minimum seconds between two reports of refused frames to the core, unless a client sends a message."""
 _MOST_NAMED = 5
 
 
@@ -50,7 +50,9 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """Return the error for `ports`. A restarted manager keeps its range: compute nodes may reach no other ports."""
+    """Return the error for `ports`. A restarted manager keeps its range, because compute nodes may reach no other
+    ports.
+    """
     first, last = ports
     names = list(_sessions_on(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
@@ -72,7 +74,7 @@ def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]
         folder = SessionFolder(link.resolve())
         if folder.path == but.path.resolve():
             continue
-        with suppress(SessionError, ValueError):  # gone, or damaged
+        with suppress(SessionError, ValueError):  # the session is gone or its file is damaged
             holder, file = lease.read_if_whole(folder.lease), folder.read()
             port = urlsplit(file.address).port or 0
             if holder is not None and lease.is_alive(holder) and ports[0] <= port <= ports[1]:
@@ -85,7 +87,7 @@ def name_of(identity: bytes) -> bytes:
 
 
 def text_of(name: bytes) -> str:
-    """Return a name as text; empty if not printable UTF-8."""
+    """Return a name as text; empty if it is not printable UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -109,9 +111,9 @@ class ManagerSockets:
         self._zap.bind(_ZAP)
         self._keys = KnownKeys(folder)
         self._users: dict[str, User] = {}
-        """Users by their text, which ZeroMQ attaches to every frame."""
+        """Users by their text. ZeroMQ attaches this text to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """The identity of a peer's connection by the peer's name, if the two differ (`take`)."""
+        """By peer name: the identity of the peer's connection, if it differs from the name (`take`)."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -136,9 +138,9 @@ class ManagerSockets:
         self._fds: dict[bytes, int] = {}
         self._unproven = UnprovenConnections()
         self._closed: set[int] = set()
-        """Descriptors of broken connections. Frames that came over them may still wait to be read."""
+        """Descriptors of broken connections. Frames from these connections may still wait to be read."""
         self._read_after_break: list[bytes] = []
-        """Identities of peers whose frame was read from a broken connection, so they are gone."""
+        """Identities of peers whose frame was read from a broken connection. The peers are disconnected."""
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
@@ -150,7 +152,7 @@ class ManagerSockets:
             except zmq.ZMQError as error:
                 log.warning("cannot listen on %s again (%s); peers will find the new address", address, error)
         first, last = ports
-        start = os.getpid()  # managers of one host begin with different ports
+        start = os.getpid()  # so that managers of one host start with different ports
         for turn in range(last - first + 1):
             address = f"tcp://{interface}:{first + (start + turn) % (last - first + 1)}"
             try:
@@ -166,7 +168,6 @@ class ManagerSockets:
 
     @property
     def has_unread_connection(self) -> bool:
-        """True if an open connection has sent no frame yet."""
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
@@ -176,9 +177,9 @@ class ManagerSockets:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`; return the peers whose connection broke.
+        """Wait for messages or `timeout_ms`. Return the peers whose connection broke.
 
-        Handle them before `frames`, which may have a frame of a peer that reconnected.
+        Handle them before `frames`, which may contain a frame of a peer that reconnected.
         """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
@@ -209,7 +210,7 @@ class ManagerSockets:
                     yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
-        """Yield each frame's key owner, connection identity and bytes."""
+        """Yield the key owner, connection identity and bytes of each frame."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -233,7 +234,7 @@ class ManagerSockets:
             yield user, peer, body.buffer
 
     def _answer_key_checks(self) -> None:
-        """Tell ZeroMQ which peers have a key of the session (ZAP)."""
+        """Answer ZeroMQ's questions whether peers have a key of the session (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
@@ -243,7 +244,6 @@ class ManagerSockets:
                 self._zap.send_multipart([version, request, b"200", b"OK", str(user).encode(), b""])
 
     def take(self, name: bytes, identity: bytes) -> None:
-        """Send later frames for this peer to the connection of this identity."""
         if name != identity and self._identities.get(name) != identity:
             self._identities[name] = identity
 
@@ -251,7 +251,7 @@ class ManagerSockets:
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """Return False if the peer is not connected."""
+        """Send a frame. Return False if the peer is not connected."""
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
@@ -271,7 +271,7 @@ class ManagerSockets:
 
 
 class EventReader:
-    """Decodes frames as events, and counts refusals. `state`: the core's, read only."""
+    """Decodes frames into events, and counts refusals. `state`: state of the core, read only."""
 
     def __init__(self, sockets: ManagerSockets, state: State, *, now: float) -> None:
         self.log = SeldomLog(log)
@@ -283,7 +283,7 @@ class EventReader:
         self._told_at = now
 
     def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return a frame's event; None if it is refused. `user`: the owner of the key."""
+        """Return a frame's event; None if the frame is refused. `user`: the owner of the key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

@@ -1,4 +1,4 @@
-"""The policies. `default_policies()` follow Pervasive Context Management; `named` lists all."""
+"""The shipped policies. `default_policies()` follows Pervasive Context Management; `named` finds a policy by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.manager.policies.residency import LoadWhereWanted
 
 
 def default_policies() -> Policies:
-    """Return the default policies: the hottest free library first, loads that pay, blocks as in the site files."""
+    """Return the default policies: use the hottest free library, load if a load saves time, follow the site file."""
     return SHIPPED[DEFAULT].make()
 
 

@@ -1,6 +1,6 @@
-"""Defaults for policies, and the order in which libraries get waiting calls.
+"""Base class of policies, and the default order in which libraries get waiting calls.
 
-A dispatch policy derived from `Quiet` implements `place`, `pull`, `dry` and `window`.
+A dispatch policy derived from `Quiet` must implement `place`, `pull`, `dry` and `window`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
 
-SATED = 4  # Least loaded libraries in a row that take nothing before the search stops
+SATED = 4  # The search stops after this number of least loaded libraries in a row that accept no call
 
 _MOST_EXAMINED = 16
-_MOST_COMPARED = 8  # Free libraries of each speed that are compared
+_MOST_COMPARED = 8  # Free libraries compared per speed
 
 
 def fastest_first(context: Context) -> Iterator[Library]:
-    """Yield free libraries: of device kinds with known speeds the fastest first, else the hottest.
+    """Yield free libraries: the fastest first if speeds of device kinds are known, else the hottest.
 
     A device that also runs calls of other libraries counts as slower. The first few of each speed are compared.
     """
@@ -40,31 +40,31 @@ def _slowness(library: Library) -> float:
 def hottest_first(view: View, context: Context) -> Iterator[Library]:
     """Yield the library of the current burst, then free libraries (`fastest_first`), then the least loaded.
 
-    Each library pulls before the next is yielded.
+    Each library pulls calls before the next is yielded.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library
-    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # nearly always the first few take all calls
+    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # usually the first libraries take all calls
         for library in tuple(islice(fastest_first(context), some)) if queue.count else ():
             yield library
-            if queue.single() is None:  # no other library need look at gangs that still wait
+            if queue.single() is None:  # only gangs wait, and they need no further library
                 return
     before = -1
     while (
         queue.count != before and index.free and context.slots > 1
-    ):  # several slots: the last calls go to the least loaded libraries
+    ):  # with several slots, the last calls are sent to the least loaded libraries
         before = queue.count
         yield from tuple(islice(fastest_first(context), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
-        yield from tuple(islice(index.least_loaded(), SATED))  # libraries that take calls move in the index
+        yield from tuple(islice(index.least_loaded(), SATED))  # a library that takes calls moves in the index
         if queue.count == before:
             return
 
 
 class Quiet:
-    """Base class of policies, with defaults that do nothing."""
+    """Base class of policies. By default, the methods return no actions."""
 
     period_s: float = 0.0
     by_deadline = False
@@ -77,7 +77,7 @@ class Quiet:
         return hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing: calls that list several contexts are refused."""
+        """Return no actions, because calls that list several contexts are refused."""
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
@@ -87,7 +87,7 @@ class Quiet:
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing: an idle library stays until its memory is needed."""
+        """Return no actions: an idle library stays until its memory is needed."""
         return ()
 
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002

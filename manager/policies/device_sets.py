@@ -1,7 +1,7 @@
-"""Choose the devices of a context that needs several.
+"""Choose the devices of a context that needs several devices.
 
-The devices of a set belong to one pilot and are of one kind. Devices of one *island* (`DeviceFacts.island`) exchange
-data fast, so their sets come first.
+All devices of a set are in one pilot and of one kind. Devices of one *island* (`DeviceFacts.island`) have a fast
+connection, so sets within an island come first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
-    """Yield disjoint sets of `count` devices: sets within an island first, then in the order of their last devices."""
+    """Yield disjoint sets of `count` devices: sets within an island first, then by their last device."""
     if count == 1:
         for device in devices:
             yield (device,)
@@ -40,5 +40,5 @@ def _grouped(devices: Iterable[Device], count: int, *, within_island: bool) -> I
 
 
 def most_sets(devices: Iterable[DeviceFacts], count: int) -> int:
-    """Return how many sets of `count` devices of one kind a pilot with these devices has."""
+    """Return how many sets of `count` devices of one kind these devices of a pilot form."""
     return sum(number // count for number in Counter(facts.kind for facts in devices).values())

@@ -1,14 +1,14 @@
-"""Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
+"""Default dispatch, as in Pervasive Context Management (§3): send each call to a library that has its context loaded.
 
-The hottest free library (last used) comes first. If calls are shorter than a round trip to the manager, a library gets
-up to `prefetch_s` of work beyond its slots, at most its share of the queue. A library without work takes calls back
-from others. Calls of a function that has not run, or runs long, are not prefetched.
+The free library that was used last (the hottest) comes first. If calls are shorter than a round trip to the manager, a
+library gets up to `prefetch_s` of work beyond its slots, at most its share of the queue. A library without work takes
+back calls from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
 
-Of device kinds with different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
-slow one has a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
+If device kinds have different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
+slow library gets a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
 
-`stoker.manager.core.deadlines` has the rules for walltimes and deadlines. A gang starts when enough libraries are free.
-Once enough are ready, free libraries are kept for the next gang.
+`stoker.manager.core.deadlines` contains the rules for walltimes and deadlines. A gang starts when enough libraries are
+free. If enough are ready, free libraries are kept for the next gang.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from stoker.manager.policies.base import Quiet, fastest_first
 from stoker.manager.policies.faster_kinds import waits_for_faster
 from stoker.protocol.ids import LibraryId
 
-# Most libraries that are compared for one decision.
+# Maximum libraries compared for one decision.
 _MOST_COMPARED = 8
 
 
 class HottestFirst(Quiet):
     """The default dispatch policy.
 
-    `prefetch_s`: backlog in seconds that hides the round trip. `prefetch_calls`: its limit in calls. `frame_s`: least
-    seconds of work worth a frame to another library; it grows up to `prefetch_s` when more than `busy_per_s` calls end
-    in a second.
+    `prefetch_s`: seconds of backlog that hide the round trip. `prefetch_calls`: maximum backlog in calls. `frame_s`:
+    minimum seconds of work for a frame to another library; the value grows up to `prefetch_s` if more than `busy_per_s`
+    calls end per second.
     """
 
     asks_every_call = False
@@ -51,7 +51,7 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the slots plus a backlog for short calls; for a retiring library, its remaining calls."""
+        """Return the slots plus a backlog of short calls; for a library that retires, its remaining calls."""
         context = library.context
         most = context.recipe.calls_per_library
         if most:
@@ -64,15 +64,15 @@ class HottestFirst(Quiet):
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return the hottest library with a free slot, else with space for a backlog."""
+        """Return the hottest library with a free slot, or else with space for a backlog."""
         context, group = call.group.context, call.group
-        # A gang that needs more libraries than are ready holds back no call.
+        # A gang delays other calls only if as many libraries as it needs are ready.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
             return self._gang(context, call)
         burst = context.index.burst
-        if burst is not None and group.cost.runs and self._joins(view, burst, call):
+        if burst is not None and group.cost.runs and self._joins_burst(view, burst, call):
             return burst.library.id
         for library in _with_free_slot(context):
             if library.load < self.window(view, library) and library.admits(call) and call_fits(view, library, call):
@@ -80,7 +80,7 @@ class HottestFirst(Quiet):
                 return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
             for library in islice(context.index.least_loaded(), _MOST_COMPARED):
-                if not library.stuck:  # the later libraries are no less loaded
+                if not library.stuck:  # the next libraries have at least this load
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
         return None
@@ -101,20 +101,20 @@ class HottestFirst(Quiet):
         if not call_fits(view, library, head):
             return 0
         if context.speeds.of and free > 0 and (again_s := waits_for_faster(view, library, head)):
-            return self._another(view, library, again_s)
+            return self._send_later_call(view, library, again_s)
         if library.slots > 1 and free > 0:
-            free = min(free, _share(library))
+            free = min(free, _share_by_load(library))
             room = min(room, free)
         if room <= free:
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
         frame = int(self._frame_s(view) / (expected_run_s(library, head) + 1e-6))
-        share = max(_even_share(library), frame)
+        share = max(_share_by_speed(library), frame)
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Take back half of another library's backlog, if that saves time."""
+        """Take back half of the backlog of another library, if this saves time."""
         context = library.context
         most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
@@ -130,7 +130,7 @@ class HottestFirst(Quiet):
         return (TakeBack(victim.id, math.ceil(waiting * share)),)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Ask the free libraries again whether a call that waits for a faster kind should still wait."""
+        """Check whether a call that waits for a faster device kind must still wait."""
         context = view.contexts.get(key)
         for library in tuple(islice(fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ():
             answer, head = self.pull(view, library), library.context.queue.single()
@@ -139,8 +139,8 @@ class HottestFirst(Quiet):
             elif answer > 0 and head is not None and library.admits(head):
                 yield Send(head.id, library.id)
 
-    def _another(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
-        """Send a library one of the next calls, if its first waits for a faster kind; else ask again later."""
+    def _send_later_call(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
+        """If the first call waits for a faster device kind, send a later call, or set a timer."""
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and call_fits(view, library, call)
@@ -151,7 +151,7 @@ class HottestFirst(Quiet):
     def _frame_s(self, view: View) -> float:
         return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
 
-    def _joins(self, view: View, burst: Burst[Library], call: Call) -> bool:
+    def _joins_burst(self, view: View, burst: Burst[Library], call: Call) -> bool:
         library = burst.library
         if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
@@ -159,14 +159,12 @@ class HottestFirst(Quiet):
         return room and call_fits(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
-        """Start a gang if enough libraries are free. Gangs of one context start in order."""
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 
-def _even_share(library: Library) -> int:
-    """Return a library's share of the queue, in proportion to its speed."""
+def _share_by_speed(library: Library) -> int:
     context, speeds = library.context, library.context.speeds
     if not speeds.of:
         return -(-context.queue.count // len(context.libraries))
@@ -175,8 +173,8 @@ def _even_share(library: Library) -> int:
     return math.ceil(context.queue.count * mine / max(mine, together))
 
 
-def _share(library: Library) -> int:
-    """Return how many calls a library takes to have no more than other free libraries."""
+def _share_by_load(library: Library) -> int:
+    """Return how many calls a library may take to have no more than other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -185,8 +183,8 @@ def _share(library: Library) -> int:
 
 
 def _with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot: of kinds with known speeds the fastest first, else the hottest first; with
-    several slots, the least loaded of the first few.
+    """Yield libraries with a free slot: the fastest first if speeds are known, else the hottest. With several slots,
+    the least loaded of the hottest comes first.
     """
     hottest = context.index.hottest()
     first = next(hottest, None)
@@ -205,6 +203,6 @@ def _next_gang(context: Context) -> Call | None:
 
 
 class ShortestFirst(HottestFirst):
-    """The default policy, with short expected run times first within a priority."""
+    """The default policy, but the shortest expected runs come first within a priority."""
 
     by_run_time = True

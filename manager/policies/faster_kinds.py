@@ -1,14 +1,14 @@
-"""When a call should wait for a faster device kind.
+"""Decide when a call should wait for a faster device kind.
 
-If the known rest of the work would end on a faster kind before a call ends on a slow library, the call waits. The rest
-is the queue and the calls that open maps have not submitted yet. Without a map the rest is known once no call has come
+A call waits if faster libraries would finish the remaining work before a slow library finishes this call. The remaining
+work is the queue, and the calls that open maps have not submitted yet. Without a map it is known if no call has arrived
 for two run times.
 
-The forecast is that of list scheduling on the faster libraries: they first end what they run, then share the rest. An
-overdue run is taken to last as long again as it is overdue, so no call waits for a library that hangs. A call with a
-deadline also waits if it would be late here, and in time there.
+The forecast is list scheduling on the faster libraries: they finish their running calls, then share the remaining
+calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a library
+that hangs. A call with a deadline also waits if only a faster library meets the deadline.
 
-Nothing waits without measured speeds (`stoker.manager.core.speeds`), for short calls, or in libraries with several
+No call waits without measured speeds (`stoker.manager.core.speeds`), if it is short, or if libraries have several
 slots.
 """
 
@@ -22,14 +22,14 @@ from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.seams import View
 
 LEAST_GAIN_S = 0.05
-"""Seconds that a wait must save at least."""
+"""Minimum seconds that a wait must save."""
 _MOST_COMPARED = 8
 _ROUNDS = 2.0
-"""Run times without a new call after which no more calls are expected."""
+"""Number of run times without a new call after which no more calls are expected."""
 
 
 class _Faster(NamedTuple):
-    """The libraries on faster kinds: seconds until the first is free and has run a call, and until all have run all."""
+    """Faster libraries: seconds until the first is free, until it has run a call, and until all calls have run."""
 
     free_in_s: float
     soonest_s: float
@@ -37,14 +37,14 @@ class _Faster(NamedTuple):
 
 
 def waits_for_faster(view: View, library: Library, call: Call) -> float:
-    """Return the seconds after which to ask again, if a call should wait for a faster kind than a library's; else 0."""
+    """Return the seconds until the next check if a call should wait for a faster device kind; else 0."""
     context = library.context
     if library.slots > 1 or call.group.context is not context:
         return 0.0
     here_s = expected_run_s(library, call)
     if here_s <= LEAST_GAIN_S:
         return 0.0
-    rest = _rest(view, context, call)
+    rest = _remaining_calls(view, context, call)
     faster = _faster(view, library, call, rest=rest)
     if faster is None:
         return 0.0
@@ -55,8 +55,8 @@ def waits_for_faster(view: View, library: Library, call: Call) -> float:
     return 0.0
 
 
-def _rest(view: View, context: Context, call: Call) -> int | None:
-    """Return the number of calls to come in addition to this one; None if unknown."""
+def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
+    """Return the number of calls to come after this call; None if unknown."""
     waiting = max(0, context.queue.count - 1)
     if context.unsent is None:
         recent = view.now - context.submitted_at < _ROUNDS * call.group.cost.run_s
@@ -65,10 +65,10 @@ def _rest(view: View, context: Context, call: Call) -> int | None:
 
 
 def _faster(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
-    """Forecast the faster libraries of a context, from the first few of each kind."""
+    """Forecast the faster libraries of a context, from the first libraries of each kind."""
     context = library.context
     mine = context.speeds.get(library.kind)
-    count, some = 0, list[tuple[float, float]]()  # Seconds until free, and of a run
+    count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run
     for kind, libraries in context.index.of_kind.items():
         if context.speeds.get(kind) > mine:
             count += len(libraries)
@@ -84,7 +84,7 @@ def _faster(view: View, library: Library, call: Call, *, rest: int | None) -> _F
     run_s = len(some) / rate
     usual_s = call.group.cost.run_s
     calls = 1 + (rest or 0) * (context.run_s / usual_s if usual_s else 1.0)
-    # Calls are whole: on the mean the last library ends half a run after an even share.
+    # Calls are not divisible: on average the last library finishes half a run after an even share of the work.
     all_s = calls * run_s / count + begun / rate + (1 - 1 / count) * run_s / 2
     soonest_s = min(free_s + run_s for free_s, run_s in some)
     return _Faster(min(free_s for free_s, _ in some), soonest_s, max(all_s, soonest_s))

@@ -1,8 +1,8 @@
-"""Limit a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
+"""Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads any library after a fixed idle time, or lets it sleep. For the limits of programs
-(`Context.limits`), `room_for_more` bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
-(`Queue.apart`) wait, no library is unloaded.
+`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits of programs
+(`Context.limits`), `room_for_more` limits loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
+(`Queue.apart`) wait, `KeepAlive` waits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from stoker.manager.policies.sleeping import leaves_device
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
-_ROUNDING_S = 1e-6  # A timer may fire this many seconds early
-_SPARED_LOOK_S = 10.0  # Seconds between two checks of a library that stays because of its context's least number
+_ROUNDING_S = 1e-6  # Seconds by which a timer may fire early
+_SPARED_CHECK_S = 10.0  # Seconds between two checks of a library that its context's minimum keeps loaded
 
 
 class IdleTimers:
-    """Unloads libraries that were idle for `keep_alive_s`, except the least number of their context. `sleeps`: those on
-    GPUs sleep if host memory is free.
+    """Unloads libraries that were idle for `keep_alive_s`, except the minimum number of their context.
+
+    `sleeps`: put libraries on GPUs to sleep instead, if host memory is free.
     """
 
     def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
@@ -34,7 +35,7 @@ class IdleTimers:
         self._set: set[LibraryId] = set()  # Libraries that have a timer
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
-        if library.id in self._set or not _does_nothing(library):
+        if library.id in self._set or not _is_ready_and_idle(library):
             return ()
         return self._after_idling(view, library)
 
@@ -44,7 +45,7 @@ class IdleTimers:
         id = LibraryId(int(key.removeprefix(_PREFIX)))
         self._set.discard(id)
         library = view.libraries.get(id)
-        if library is None or not _does_nothing(library):
+        if library is None or not _is_ready_and_idle(library):
             return ()  # `idle` is called again when the library is idle
         return self._after_idling(view, library)
 
@@ -55,25 +56,25 @@ class IdleTimers:
             if self.sleeps and leaves_device(library):
                 return (Sleep(library.id),)
             return (Unload(library.id, f"it has served nothing for {idle_s:.3g} s"),)
-        left_s = max(left_s, _SPARED_LOOK_S) if is_spared(library) else left_s
+        left_s = max(left_s, _SPARED_CHECK_S) if is_spared(library) else left_s
         self._set.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
 
-def _does_nothing(library: Library) -> bool:
+def _is_ready_and_idle(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits honoured by a policy with both parts
-_LOOKS = 20  # Most checks of a context within its keep-alive
-_LEAST_LOOK_S = 0.05
-_GATHERING_LOOK_S = 1.0  # Least seconds between two checks while gangs or calls apart wait
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours with this file
+_MOST_CHECKS = 20  # Maximum checks of a context within one keep-alive time
+_LEAST_CHECK_S = 0.05
+_GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls apart wait
 
 
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
-    """Return how many more libraries a context may have; None = any number, below 0 = too many.
+    """Return how many more libraries a context may have; None = no limit, negative = too many.
 
-    Stopping libraries count. Libraries of a disconnected pilot stop counting once calls waited for `cut_s`.
+    Stopping libraries count. Libraries of a disconnected pilot stop counting after calls waited for `cut_s`.
     """
     most = context.limits.most
     if not most:
@@ -85,13 +86,15 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
 
 
 def lacks_able_one(context: Context) -> bool:
-    """True if no library of the context is loading or can run a waiting call. Then one above the limit is loaded."""
+    """True if no library of a context is loading or can run a waiting call. In this case one library above the limit
+    may be loaded.
+    """
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
 def room_for_pilots(view: View, context: Context) -> int | None:
-    """Return how many more libraries of a context new pilots may hold; None = any number."""
+    """Return how many more libraries of a context new pilots may load; None = no limit."""
     most = context.limits.most
     if not most:
         return None
@@ -105,7 +108,7 @@ def unable(view: View, context: Context) -> list[Library]:
     call = _next_single(context)
     if call is None:
         return []
-    idle = [x for x in context.libraries.values() if _counts(x) and not x.load and x.pilot.reserved is None]
+    idle = [x for x in context.libraries.values() if _is_counted(x) and not x.load and x.pilot.reserved is None]
     return sorted((x for x in idle if not call_fits(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
@@ -126,20 +129,20 @@ def _next_single(context: Context) -> Call | None:
 
 
 class KeepAlive:
-    """Unloads idle libraries of contexts with limits. `sleeps`: those on GPUs sleep if host memory is free."""
+    """Unloads idle libraries of contexts with limits. `sleeps`: put GPU libraries to sleep if host memory is free."""
 
     def __init__(self, *, sleeps: bool = False) -> None:
         self.sleeps = sleeps
-        self._due: dict[str, float] = {}  # When the timer of a context fires, by recipe key
+        self._due: dict[str, float] = {}  # By recipe key: time at which the timer of the context fires
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         context, limits = library.context, library.context.limits
-        is_extra = context.apart_lacks and context.queue.apart  # one was loaded above the limit
+        is_extra = context.apart_lacks and context.queue.apart  # a library was loaded above the limit
         if limits.most and not is_extra:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
-                return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
-        if limits.keep_alive_s is None or _spare(context) <= 0:
+                return (Unload(library.id, f"its context may have at most {limits.most} libraries"),)
+        if limits.keep_alive_s is None or _spare_libraries(context) <= 0:
             return ()
         due_at = self._due.get(context.recipe.key)
         if due_at is not None and due_at <= _idle_since(library) + limits.keep_alive_s + _ROUNDING_S:
@@ -158,9 +161,9 @@ class KeepAlive:
 
     def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload | Sleep]:
         if context.queue.gangs or context.queue.apart:
-            yield self._look_again(context, view.now + max(keep_alive_s / _LOOKS, _GATHERING_LOOK_S))
+            yield self._check_again(context, view.now + max(keep_alive_s / _MOST_CHECKS, _GATHERING_CHECK_S))
             return
-        spare, again_s = _spare(context), None
+        spare, again_s = _spare_libraries(context), None
         for library in sorted(context.libraries.values(), key=lambda x: (_idle_since(x), x.id)):
             if spare <= 0 or again_s is not None:
                 break
@@ -175,39 +178,39 @@ class KeepAlive:
                 why = f"it has served nothing for {idle_s:.3g} s"
                 yield Sleep(library.id) if sleeps else Unload(library.id, why)
         if spare > 0 and again_s is not None:
-            yield self._look_again(context, view.now + max(again_s, keep_alive_s / _LOOKS, _LEAST_LOOK_S))
+            yield self._check_again(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))
 
-    def _look_again(self, context: Context, at: float) -> Timer:
+    def _check_again(self, context: Context, at: float) -> Timer:
         self._due[context.recipe.key] = at
         return Timer(at, f"{_PREFIX}{RecipeKey(context.recipe.key)}")
 
 
 class LeastNumbers:
-    """Checks that released blocks leave each context its least number of libraries."""
+    """Checks that every context keeps its minimum number of libraries when blocks are released."""
 
     def __init__(self) -> None:
         self._gone: Counter[Context] = Counter()
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """True if a block of these pilots may be released; then its libraries count as gone."""
-        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
+        """True if a block of these pilots may be released. Then its libraries count as gone."""
+        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_counted(x))
         least = (context for context in theirs if context.limits.least)
-        if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
+        if any(theirs[context] > _spare_libraries(context) - self._gone[context] for context in least):
             return False
         self._gone += theirs
         return True
 
 
 def is_spared(library: Library) -> bool:
-    """True if a library must stay because its context has only its least number."""
-    return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
+    """True if a library must stay because its context has only its minimum."""
+    return library.context.limits.least > 0 and _is_counted(library) and _spare_libraries(library.context) <= 0
 
 
-def _spare(context: Context) -> int:
-    return sum(map(_counts, context.libraries.values())) - context.limits.least
+def _spare_libraries(context: Context) -> int:
+    return sum(map(_is_counted, context.libraries.values())) - context.limits.least
 
 
-def _counts(library: Library) -> bool:
+def _is_counted(library: Library) -> bool:
     return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
 
 

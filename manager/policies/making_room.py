@@ -1,8 +1,8 @@
-"""Choose libraries to end on occupied devices, so that a context can be loaded.
+"""Choose libraries to stop on occupied devices, so that a context can be loaded.
 
-`idle_to_end` chooses just enough idle libraries and sleepers, least recently used first; `idle_to_wake` does so beside
-a sleeper. `preempt_for_starved_context` gives a context that has waited long a device of the context with the most
-libraries. The policy provides `minimum` (bytes needed) and `may_leave`.
+`idle_to_end` chooses as few idle libraries and sleepers as possible, least recently used first. `idle_to_wake` does
+this for the devices of a sleeper. `preempt_for_starved_context` takes a device from the context with the most libraries
+for a context that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stoker.manager.policies.device_sets import device_sets
 from stoker.manager.policies.sleeping import is_asleep, is_idle, more_to_wake, wakeable
 from stoker.manager.policies.where_to_load import may_load, suits
 
-Minimum = Callable[[Context, Device], int]  # Least free bytes of a device for loading a context
+Minimum = Callable[[Context, Device], int]  # Minimum free bytes of a device to load a context
 
 MayLeave = Callable[[View, Library, Context], bool]
 
 
 class IdleKeeper(Protocol):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may end for a context."""
+        """True if a library may be stopped to make room for a context."""
 
 
 _May = Callable[[Library], bool]
@@ -37,18 +37,18 @@ def anyone(view: View, library: Library, context: Context) -> bool:  # noqa: ARG
 
 def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = anyone) -> list[Library]:
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    if loading or not _any_leaves(view, context):
+    if loading or not _any_may_leave(view, context):
         return []
     may_go = _may_leave_idle(view, context, may_leave)
     return _libraries_to_end(view, context, minimum, may_go=may_go, rank=_last_used)
 
 
 def idle_to_wake(view: View, sleeper: Library, *, may_leave: MayLeave = anyone) -> list[Library]:
-    """Return the idle libraries and sleepers that must leave so that a sleeper can wake; empty if too few."""
+    """Return the idle libraries and sleepers to stop so that a sleeper can wake; empty if they free too little."""
     return _libraries_beside(sleeper, _may_leave_idle(view, sleeper.context, may_leave), _last_used)
 
 
-def _any_leaves(view: View, context: Context) -> bool:
+def _any_may_leave(view: View, context: Context) -> bool:
     if any(other.idle for other in view.contexts.values() if other is not context):
         return True
     return any(is_asleep(library) for library in view.libraries.values())
@@ -59,7 +59,7 @@ def _may_leave_idle(view: View, context: Context, may_leave: MayLeave) -> _May:
         if library.context is context:
             return False
         unused = is_idle(library) or (is_asleep(library) and not library.context.queue.count)
-        return unused and not _saved(library, context) and may_leave(view, library, context)
+        return unused and not _is_kept_for_gang(library, context) and may_leave(view, library, context)
 
     return may_go
 
@@ -71,7 +71,7 @@ def _last_used(library: Library) -> tuple[float, ...]:
 def preempt_for_starved_context(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = anyone
 ) -> list[Action]:
-    """Give a context that lacked libraries for `patience_s` a device of the context with the most libraries."""
+    """Take a device of the context with the most libraries for a context without libraries for `patience_s`."""
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
@@ -80,7 +80,7 @@ def preempt_for_starved_context(
 
     def may_go(library: Library) -> bool:
         age = view.now - library.ready_at
-        ready = library.state is LibraryState.READY and not _saved(library, context)
+        ready = library.state is LibraryState.READY and not _is_kept_for_gang(library, context)
         had_its_turn = ready and age > max(patience_s, library.context.load_s)
         return had_its_turn and may_leave(view, library, context)
 
@@ -94,23 +94,23 @@ def preempt_for_starved_context(
 
 
 def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Library]:
-    ways = [_way_to(device, more_to_wake(sleeper), may_go, rank) for device in sleeper.devices]
+    ways = [_libraries_to_free_bytes(device, more_to_wake(sleeper), may_go, rank) for device in sleeper.devices]
     if None in ways:
         return []
     return list({x.id: x for way in ways if way is not None for x in way[1]}.values())
 
 
 def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank) -> list[Library]:
-    """Return the libraries to end so that the context fits on one pilot, lowest rank first.
+    """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
 
-    Empty if memory is already being freed, or cannot be.
+    The result is empty if memory is already being freed, or cannot be.
     """
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:
             continue
         able = (device for device in pilot.devices.values() if may_load(view, context, device))
-        ways = {device: _way(context, device, minimum, may_go, rank) for device in able}
+        ways = {device: _libraries_to_free_device(context, device, minimum, may_go, rank) for device in able}
         open_ways = {device: way for device, way in ways.items() if way is not None}
         devices = next(
             device_sets(sorted(open_ways, key=lambda device: open_ways[device][0]), context.recipe.needs.devices), None
@@ -124,16 +124,18 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
     return [] if best is None else best[1]
 
 
-def _way(
+def _libraries_to_free_device(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Return the highest rank of the libraries to end on this device, and these; None if the context cannot fit."""
+    """Return the highest rank of the libraries to stop on this device, and these; None if impossible."""
     if not suits(context, device) or holds(device, context):
         return None
-    return _way_to(device, minimum(context, device), may_go, rank)
+    return _libraries_to_free_bytes(device, minimum(context, device), may_go, rank)
 
 
-def _way_to(device: Device, needed: int, may_go: _May, rank: _Rank) -> tuple[tuple[float, ...], list[Library]] | None:
+def _libraries_to_free_bytes(
+    device: Device, needed: int, may_go: _May, rank: _Rank
+) -> tuple[tuple[float, ...], list[Library]] | None:
     short = needed - device.free_bytes
     short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
     candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)
@@ -153,8 +155,7 @@ def holds(device: Device, context: Context) -> bool:
     return False
 
 
-def _saved(library: Library, context: Context) -> bool:
-    """True if a free library is kept for a gang that is before this context in line."""
+def _is_kept_for_gang(library: Library, context: Context) -> bool:
     if not is_idle(library):
         return False
     mine, other = context.lacking, _incomplete_gang_rank(library.context)

@@ -1,6 +1,6 @@
-"""The shipped policies by name.
+"""The shipped policies, by name.
 
-`stoker.manager.live.session_policies` finds policies in files or modules.
+`stoker.manager.live.session_policies` loads custom policies from files or modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT = "default"
 class Named(msgspec.Struct, frozen=True):
     """A policy with a name.
 
-    `about`: one sentence for users. `make`: returns new policies; takes `provisioning=` and the policy's settings.
+    `about`: one sentence for users. `make`: function that returns new policies from `provisioning=` and the settings.
     """
 
     name: str
@@ -73,11 +73,11 @@ SHIPPED: dict[str, Named] = {
         ),
     )
 }
-"""Shipped policies by name. `stoker.site` knows the names."""
+"""Shipped policies by name. `stoker.site` contains the list of names."""
 
 
 def named(name: str) -> Named:
-    """Return a shipped policy. Raises ConfigError, which names the nearest policy."""
+    """Return a shipped policy. Raises ConfigError, which suggests the nearest name."""
     found = SHIPPED.get(name)
     if found is None:
         raise ConfigError(f"policy {name!r} {why_no_policy(name)}")

@@ -1,4 +1,4 @@
-"""Explain to users why a context can be loaded nowhere, or a gang can never run."""
+"""Explain to users why no device can load a context, or why a gang can never run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Return why no present or future device can hold the context; None if one can, or unknown."""
-    impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
+    """Return why no present or future device can load the context; None if a device can, or if this is unknown."""
+    impossible = _no_suitable_device(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
 
@@ -56,8 +56,10 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     return plan
 
 
-def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
-    if too_short := _too_short(view, context):
+def _no_suitable_device(
+    view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning
+) -> Failure | None:
+    if too_short := _walltime_too_short(view, context):
         return too_short
     pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
     needs = context.recipe.needs
@@ -79,7 +81,6 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
 
 
 def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
-    """Name the setting that brings a device with enough memory, if memory is the cause."""
     smaller, together = [], 0
     for pilot in pilots:
         of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
@@ -113,9 +114,9 @@ def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the pilots' faults if all suitable pilots are unfit and no other can come.
+    """Return the faults of the pilots if all suitable pilots are unfit and no other can join.
 
-    Return None if a disk may be full for seconds, a pilot may return, or a block is replaced.
+    Return None for a few seconds if a disk is full, a pilot may reconnect, or a block is replaced.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
@@ -146,7 +147,7 @@ def _most_libraries(view: View, context: Context) -> float:
     for pilot in view.pilots.values():
         if pilot.state in (PilotState.HERE, PilotState.CUT):
             facts = [device.facts for device in pilot.devices.values()]
-            here.setdefault(pilot.source, []).append(_most_of(context, facts))
+            here.setdefault(pilot.source, []).append(_most_libraries_of_pilot(context, facts))
     if not view.sources:
         rooms = [room for of_source in here.values() for room in of_source]
         known = view.most_pilots.values()
@@ -157,19 +158,19 @@ def _most_libraries(view: View, context: Context) -> float:
         rooms = here.pop(name, [])
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
-            each = float(max([_most_of(context, source.devices), *rooms]))
-        elif names_cpus(context):  # the slots of a pilot with GPUs leave out its spare cores
+            each = float(max([_most_libraries_of_pilot(context, source.devices), *rooms]))
+        elif names_cpus(context):  # the slots of a pilot with GPUs do not include its spare cores
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))
 
 
-def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
+def _most_libraries_of_pilot(context: Context, devices: Iterable[DeviceFacts]) -> int:
     able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
     return most_sets(able, context.recipe.needs.devices)
 
 
-def _too_short(view: View, context: Context) -> Failure | None:
+def _walltime_too_short(view: View, context: Context) -> Failure | None:
     sources = [source.source for source in view.sources.values()]
     if not sources or any(load_fits_source(context, source) for source in sources):
         return None
@@ -178,12 +179,12 @@ def _too_short(view: View, context: Context) -> Failure | None:
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(
         FailureKind.NO_DEVICE,
-        f"context {context.recipe.name} {_how_long(context)}, longer than a pilot may run (walltime: {have}; "
+        f"context {context.recipe.name} {_load_time_text(context)}, longer than a pilot may run (walltime: {have}; "
         "a part of it is reserved for a clean exit); ask for more in the site file ([provider] walltime)",
     )
 
 
-def _how_long(context: Context) -> str:
+def _load_time_text(context: Context) -> str:
     if context.load_s:
         calls = f" and its calls {show_seconds(context.run_s)}" if context.run_s else ""
         return f"takes {show_seconds(context.load_s)} to load{calls}"

@@ -1,14 +1,16 @@
 """Choose how many blocks to request from which source.
 
-The opportunistic rule keeps a few blocks pending up to its limit. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a number of blocks; the rule `once` requests it once.
+The opportunistic rule keeps a few blocks pending, up to a maximum. The demand rule requests enough blocks to finish the
+waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests its blocks
+once.
 
-Beyond the site file's first and least blocks, a block is requested only if a queued call could use it. If blocks of the
-first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again after a
-pause that doubles. After `give_up` failures (twice as many if it brought pilots) waiting calls fail with the reason.
+Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
+of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
+after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started pilots)
+waiting calls fail with the reason.
 
-Blocks that no call uses or could use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
-`WITHDRAW_S` are withdrawn.
+Blocks that no call can use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
+`WITHDRAW_S` are cancelled.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 
-WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are withdrawn
-_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus: no event reports that the last call was sent
-_REPLACED = "its blocks have ended, and no block replaces them"
-UNKNOWN_RUN_S = 30.0  # Assumed seconds of a call before one has run
+WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are cancelled
+_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus, because no event reports that the last call was sent
+_NOT_REPLACED = "its blocks have ended, and no block replaces them"
+UNKNOWN_RUN_S = 30.0  # Assumed run time of a call in seconds, before any call has run
 
 
 class TakeWhatComes(Quiet):
-    """For pilots that Parsl or a person starts. `elastic`: more pilots may join later."""
+    """Provisioning for pilots that Parsl or a user starts. `elastic`: more pilots may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
         self.elastic = elastic
 
     def demand(self, view: View) -> Sequence[Action]:  # noqa: ARG002
-        """Return nothing: another program starts pilots."""
+        """Return no actions, because another program starts the pilots."""
         return ()
 
     def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
@@ -50,7 +52,7 @@ class TakeWhatComes(Quiet):
 
 
 class KeepBlocks(Quiet):
-    """The default provisioning policy: each source by its own rule."""
+    """The default provisioning policy. Each source has its own rule."""
 
     def __init__(
         self,
@@ -67,50 +69,49 @@ class KeepBlocks(Quiet):
         self.late_s = late_s
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
-        """Per source with surplus pending blocks: since when, and the least surplus since then."""
-        self._has_served: set[str] = set()  # Sources that could once serve a waiting call
+        """By source with surplus pending blocks: time since then, and smallest surplus since then."""
+        self._has_served: set[str] = set()  # Sources that could serve a waiting call at least once
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Return blocks to request and to release, or failures of calls that no block can serve."""
+        """Return requests and releases of blocks, or failures of calls that no block can serve."""
         if not view.sources:
             return ()
         plan: list[Action] = []
         rooms = {context: room_for_pilots(view, context) for context in view.waiting_contexts.values()}
-        waiting = {context: _unserved(context, room) for context, room in rooms.items() if room != 0}
+        waiting = {context: _needed_slots(context, room) for context, room in rooms.items() if room != 0}
         least = LeastNumbers()
         for source in view.sources.values():
-            useful = {context: calls for context, calls in waiting.items() if self._could(source, context)}
-            wanted = self._more(view, source, useful)
+            useful = {context: calls for context, calls in waiting.items() if self._could_load(source, context)}
+            wanted = self._blocks_to_request(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
             plan += self._release_idle_blocks(view, source, has_use=bool(useful), least=least)
-            plan += self._withdraw(view, source, useful)
+            plan += self._cancel_surplus(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
             if len(view.sources) > 1:
                 soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
                 queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
-                if queued:  # a running block is never late, however long it boots
+                if queued:  # a running block never counts as late, even if it boots slowly
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
-                for context in useful:  # request no blocks of the next source for calls that fit these slots
+                for context in useful:  # request no blocks of the next source for calls that fit in these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
                     slots -= taken
-        return [*plan, *self._hopeless(view)]
+        return [*plan, *self._fail_waiting_calls(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """True if a source's pilots could hold the context, or the source has brought no pilot yet."""
-        return any(self._could(source, context) for source in view.sources.values())
+        """True if pilots of a source could load the context, or if the source has not started any pilot yet."""
+        return any(self._could_load(source, context) for source in view.sources.values())
 
     # ---- requests
 
-    def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
-        """Return how many more blocks to request for contexts that the source could hold."""
+    def _blocks_to_request(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -145,7 +146,7 @@ class KeepBlocks(Quiet):
     def _is_late(self, view: View, block: Block) -> bool:
         return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
 
-    def _could(self, source: SourceState, context: Context) -> bool:
+    def _could_load(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
         if source.stopped or not load_fits_source(context, source.source):
             return False
@@ -175,7 +176,7 @@ class KeepBlocks(Quiet):
         retry_at = self._retry_at(source)
         if retry_at > view.now:
             yield Timer(retry_at, f"retry/{rule.name}")
-        spare = len(source.staying) - self._floor(source)
+        spare = len(source.staying) - self._least_blocks(source)
         if rule.rule is Rule.FIXED or spare <= 0:
             return
         if has_use:
@@ -184,20 +185,20 @@ class KeepBlocks(Quiet):
         staying = [source.blocks[id] for id in source.staying]
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
-        over.sort(key=lambda block: (bool(block.pilots), _promised(view, block), block.since))
+        over.sort(key=lambda block: (bool(block.pilots), _promised_bytes(view, block), block.since))
         may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
         yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
 
-    def _withdraw(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
+    def _cancel_surplus(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
         rule = source.source
         if useful:
             self._has_served.add(rule.name)
         coming = [source.blocks[id] for id in source.coming]
         queued = [block for block in coming if block.phase is not BlockPhase.RUNNING]
-        spare = min(len(queued), len(source.staying) - self._floor(source))
+        spare = min(len(queued), len(source.staying) - self._least_blocks(source))
         if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
             self._surplus.pop(rule.name, None)
             return
@@ -217,12 +218,12 @@ class KeepBlocks(Quiet):
             self._surplus.pop(rule.name, None)
         yield Timer(view.now + _SURPLUS_CHECK_S, f"surplus/{rule.name}")
 
-    def _floor(self, source: SourceState) -> int:
+    def _least_blocks(self, source: SourceState) -> int:
         rule = source.source
         return rule.first if rule.rule is Rule.FIXED else rule.least
 
     def _idle_since(self, view: View, block: Block) -> float | None:
-        """Return when a block became idle; None while it works, loads, or must stay."""
+        """Return when a block became idle; None while the block runs calls, loads a context, or must stay."""
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]
@@ -238,30 +239,30 @@ class KeepBlocks(Quiet):
     def _is_hopeful(self, source: SourceState) -> bool:
         if source.coming or source.source.rule is Rule.ONCE:
             return bool(source.coming) or self._is_due_once(source)
-        # A source that has brought pilots has a correct site file; its jobs may be killed from outside.
+        # A source that has started pilots has a correct site file; its jobs may be killed from outside.
         give_up = 2 * self.give_up if source.devices else self.give_up
         return not source.stopped and source.failures < give_up
 
-    def _hopeless(self, view: View) -> Iterator[Action]:
-        """Fail waiting calls if every source keeps failing and no pilot is here."""
+    def _fail_waiting_calls(self, view: View) -> Iterator[Action]:
+        """Fail waiting calls if every source keeps failing and no pilot is connected."""
         able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
         if not view.sources or not view.waiting_contexts or any(True for _ in able):
             return
         sources = view.sources.values()
         if any(self._is_hopeful(source) for source in sources):
             return
-        why = ((source.source.name, source.stopped or source.last_failure or _REPLACED) for source in sources)
+        why = ((source.source.name, source.stopped or source.last_failure or _NOT_REPLACED) for source in sources)
         said = [f"no pilot could be started: {name}: {what}" for name, what in why]
         more = "\n  ".join([*said, "fix the cause (in the site file, or on the node of the job) and try again"])
         for key in view.waiting_contexts:
             yield FailWaiting(RecipeKey(key), Failure(FailureKind.NO_DEVICE, more))
 
 
-def _unserved(context: Context, room: int | None) -> int:
-    """Return the slots that waiting calls need beyond those of loading and, for gangs, free libraries.
+def _needed_slots(context: Context, room: int | None) -> int:
+    """Return the slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
 
-    Every gang counts with the first gang's least size, or its largest with a deadline. `room`: further libraries
-    allowed.
+    Each gang counts with the first gang's minimum size, or its maximum size with a deadline. `room`: maximum further
+    libraries.
     """
     head = context.queue.head()
     if head is None:
@@ -275,9 +276,9 @@ def _unserved(context: Context, room: int | None) -> int:
 
 
 def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
-    """Return how many calls of these contexts a block runs at once, at least 1.
+    """Return how many calls of these contexts a block runs at a time, at least 1.
 
-    Spare cores count only if each context names CPUs alone; then GPUs do not count.
+    If each context names only CPUs, spare cores count instead of GPUs.
     """
     kinds = [context.recipe.needs.kinds for context in contexts]
     on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)
@@ -285,6 +286,6 @@ def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
     return max(1, source.source.nodes * (devices or source.source.slots or 1))
 
 
-def _promised(view: View, block: Block) -> int:
+def _promised_bytes(view: View, block: Block) -> int:
     devices = (device for id in block.pilots for device in view.pilots[id].devices.values())
     return sum(device.promised_bytes for device in devices)

@@ -1,4 +1,4 @@
-"""React to advice: quarantine nodes and devices that fail calls; separate calls that slow each other."""
+"""React to advice: quarantine nodes and devices on which calls fail; separate calls that slow each other down."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from stoker.protocol.ids import RecipeKey
 
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
-CALLS = 2  # Different failed calls or loads that lead to a quarantine
+CALLS = 2  # Number of failed calls or loads that lead to a quarantine
 WITHIN_S = 600.0
 FOR_S = 600.0
-OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components that belong to a device; all others belong to the node
+OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other components are parts of the node
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
     """Quarantine a pilot or one of its devices after this verdict.
 
-    `CALLS` different calls must have failed there within `WITHIN_S`, and other pilots must be able to run them. A
-    failure on most pilots is no single node's fault.
+    `CALLS` different calls must have failed on it within `WITHIN_S`, and other pilots must be able to run them. If
+    calls fail on most pilots, no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames(verdict):
         return
-    alike = _alike(pilot, verdict, view.now)
+    alike = _similar_verdicts(pilot, verdict, view.now)
     on_device = verdict.component in OF_DEVICES and len(about.devices) == 1
     if on_device:
         alike = [each for each in alike if each.devices == about.devices]
@@ -42,7 +42,7 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         and each.state is PilotState.HERE
         and any(not d.fault if context is None else suits(context, d) for d in each.devices.values())
     ]
-    well = [each for each in others if not _alike(each, verdict, view.now)]
+    well = [each for each in others if not _similar_verdicts(each, verdict, view.now)]
     reason = f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
     if on_device:
         device = pilot.devices.get(about.devices[0])
@@ -57,7 +57,7 @@ def _blames(verdict: VerdictAdvice) -> bool:
     return verdict.kind == INFRASTRUCTURE and verdict.sure >= SURE
 
 
-def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
+def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
     return [
         each
         for each in pilot.verdicts
@@ -65,7 +65,7 @@ def _alike(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
     ]
 
 
-LIMIT = 0.35  # §4.1: the loss of throughput above which calls are separated
+LIMIT = 0.35  # Loss of throughput above which calls are separated (SchedMate §4.1)
 MOST_MOVED = 10_000
 
 Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
@@ -73,10 +73,10 @@ Reservation = Callable[[Context, tuple[Device, ...]], int]
 
 
 class Unpacking:
-    """Separates calls that share a device and slow each other (SchedMate §4.1).
+    """Separates calls that share a device and slow each other down (SchedMate §4.1).
 
-    If a call's throughput fell by more than `LIMIT`, a call that came to its device later slows it. The paper evicts
-    the newcomer. Here it moves once, to an unused device, and only if it keeps its progress.
+    If the throughput of a call falls by more than `LIMIT`, the call that last started on its device is the cause. The
+    paper evicts this newcomer. In Stoker the newcomer moves once, to an unused device, and only with saved progress.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Unpacking:
 
 
 def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
-    """Return the library and call that began last on a device of `slowed`, after `since`."""
+    """Return the library and call that started last on a device of `slowed`, after `since`."""
     if call not in slowed.held:
         return None
     others = {

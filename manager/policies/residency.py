@@ -1,14 +1,14 @@
-"""Residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it.
+"""Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
-A context is loaded on another device while its calls would wait longer for its libraries than a load takes. An
-unmeasured run counts as endless. A context takes its declared size, else its measured size, else all free memory except
-a part for calls without a context.
+A context is loaded on another device if its calls would wait longer for its libraries than a load takes. An unmeasured
+run counts as endless. A context gets its declared size, or its measured size, or else all free memory except a part for
+calls without a context.
 
-A sleeping library of the context wakes before one is loaded, if that is faster (`stoker.manager.policies.sleeping`).
+If a wake is faster than a load, a sleeping library wakes instead (`stoker.manager.policies.sleeping`).
 
-If no device has enough memory, just enough idle libraries on one device sleep or end, least recently used first. If no
-library is idle, a context without libraries gets a device of the context with the most libraries after `patience_s`
-(not in the paper).
+If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
+first. If no library is idle, a context without libraries gets, after `patience_s`, a device of the context with the
+most libraries (not in the paper).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
-UNKNOWN_LOAD_S = 10.0  # Assumed seconds of a load before one was measured
+UNKNOWN_LOAD_S = 10.0  # Assumed load time in seconds, before any load was measured
 
 
 class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
     honours = keep_alive.HONOURS
-    lets_sleep = True  # False: idle libraries end, and none sleeps
+    lets_sleep = True  # False: idle libraries stop instead of sleeping
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LoadWhereWanted(Quiet):
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
         self.keeper = keeper
-        if keeper is not None:  # it wakes no library
+        if keeper is not None:  # a keeper wakes no library
             self.lets_sleep = False
         self._keep_alive = KeepAlive(sleeps=self.lets_sleep)
         self._unpacking = Unpacking()
@@ -85,11 +85,11 @@ class LoadWhereWanted(Quiet):
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
-        if context.queue.count <= _kept(context):
+        if context.queue.count <= _reserved_calls(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
         more = self.worth_loading(context, [x for x in alive if not is_lingering(view.now, x, load_s=load_s)])
-        wakes = self._wakes(view, context, more)
+        wakes = self._wake_sleepers(view, context, more)
         plan += wakes
         more -= sum(isinstance(action, Wake) for action in wakes) + falling_asleep(context)
         if wakes and more <= 0:
@@ -131,15 +131,13 @@ class LoadWhereWanted(Quiet):
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """Move the later of two calls that slow each other down on a device."""
-
         def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
             return self.open_places(view, context, desperate=False)
 
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the declared size, else the measured size plus 10 %, else the promised size."""
+        """Return the declared size, or the measured size plus 10 %, or the promised size."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -150,11 +148,11 @@ class LoadWhereWanted(Quiet):
     # ---- how many
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """Return how many more libraries are worth their load time."""
+        """Return how many more libraries save more time than their load takes."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
-        # A loading library has room for `slots` of the waiting calls; a gang takes one library a member.
+        # A loading library will serve `slots` of the waiting calls. A gang needs one library per member.
         loading = sum(x.state is LibraryState.LOADING for x in alive)
         least = gang - len(alive) if gang > 1 or not alive else 0
         most = max(-(-(waiting - loading * slots) // slots), least)
@@ -166,26 +164,26 @@ class LoadWhereWanted(Quiet):
         if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
-            # Libraries retire before all calls are done: loading their successors costs the same now and later.
+            # Libraries retire before all calls have run. Their successors cost the same now or later.
             serves = context.recipe.calls_per_library
             served_here = sum(max(0, serves - library.served - library.load) for library in alive)
             least = min(most, max(least, -(-(waiting - served_here) // serves)))
         load_s = context.load_s or UNKNOWN_LOAD_S
-        # With more slots than this the queue would be done before a load ends.
+        # With more slots than this, the queue would be empty before a load ends.
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
     # ---- where
 
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Yield device sets that fit the context and lack it, best first.
+        """Yield sets of devices that fit the context and have not loaded it, best first.
 
-        Pilots with `GIVE_UP_ON_PILOT` failed loads are excluded, unless `desperate`.
+        Unless `desperate`, pilots with `GIVE_UP_ON_PILOT` failed loads are excluded.
         """
         open_devices = [
             d
             for d in view.devices()
-            if not holds(d, context)  # first, because it is quick: nearly all pilots hold the context
+            if not holds(d, context)  # checked first, because it is fast and nearly all pilots have the context
             and self.fits(context, d)
             and may_load(view, context, d, desperate=desperate)
         ]
@@ -193,7 +191,7 @@ class LoadWhereWanted(Quiet):
         yield from device_sets(open_devices, context.recipe.needs.devices)
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """Return a sort key: spare cores as the context's `kinds` prefer, then the least busy."""
+        """Return a sort key: spare cores as the context's `kinds` prefer, then the least busy device."""
         busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
@@ -204,16 +202,16 @@ class LoadWhereWanted(Quiet):
         known = max(known_bytes(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
-        return min(d.free_bytes - _corner(d) for d in devices)
+        return min(d.free_bytes - _bytes_without_context(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the least free bytes for a load; for an unknown size a third of the device."""
+        """Return the minimum free bytes for a load; a third of the device if the size is unknown."""
         return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
     # ---- sleepers
 
-    def _wakes(self, view: View, context: Context, most: int) -> list[Action]:
-        """Wake up to `most` sleepers; make room for one of them, unless a load elsewhere is faster."""
+    def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
+        """Wake up to `most` sleepers. Make room for a sleeper unless a load elsewhere is faster."""
         plan: list[Action] = []
         for sleeper in wakeable(view, context)[: max(0, most)]:
             needed = more_to_wake(sleeper)
@@ -229,7 +227,7 @@ class LoadWhereWanted(Quiet):
         return plan
 
     def _loads_sooner(self, view: View, context: Context) -> bool:
-        """True if a load on a free device takes less time than a wake that another library must sleep for."""
+        """True if a load on a free device is faster than a wake for which another library must sleep."""
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
         return any(True for _ in self.open_places(view, context, desperate=False))
@@ -253,12 +251,12 @@ class LoadWhereWanted(Quiet):
             runs_next(view, context, devices[0].pilot) for devices in self.open_places(view, context, desperate=False)
         )
         for library in leaving:
-            if is_open or not may_load(view, context, library.devices[0]):  # else the library may be loaded there again
-                return [Unload(library.id, "the next call would not end before its pilot does")]
+            if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded here again
+                return [Unload(library.id, "the next call would run longer than its pilot")]
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
-        """Unload idle libraries, or one that another context can spare."""
+        """Unload idle libraries, or a library of another context that has several."""
         minimum, may_leave = self.minimum, self._may_leave
         leaving = idle_to_end(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
@@ -276,7 +274,7 @@ class LoadWhereWanted(Quiet):
         return anyone if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
-        """Return the load that replaces `leaving`; empty if its size is unknown until they are gone."""
+        """Return the load that replaces `leaving`; empty if its size is still unknown."""
         _, rooms = make_place({}, leaving, why="", sleeps=False)
         return self._load_within(context, rooms)
 
@@ -298,12 +296,11 @@ class LoadWhereWanted(Quiet):
         )
 
     def hopeless_gangs(self, view: View, context: Context) -> list[FailCall]:
-        """Fail waiting gangs that need more libraries than this site could hold."""
         return hopeless_gangs(view, context)
 
 
 def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
-    """True if a library is ready or loading, and not about to retire."""
+    """True if a library is ready or loading, and will not retire soon."""
     most = library.context.recipe.calls_per_library
     if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
         return False
@@ -315,17 +312,17 @@ def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
     return library.pilot.state is PilotState.CUT and (since is None or view.now - since < cut_s)
 
 
-def _kept(context: Context) -> int:
+def _reserved_calls(context: Context) -> int:
     reserved = (library.pilot.reserved for library in context.libraries.values())
     return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 
 
-def _corner(device: Device) -> int:
+def _bytes_without_context(device: Device) -> int:
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
 
 
 class WholeDevice(LoadWhereWanted):
-    """One library a device, as batch systems assign GPUs."""
+    """Residency with one library per device, as batch systems assign GPUs."""
 
     def minimum(self, context: Context, device: Device) -> int:
         return max(device.facts.memory_bytes, known_bytes(context, device.facts))

@@ -1,8 +1,8 @@
-"""Decide which idle libraries sleep instead of ending, and which sleepers wake (docs/decisions/063).
+"""Decide which idle libraries sleep instead of stopping, and which sleepers wake (docs/decisions/063).
 
-A library may sleep if its context can, if that frees enough memory on its devices, and if its pilot has host memory for
-it; sleepers that were not used for longer end for it. On a CPU device a sleeper keeps its weights. A wake counts as a
-load.
+A library may sleep if its context can, if this frees enough memory on its devices, and if its pilot has enough host
+memory. Sleepers that were unused for longer are stopped to free host memory. On a CPU device a sleeper keeps its
+weights. A wake counts as a load.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ def is_asleep(library: Library) -> bool:
 
 
 def falling_asleep(context: Context) -> int:
-    """Return how many libraries of a context were told to sleep and have not answered; they wake soonest."""
+    """Return how many libraries of a context were ordered to sleep and have not answered. Such libraries can wake
+    soonest.
+    """
     return sum(x.state is LibraryState.ASLEEP and not x.slept for x in context.libraries.values())
 
 
 def may_sleep(library: Library) -> bool:
-    """True if a library may sleep, apart from host memory."""
+    """True if a library may sleep. The check does not include host memory."""
     context = library.context
     if not library.sleeps or not is_idle(library) or library.resizing or context.sleep_failure:
         return False
-    if library.pilot.state is not PilotState.HERE or library.devices[0].facts.processes:  # it keeps its process place
+    if library.pilot.state is not PilotState.HERE or library.devices[0].facts.processes:  # a sleeper is a process too
         return False
     return not 0 < context.load_s <= context.wake_s
 
 
 def leaves_device(library: Library) -> bool:
-    """True if a library's sleep moves its context away from its device, and host memory is free for it."""
+    """True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
     return host_bytes(library) <= library.pilot.sleeper_budget_bytes
@@ -60,20 +62,19 @@ def wakeable(view: View, context: Context) -> list[Library]:
 
 
 def more_to_wake(library: Library) -> int:
-    """Return the bytes per device that a sleeper lacks."""
     return max(0, library.awake_bytes - library.promised_bytes)
 
 
 def make_place(
     needs: Mapping[Device, int], leaving: Sequence[Library], *, why: str, sleeps: bool
 ) -> tuple[list[Action], dict[Device, int]]:
-    """Return actions that end `leaving` or let them sleep, and the bytes then to be promised on their devices.
+    """Return actions that stop libraries or put them to sleep, and the bytes then free on their devices.
 
     Args:
-        needs: Bytes to be promised on some of these devices.
-        leaving: Libraries whose end frees them.
-        why: The reason to end a library.
-        sleeps: False if each must end.
+        needs: Bytes that must be free on some of these devices.
+        leaving: Libraries that free their memory.
+        why: Reason for stopping a library.
+        sleeps: False if each library must stop.
     """
     rooms = {device: device.budget_bytes for x in leaving for device in x.devices}
     for library in leaving:
@@ -100,14 +101,14 @@ def make_place(
 
 
 class _HostRoom:
-    """The host memory for sleepers of each pilot, within one plan."""
+    """Free host memory for sleepers on each pilot, within one plan."""
 
     def __init__(self) -> None:
         self._free: dict[Pilot, int] = {}
         self.ended: set[LibraryId] = set()
 
     def make(self, library: Library) -> list[Action] | None:
-        """Take host memory for a library; return the ends of sleepers that this needs. None if it is not there."""
+        """Reserve host memory for a library. Return the stops of sleepers for it; None if impossible."""
         pilot, needed = library.pilot, host_bytes(library)
         free = self._free.get(pilot, pilot.sleeper_budget_bytes)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in self.ended)

@@ -1,7 +1,7 @@
-"""Decide which devices suit a context, its size there, and where a failed load is tried again.
+"""Decide which devices suit a context, how much memory it needs, and where a failed load is tried again.
 
-After a failed load a context is *probed*: one library at a time, on pilots with the fewest failures, until a load works
-or the core gives up. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots that end too soon
+After a failed load a context is *probed*: one library at a time, on the pilots with the fewest failures, until a load
+succeeds or the core stops trying. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots that end too soon
 (`stoker.manager.core.deadlines`).
 """
 
@@ -16,13 +16,13 @@ from stoker.manager.core.seams import View
 from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.to_manager import DeviceFacts
 
-BARE_BYTES = 256_000_000  # Assumed need of a library without a loader
+BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
 
 
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
-    """Return a context's bytes on a device of this kind: declared, else measured plus 10 %; 0 if unknown.
+    """Return the bytes that a context needs on a device: declared, or measured plus 10 %, or 0 if unknown.
 
-    A device for one process at a time is taken whole.
+    A device for one process at a time is needed completely.
     """
     declared = declared_bytes(context.recipe.needs, facts)
     if declared:
@@ -44,10 +44,10 @@ def bare_bytes(facts: DeviceFacts) -> int:
 
 
 def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """True if the context may be loaded on this kind of device, by its whole name or its first word.
+    """True if the context may be loaded on this kind of device, by its whole name or first word.
 
-    Spare cores of a pilot with GPUs take only contexts that name them. `unnamed_spares`: contexts without kinds may use
-    spare cores.
+    Spare cores of a pilot with GPUs accept only contexts that name them. `unnamed_spares`: contexts without kinds may
+    use spare cores.
     """
     kinds = context.recipe.needs.kinds
     if not kinds:
@@ -75,11 +75,11 @@ def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> 
     return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)
 
 
-GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while others could hold the context
+GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while other pilots could load the context
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """True unless loads must avoid the pilot now. `desperate`: ignore its failed loads."""
+    """True unless loads must avoid the pilot of the device now. `desperate`: ignore failed loads of the pilot."""
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False

@@ -1,7 +1,7 @@
-"""A heap of future events in order of time: the simulator's only clock.
+"""A heap of future events, sorted by time. The heap is the only clock of the simulator.
 
-Times are rounded to a microsecond, so floating-point differences between machines never change the order of events.
-Events of one microsecond run in the order of their addition. An entry is a plain list, because lists compare in C.
+Times are rounded to a microsecond, so that floating-point differences between machines do not change the order of
+events. Events in the same microsecond run in the order in which they were added.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 _Act = Callable[..., None]
 Entry = list[Any]
-"""Time, number, function (None: cancelled), arguments."""
+"""Time, number, function (None = cancelled), arguments. An entry is a plain list, because Python compares lists in C.
+"""
 
 
 def cancel(entry: Entry) -> None:
@@ -23,7 +24,7 @@ def cancel(entry: Entry) -> None:
 
 
 class Agenda:
-    """A heap of entries. `now` is the current entry's time in seconds."""
+    """A heap of entries. `now`: time of the current entry in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,11 +33,11 @@ class Agenda:
         self._halted = False
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
-        """Schedule `act` in `delay_s` seconds. Raises ValueError if the time is not finite."""
+        """Schedule `act` after `delay_s` seconds. Raises ValueError if the time is not finite."""
         return self._note(self.now + delay_s, act, args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
-        """Schedule `act`. Raises ValueError if `when` is past or not finite."""
+        """Schedule `act` at time `when`. Raises ValueError if `when` is in the past or not finite."""
         return self._note(when, act, args)
 
     def _note(self, when: float, act: _Act, args: tuple[Any, ...]) -> Entry:
@@ -54,7 +55,7 @@ class Agenda:
         return self.steps(1) == 1
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
-        """Run up to `most` entries, until time `until_s` or `halt`. Return how many ran."""
+        """Run up to `most` entries, until time `until_s` or `halt`. Return the number of entries that ran."""
         heap, pop = self._heap, heapq.heappop
         self._halted = False
         for count in range(most):

@@ -1,7 +1,7 @@
 """A simulated batch system and its factory.
 
-A block waits for a random time, then for capacity, in order of submission. When capacity shrinks, running blocks are
-preempted without notice. The manager learns this at the next poll, but lost connections at once.
+A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
+preempted without notice. The manager detects the preemption at its next poll, but broken connections soon.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BatchSystem:
         self._capacity = 0
         self._submitted = 0
         for at_s, blocks in model.steps:
-            sim.agenda.at(at_s, self._has, blocks)
+            sim.agenda.at(at_s, self._set_capacity, blocks)
 
     @property
     def source(self) -> Source:
@@ -53,53 +53,53 @@ class BatchSystem:
             nodes=model.nodes, walltime_s=float(model.walltime_s), slots=model.devices, kind=model.kind,
         )  # fmt: skip
 
-    # ---- what the manager asks of it
+    # ---- requests of the manager
 
     def submit(self, order: BlockOrder) -> None:
         job = self._jobs[order.block] = _Job(order.block, self._submitted)
         self._submitted += 1
         self._note(Happened.BLOCK_ASKED, job)
-        self._news(job, BlockPhase.PENDING, "Resources")
+        self._send_update(job, BlockPhase.PENDING, "Resources")
         model = self.model
         wait_s = model.wait_s * self._waits.factor(job.ordinal, cv=model.wait_cv)
-        self._sim.agenda.after(wait_s, self._eligible, job)
+        self._sim.agenda.after(wait_s, self._enqueue, job)
 
     def cancel(self, block: BlockId) -> None:
         job = self._jobs.get(block)
         if job is not None:
-            self._ends(job, "cancelled")
+            self._end_job(job, "cancelled")
 
-    # ---- what happens there
+    # ---- events of the batch system
 
-    def _eligible(self, job: _Job) -> None:
+    def _enqueue(self, job: _Job) -> None:
         if not job.over:
             self._queue[job.id] = job
             self._start()
 
-    def _has(self, blocks: int) -> None:
+    def _set_capacity(self, blocks: int) -> None:
         self._capacity = blocks
         self._sim.log.note(self._sim.agenda.now, Happened.CAPACITY, block=self._number, value=float(blocks))
         while len(self._running) > self._capacity:
             newest = self.model.preempt is Preempt.NEWEST
             job = next(reversed(self._running.values()) if newest else iter(self._running.values()))
-            self._ends(job, "preempted")
+            self._end_job(job, "preempted")
         self._start()
 
     def _start(self) -> None:
         while self._queue and len(self._running) < self._capacity:
             job = self._queue.pop(min(self._queue, key=lambda id: self._queue[id].ordinal))
-            self._runs(job)
+            self._start_job(job)
 
-    def _runs(self, job: _Job) -> None:
+    def _start_job(self, job: _Job) -> None:
         sim, model = self._sim, self.model
         job.running = True
         self._running[job.id] = job
         self._note(Happened.BLOCK_STARTED, job)
-        self._news(job, BlockPhase.RUNNING, "")
+        self._send_update(job, BlockPhase.RUNNING, "")
         ends_at = 0.0
         if model.walltime_s:
             ends_at = sim.agenda.now + model.walltime_s
-            job.end = sim.agenda.at(ends_at, self._ends, job, "walltime")
+            job.end = sim.agenda.at(ends_at, self._end_job, job, "walltime")
         for node in range(model.nodes):
             pilot = sim.new_pilot(model, block=job.id, ends_at=ends_at)
             job.pilots[pilot] = None
@@ -111,9 +111,9 @@ class BatchSystem:
         if job is not None and not job.over:
             job.pilots.pop(pilot, None)
             if not job.pilots:
-                self._ends(job, "done")
+                self._end_job(job, "done")
 
-    def _ends(self, job: _Job, reason: str) -> None:
+    def _end_job(self, job: _Job, reason: str) -> None:
         if job.over:
             return
         job.over = True
@@ -129,11 +129,11 @@ class BatchSystem:
                 pilot.vanish()
                 sim.agenda.after(sim.world.delays.message_s, sim.handle, PilotCut(pilot.id))
                 sim.agenda.after(sim.world.delays.back_s, sim.handle, PilotLost(pilot.id, f"{job.id}: {reason}"))
-        self._news(job, BlockPhase.ENDED, reason)
+        self._send_update(job, BlockPhase.ENDED, reason)
         if job.running:
             self._start()
 
-    def _news(self, job: _Job, phase: BlockPhase, reason: str) -> None:
+    def _send_update(self, job: _Job, phase: BlockPhase, reason: str) -> None:
         late_s = self._sim.world.delays.poll_s
         update = BlockUpdate(job.id, phase, f"job-{job.id}", reason, loss=_LOSSES.get(reason))
         self._sim.agenda.after(late_s, self._sim.factory_says, update)

@@ -1,6 +1,6 @@
-"""Computes when requests end on one engine that batches them, in virtual time.
+"""Compute when requests end on one engine that batches them, in virtual time.
 
-The rules are the engine's own (`stoker.contexts.batching`). Each step is decided separately: tests compare
+The rules are those of the real engine (`stoker.contexts.batching`). Each step is decided separately. Tests compare
 `stoker.manager.sim.virtual_engine` to this module.
 """
 
@@ -38,10 +38,10 @@ def batch_run(
     margin: float = 0.0,
     took: Callable[[Step, float], None] | None = None,
 ) -> list[RequestEnd]:
-    """Return the ends, in the order of `requests`.
+    """Return the ends of the requests, in order.
 
-    Each step takes `margin` longer than the table says. `took` receives each step and its seconds. Raises ValueError
-    for a request that the limits never admit, LookupError for a stage without measurements.
+    Each step takes longer than the table by the share `margin`. `took` receives each step and its seconds. Raises
+    ValueError for a request that the limits never admit, LookupError for a stage without measurements.
     """
     run = _VirtualBatch(StepModel(times), limits, requests)
     while run.goes_on():

@@ -1,25 +1,25 @@
-"""A lower bound, for every policy, on the end of a scenario's calls: the largest of several bounds.
+"""Compute a lower bound, for every policy, on the end of a scenario's calls: the largest of several bounds.
 
-*One call.* Its context's first call arrives. A pilot starts, fetches the files and loads the context. Then the call
+*One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. The call
 runs on the best device.
 
 *All calls.* For each arrival time r, the devices need time for all calls that arrive from r on.
 
 - Dividing calls among devices is a linear program. By weak duality, any prices for device time give a bound: each call
-  costs at least its cheapest price. Tried prices: the devices' speeds, and the speeds of each context's calls.
-- How many loaded libraries fit in memory is a packing problem, bounded by the dual feasible functions of Fekete and
-  Schepers (Mathematical Programming 91, 2001).
-- A context of full awareness is loaded once on each device (with a walltime, in each block), other contexts before each
-  call.
+  costs at least its cheapest price. Tried prices are the devices' speeds, and the speeds of each context's calls.
+- The number of loaded libraries that fit in memory is a packing problem. The dual feasible functions of Fekete and
+  Schepers (Mathematical Programming 91, 2001) bound it.
+- A context of full awareness is loaded once on each device (with a walltime, in each block). Other contexts are loaded
+  before each call.
 
 *The shared storage*: contexts without awareness read their files for each call.
 
-*Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at t only if it has run
-since t - s. So at most the least capacity within [t - s, t] is useful. With a walltime w, a block that runs for l <= w
-is useful for at most l (w - s) / w.
+*Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at time t only if it
+has run since t - s. So at most the smallest capacity within [t - s, t] is useful. With a walltime w, a block that runs
+for l <= w is useful for at most l (w - s) / w.
 
-The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, and ignores
-messages, polling, drains, reruns, contention and warm-up. It may split calls.
+The bound is 0 for gangs and worlds with checkpoints. The bound assumes the shortest waits, boots and loads, may split
+calls, and ignores messages, polling, drains, reruns, contention and warm-up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, S
 from stoker.protocol.ids import make_call_id
 
 Steps = list[tuple[float, float]]
-"""Pairs: a time, and the value from that time on. Before the first time the value is 0."""
+"""Pairs of a time and the value from that time on. Before the first time the value is 0."""
 
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
@@ -57,9 +57,9 @@ def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) 
 
 
 def useful(steps: Steps, *, setup_s: float) -> Steps:
-    """Return how many blocks can have run for `setup_s`: the least capacity in that time."""
+    """Return how many blocks can have run for `setup_s`: the smallest capacity in that time."""
     times = [at for at, _ in steps]
-    values = [0.0, *(value for _, value in steps)]  # the first 0 is for the time before the first step
+    values = [0.0, *(value for _, value in steps)]  # the first 0 is the value before the first step
     moments = sorted({*times, *(at + setup_s for at in times)})
     found: Steps = []
     for at, until in pairwise([*moments, math.inf]):
@@ -99,7 +99,7 @@ class Supply:
         return self._amounts[place] + self._rates[place] * (at - self._times[place])
 
     def when(self, amount: float) -> float:
-        """Return the earliest end of this amount of work; infinity if never."""
+        """Return the earliest time at which this amount of work is done; infinity = never."""
         if amount <= 0:
             return 0.0
         place = bisect_left(self._amounts, amount) - 1
@@ -110,11 +110,11 @@ class Supply:
 
 
 _STEPS = 10
-"""The simulator takes at most this many steps from the order to load a context until it is ready."""
+"""Maximum number of simulator steps from the order to load a context until the context is ready."""
 
 
 class LeastCall(msgspec.Struct, frozen=True, gc=False):
-    """A call with its actual costs. `factor`: its run time divided by the mean."""
+    """A call with its actual costs. `factor`: run time of the call divided by the mean."""
 
     at_s: float
     context: str
@@ -127,11 +127,11 @@ class LeastCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A context on the devices of one source, with its least costs in seconds.
+    """A context on the devices of one source, with its minimum costs in seconds.
 
     `known_at`: arrival of the context's first call. `slots`: calls that a device runs at full speed. `at_once`: calls
-    that a library runs at once. `first_s`: from a pilot's start to its first call. `once_s`: the part of `first_s` that
-    later calls skip. `again_s`: the load before each later call.
+    that a library runs at a time. `first_s`: from a pilot's start to its first call. `once_s`: the part of `first_s`
+    that later calls skip. `again_s`: the load before each later call.
     """
 
     context: str
@@ -164,7 +164,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
-    """Return the possible placements of contexts. `first_at`: arrival of each context's first call."""
+    """Return the possible placements of contexts. `first_at`: arrival of the first call of each context."""
     pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
     return [
         place
@@ -211,7 +211,7 @@ def _place(
 def _fetched_at(
     world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
 ) -> float:
-    """Return when a node of source `number` can have all files of a context."""
+    """Return the earliest time at which a node of source `number` has all files of a context."""
     links, wanted_at = world.links, dict.fromkeys((files.name for files in model.files), math.inf)
     for name, at in first_at.items():
         if world.contexts[name].awareness is not Awareness.NONE:
@@ -231,7 +231,7 @@ def _fetched_at(
 
 
 def _load_ways(links: Links, model: ContextModel, kind: str) -> tuple[float, float, float]:
-    """Return the seconds to fetch the files to a node, to load from the node, and to load from the shared storage."""
+    """Return three times: to fetch the files to a node, to load from the node, to load from the shared storage."""
     size = sum(files.size_bytes for files in model.files)
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
@@ -268,7 +268,7 @@ class Limit(enum.Enum):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Earliest end of the last call in seconds; infinity if never."""
+    """Earliest end of the last call in seconds; infinity = never."""
 
     ends_at: float
     limit: Limit
@@ -293,7 +293,7 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     first_at: dict[str, float] = {}
     for call in calls:
         first_at.setdefault(call.context, call.at_s)
-    case = _Case(world, calls, places_of(world, first_at))
+    case = _BoundProblem(world, calls, places_of(world, first_at))
     if case.of.keys() < first_at.keys():
         return Bound(math.inf, Limit.NEVER)
     bounds = [
@@ -308,7 +308,7 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
 _Prices = dict[int, float]
 
 
-class _Case:
+class _BoundProblem:
     def __init__(self, world: World, calls: list[LeastCall], places: list[Placement]) -> None:
         self.world, self.calls, self.places = world, calls, places
         self.of: dict[str, list[Placement]] = {}
@@ -372,7 +372,7 @@ class _Case:
     ) -> float:  # fmt: skip
         """Return a bound on the end from calls and their loads.
 
-        `shares`: a device's shares that a call and its load occupy. `takes_s`: seconds for which a call takes its
+        `shares`: shares of a device that a call and its load occupy. `takes_s`: seconds for which a call occupies its
         share.
         """
         parts = []

@@ -1,4 +1,4 @@
-"""Rejects worlds in which no call can run or a run never ends."""
+"""Reject worlds in which no call can run or in which a run never ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from stoker.units import show_bytes, show_seconds
 class ImpossibleSetting(NamedTuple):
     """An impossible setting.
 
-    `at`: its path in the file; `problem` begins with its last part. `named`: the path with names of sources.
+    `at`: path of the setting in the file. `problem`: text that begins with the setting's name. `named`: the path with
+    names of sources.
     """
 
     at: tuple[str, ...]
@@ -29,18 +30,17 @@ class ImpossibleSetting(NamedTuple):
 
 
 _Problems = Iterator[tuple[tuple[str, ...], str]]
-"""Pairs: the path of a table, and a problem in it, whose text begins with the setting's name."""
+"""Pairs of the path of a table and a problem in it. The text of a problem begins with the name of the setting."""
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
-    """Raise ConfigError with the first problem that `impossible` finds."""
     for at, problem, named in impossible(world, wanted=wanted, until_s=until_s):
         table = ".".join(named[:-1])
         raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])
 
 
 def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
-    """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: end of the run."""
+    """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: time at which the run ends."""
     for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
@@ -58,7 +58,9 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
         if not most:
             yield f"{never}: its capacity is 0 all the time"
             continue
-        loads = {name: _load_s(world, model, source) for name, model in models if source in _of_use(world, model)}
+        loads = {
+            name: _load_s(world, model, source) for name, model in models if source in _usable_sources(world, model)
+        }
         if models and not loads:
             yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
@@ -77,7 +79,7 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} arrives at {arrival.at_s:g} s, before the previous call's {before_s:g} s")
         before_s = arrival.at_s
-        # The lengths of an engine's calls matter only if a block may end before them.
+        # The token counts of an engine's calls matter only if a block may end before its calls.
         lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
@@ -106,8 +108,8 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         one = "such a call is one request (items = 1, no gang, fixed_s = 0, shared_s = 0)"
         yield f"wants {name}, which has an engine: {one}"
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
-        yield "has a length below zero"
-    there, sources = 0, list(_of_use(world, model))
+        yield "has a negative length"
+    there, sources = 0, list(_usable_sources(world, model))
     for source in sources:
         blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
         there += blocks * source.nodes * (source.devices // model.devices)
@@ -118,7 +120,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     loads = [_load_s(world, model, source) for source in sources]
     takes = [_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
-    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints the call resumes in the next block
+    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints a call resumes in the next block
     if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
         best = spare.index(max(spare))
         work = f"{arrival.written} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"
@@ -170,7 +172,7 @@ def _engines(world: World) -> _Problems:
         for kind in filter(None, model.engine):
             if kind not in world.devices:
                 yield at, f"engine has steps for {kind!r}, which is not a device; {nearest(kind, world.devices)}"
-        missing = [source.kind for source in _of_use(world, model) if model.engine_on(source.kind) is None]
+        missing = [source.kind for source in _usable_sources(world, model) if model.engine_on(source.kind) is None]
         if model.engine and missing:
             mend = "whose step times are not known; add them, or name its kinds"
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
@@ -181,14 +183,14 @@ def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
         if name not in world.contexts:
             yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
             return
-        of_use = list(_of_use(world, world.contexts[name]))
+        of_use = list(_usable_sources(world, world.contexts[name]))
         if of_use:
-            yield from _never_done(world, name, of_use, until_s=until_s)
+            yield from _unfinishable(world, name, of_use, until_s=until_s)
         elif known := [source for source in world.sources if source.kind in world.devices]:
-            yield ("contexts", name), _never_held(world, name, known)
+            yield ("contexts", name), _why_no_device(world, name, known)
 
 
-def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
+def _why_no_device(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     model = world.contexts[name]
     if suited := [source.devices for source in sources if _suits(world, model, source)]:
         return (
@@ -204,7 +206,7 @@ def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     return f"device_memory: no device can hold {name}: {needs}; devices: {seen}"
 
 
-def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
+def _unfinishable(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
     model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
         yield first, f"capacity: no source that could serve {name} ever has any; nothing would ever run"
@@ -226,7 +228,7 @@ def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until
         yield ("sources", str(world.sources.index(source))), problem
 
 
-def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
+def _usable_sources(world: World, model: ContextModel) -> Iterator[SourceModel]:
     for source in world.sources:
         if source.kind in world.devices and _suits(world, model, source) and model.devices <= source.devices:
             yield source

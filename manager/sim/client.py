@@ -1,4 +1,4 @@
-"""A simulated program: it submits calls at their arrival times and counts their results."""
+"""A simulated program. The program submits calls at their arrival times and counts their results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 NO_OBJECTIVE = Objective()
 _SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
 ACKNOWLEDGED = 1000
-"""Results per acknowledgement. The manager may forget acknowledged results."""
+"""Number of results per acknowledgement. The manager may forget acknowledged results."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call and its arrival. Lengths are in tokens.
+    """A call and its arrival time. Lengths are in tokens.
 
-    `deadline_s`: seconds from the arrival (0 = none). `gang`: least and most libraries. `fixed_s`: seconds before the
-    first item on any gang. `shared_s`: further seconds, divided by the gang's size. `items_done`: items after which the
-    call ends (0 = all), unknown to policies.
+    `deadline_s`: seconds from the arrival (0 = none). `gang`: minimum and maximum libraries. `fixed_s`: seconds before
+    the first item on any gang. `shared_s`: further seconds, divided by the gang's size. `items_done`: items after which
+    the call ends (0 = all), unknown to policies.
 
     `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean of ended calls; and `most_output`, the longest answer (0 = unknown). `variants`: other contexts that can serve
-    the call, best first.
+    mean of ended calls. Policies also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts
+    that can serve the call, best first.
     """
 
     at_s: float
@@ -78,9 +78,9 @@ class SimClient:
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}
-        """Context and output in tokens of open calls."""
+        """Context and output in tokens of each open call."""
         self._outputs: dict[str, tuple[int, float]] = {}
-        """Per context: number of ended calls, and the mean of their outputs in tokens."""
+        """By context: number of ended calls, and their mean output in tokens."""
 
     @property
     def done(self) -> bool:
@@ -108,13 +108,13 @@ class SimClient:
                     self._defined.add(name)
                     messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
                     messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            messages += [last] if last is not None else ()  # define all recipes before the first submit
-            last = self._together(calls)
+            messages += [last] if last is not None else ()  # all recipes must be defined before the first submit
+            last = self._submit_message(calls)
         messages += [last] if last is not None else ()
         self._say(*messages)
         self._expect()
 
-    def _together(self, arrivals: list[Arrival]) -> to_manager.Submit:
+    def _submit_message(self, arrivals: list[Arrival]) -> to_manager.Submit:
         sim, first, now, calls = self._sim, arrivals[0], self._sim.agenda.now, list[CallSpec]()
         for arrival in arrivals:
             call = make_call_id(client=0, sequence=self.submitted)
@@ -134,12 +134,12 @@ class SimClient:
             self.submitted += 1
         deadline_at = first.at_s + first.deadline_s if first.deadline_s else 0.0
         options = CallOptions(
-            priority=first.priority, objective=replace(self._told(first.objective), deadline_at=deadline_at),
+            priority=first.priority, objective=replace(self._honoured(first.objective), deadline_at=deadline_at),
             gang=first.gang, variants=tuple(map(RecipeKey, first.variants)) if "variants" in sim.honours else (),
         )  # fmt: skip
         return to_manager.Submit(FunctionKey(first.context), RecipeKey(first.context), calls, options)
 
-    def _told(self, wanted: Objective) -> Objective:
+    def _honoured(self, wanted: Objective) -> Objective:
         honours = self._sim.honours
         if "ttft_s" not in honours:
             wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)

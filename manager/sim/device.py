@@ -2,9 +2,9 @@
 
 Calls run at full speed up to a device's capacity. Above it, all calls on the device slow down equally (processor
 sharing). A call on several devices runs at the speed of the slowest. Engines take turns as on real pilots
-(`stoker.pilot.core`): one step per turn, or several while no other engine wants one.
+(`stoker.pilot.core`): one step per turn, or several while no other engine requests a turn.
 
-Not modelled: device time for loads, and contention for caches and memory bandwidth.
+Device time for loads, and contention for caches and memory bandwidth, are not modelled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
-_ALL = 1.0 + 1e-9
+_FULL_CAPACITY = 1.0 + 1e-9
 """The capacity of a device, with a margin for rounding."""
 
 
@@ -49,16 +49,16 @@ class SimulatedDevice:
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
         self.before_more_work: Callable[[], None] | None = None
-        """Called before other work begins on this device, while one engine simulates several steps at once."""
+        """Function called before other work begins on this device, while one engine simulates several steps at once."""
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed, on a `part` of the device. Its end calls `then`, which must
-        call `done`."""
+        """Start work that takes `seconds` at full speed, on a `part` of the device. At its end `then` is called, which
+        must call `done`."""
         work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
         self._enter(work)
-        if self._wanted <= _ALL:
+        if self._wanted <= _FULL_CAPACITY:
             work._entry = self._agenda.after(seconds, then, *args)
         else:
             self._share()
@@ -122,7 +122,7 @@ class SimulatedDevice:
         if not self._works:
             self._busy_s += self._agenda.now - self._busy_since
         self._wanted = before - work._part if self._works else 0.0
-        if before > _ALL:
+        if before > _FULL_CAPACITY:
             self._share()
 
     def _share(self) -> None:
@@ -131,7 +131,7 @@ class SimulatedDevice:
             work._since = self._agenda.now
             work._slowed = True
             wanted = max(device._wanted for device in work._devices)
-            work._pace = wanted if wanted > _ALL else 1.0
+            work._pace = wanted if wanted > _FULL_CAPACITY else 1.0
             if work._entry is not None:
                 cancel(work._entry)
             work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
@@ -143,14 +143,14 @@ class SimulatedDevice:
 def begin_together(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start one piece of work on several devices. It stops or ends on all at once."""
+    """Start work that occupies several devices together. The work stops or ends on all devices together."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda
     work = RunningWork(devices, seconds, part, agenda.now, then, args)
     for device in devices:
         device._enter(work)
-    crowded = [device for device in devices if device._wanted > _ALL]
+    crowded = [device for device in devices if device._wanted > _FULL_CAPACITY]
     for device in crowded:
         device._share()
     if not crowded:
@@ -164,10 +164,10 @@ class TurnTaker(Protocol):
 
     @property
     def due_at(self) -> float:
-        """Deadline of the most urgent token; infinity for none."""
+        """Deadline of the most urgent token; infinity without a deadline."""
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Begin the next step, or with `leap` all steps until an interrupt. Return False if no work is left."""
+        """Begin the next step. With `leap`, begin all steps until an interrupt. Return False if no work is left."""
 
     def interrupt(self) -> None:
         """End the turn after the current step."""
@@ -182,7 +182,7 @@ class DeviceTurns:
         self._is_choosing = False
 
     def ask(self, taker: TurnTaker) -> None:
-        """Request a turn, unless the engine waits or computes. Calls of one moment share a step."""
+        """Request a turn, unless the engine already waits or computes. Calls at the same time share a step."""
         if taker in self._waiting or taker in self._computing:
             return
         self._waiting[taker] = self._agenda.now

@@ -1,8 +1,8 @@
 """Transfers: every flow gets its max-min fair share of the links on its path.
 
 Flows on a link share its capacity equally. Capacity that a flow cannot use, because another link limits it, goes to the
-other flows: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Not modelled: round trips, slow
-start, packets. A transfer may have several paths, each with a flow.
+other flows: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Round trips, slow start and packets
+are not modelled. A transfer may have several paths, each with a flow.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.world import Links
 
-_DONE = 1e-6
-"""A remainder of fewer units than this is a rounding error."""
+_NEGLIGIBLE_UNITS = 1e-6
+"""A remainder smaller than this number of units is a rounding error."""
 
 
 class SharedLink:
-    """A link with a total of `rate` units per second."""
+    """A link with a total capacity of `rate` units per second."""
 
     __slots__ = ("name", "rate", "used_by")
 
@@ -38,7 +38,7 @@ class _Flow:
 
 
 class Transfer:
-    """Units that move along one or several paths. `done` is called when the last unit has arrived."""
+    """Units that move along one or more paths. `done` is called when the last unit has arrived."""
 
     __slots__ = ("_entry", "_flows", "_since", "done", "left", "moved")
 
@@ -59,7 +59,7 @@ class Network:
         self._planned = False
 
     def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
-        """Move `size` units over all paths at once. Without paths, the transfer waits."""
+        """Move `size` units over all paths in parallel. Without paths, the transfer waits."""
         transfer = Transfer(size, done)
         transfer._since = self._agenda.now
         self.lead(transfer, paths)
@@ -146,14 +146,14 @@ class Network:
         if transfer._entry is not None:
             cancel(transfer._entry)
             transfer._entry = None
-        if rate or (transfer.left <= _DONE and transfer._flows):
-            wait_s = transfer.left / rate if rate and transfer.left > _DONE else 0.0
+        if rate or (transfer.left <= _NEGLIGIBLE_UNITS and transfer._flows):
+            wait_s = transfer.left / rate if rate and transfer.left > _NEGLIGIBLE_UNITS else 0.0
             transfer._entry = self._agenda.after(wait_s, self._arrived, transfer)
 
     def _arrived(self, transfer: Transfer) -> None:
         transfer._entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer._flows:  # a rounding error, or a path without limited links
+        if transfer.left > 0 and transfer._flows:  # because of rounding, or of a path without limited links
             quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0

@@ -1,5 +1,5 @@
-"""The process of a simulated library. It runs calls in the order of `stoker.pilot.core.turns` and sends the messages of
-a real library.
+"""The process of a simulated library. It runs calls in the order of `stoker.pilot.core.turns`, and sends the messages
+of a real library.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class LibraryHost(Protocol):
         """The simulation."""
 
     def handle(self, event: Event) -> None:
-        """Give the pilot's core an event."""
+        """Pass an event to the core of the pilot."""
 
 
 _Part = tuple[int, CallRun]
-"""A member's rank, and the run that it joins."""
+"""The rank of a gang member, and the run that it joins."""
 _GB = 1e9
 _REFUSED = -1
-"""The size that the library reports if its context refuses a resize."""
+"""The size that a library reports if its context refuses a resize."""
 
 
 class SimLibrary:
-    """One library on a simulated pilot. Before `start`, it only occupies its devices."""
+    """One library on a simulated pilot. Before `start`, the library only occupies its devices."""
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
         self.pilot = pilot
@@ -66,7 +66,7 @@ class SimLibrary:
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
-        """Calls in slots that run or wait for their gang."""
+        """Calls in slots, which run or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
         self.slots = self.model.slots_on(pilot.kind)
         self.part = 1 / self.slots
@@ -83,7 +83,7 @@ class SimLibrary:
         self._stops = False
         self.is_over = False
         self._resizes: deque[int] = deque()
-        """Sizes in bytes of the ordered resizes; the first resize is in progress."""
+        """Sizes in bytes of the ordered resizes. The first resize is in progress."""
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
         self.batch: ServedBatch | None = None
@@ -168,7 +168,7 @@ class SimLibrary:
         transfer = self.sim.network.start(size, [path], done)
         self._moves[transfer] = None
 
-    # ---- what its pilot says
+    # ---- messages of the pilot
 
     def hear(self, message: to_library.ToLibrary) -> None:
         match message:
@@ -208,7 +208,7 @@ class SimLibrary:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """Return the seconds of a resize to `size` bytes; an engine's weights stay."""
+        """Return the seconds of a resize. The weights of an engine stay."""
         moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
@@ -241,7 +241,6 @@ class SimLibrary:
             self._resize()
 
     def _move_context(self, *, asleep: bool) -> None:
-        """Move the context's memory over the bus, to host memory or back."""
         memory, began = int(self.model.device_memory_bytes) * len(self.devices), self.sim.agenda.now
 
         def moved() -> None:

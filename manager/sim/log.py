@@ -22,44 +22,44 @@ from stoker.protocol.calls import CallSpec
 
 
 class Happened(enum.IntEnum):
-    """Events of a run. The text below an event explains a row's `value`."""
+    """Events of a run. The text below an event explains the `value` of its rows."""
 
     CALL_CAME = 0
-    """Items."""
+    """Number of items."""
     CALL_BEGAN = 1
-    """Items."""
+    """Number of items."""
     CALL_ENDED = 2
-    """Items done."""
+    """Number of items done."""
     CALL_FAILED = 3
-    """Items."""
+    """Number of items."""
     LIBRARY_STARTED = 4
-    """Devices; 0 in old logs means 1."""
+    """Number of devices; 0 in old logs means 1."""
     LIBRARY_READY = 5
     """Seconds from the order to load until the library was ready."""
     LIBRARY_ENDED = 6
     PILOT_CAME = 7
-    """Devices."""
+    """Number of devices."""
     PILOT_WENT = 8
-    """Devices."""
+    """Number of devices."""
     BLOCK_ASKED = 9
     BLOCK_STARTED = 10
     BLOCK_OVER = 11
     CAPACITY = 12
-    """A source's limit of blocks changed; the field `block` holds the number of the source."""
+    """New maximum of blocks of a source. The field `block` contains the number of the source."""
     BYTES_SHARED = 13
     """Bytes read from the shared file system."""
     BYTES_PEER = 14
-    """Bytes from another pilot."""
+    """Bytes received from another pilot."""
     CALLS_CAME = 15
-    """Calls since the last row of this kind; the same holds for the next rows."""
+    """Number of calls since the last row of this kind, as in the next rows."""
     CALLS_BEGAN = 16
-    """Calls."""
+    """Number of calls."""
     CALLS_BACK = 17
-    """Calls that were interrupted and wait again."""
+    """Number of calls that were interrupted and wait again."""
     CALLS_ENDED = 18
-    """Items; `call` is the number of calls."""
+    """Number of items. `call` is the number of calls."""
     CALLS_FAILED = 19
-    """Calls."""
+    """Number of calls."""
     SECONDS_USED = 20
     """Device-seconds of ended calls."""
     SECONDS_LOST = 21
@@ -67,26 +67,26 @@ class Happened(enum.IntEnum):
     WAITED = 22
     """Seconds that `call` calls waited before they began."""
     TOOK = 23
-    """Seconds from arrival to end of `call` calls."""
+    """Seconds from arrival to end, for `call` calls."""
     CALL_DUE = 24
-    """Deadline in seconds. The row follows the arrival's row."""
+    """Deadline in seconds. The row follows the row of the arrival."""
     CALL_LEFT = 25
-    """Useful seconds of an interrupted run (0: the call restarts)."""
+    """Useful seconds of an interrupted run; 0 = the call starts again."""
     PART_BEGAN = 26
-    """Rank of a gang's member other than rank 0."""
+    """Rank of a gang member other than rank 0."""
     PART_ENDED = 27
-    """Rank."""
+    """Rank of the gang member."""
     PART_LEFT = 28
-    """As CALL_LEFT."""
+    """Useful seconds, as for CALL_LEFT."""
     TOKEN_FIRST = 29
     """Time to first token in seconds. This row and the next two follow the end of a call to an engine."""
     TOKEN_MEAN = 30
-    """Mean time per output token after the first."""
+    """Mean seconds per output token after the first token."""
     TOKEN_GAP = 31
-    """Longest time between two tokens."""
+    """Longest time between two tokens, in seconds."""
     TOKEN_LATE = 32
-    """Seconds by which the latest token was late (0 or less: in time; infinity: failed). In counted logs, `call` is the
-    number of calls in the class.
+    """Seconds by which the latest token was late (0 or less = in time; infinity = the call failed). In counted logs,
+    `call` is the number of calls in the class.
     """
 
 
@@ -123,7 +123,7 @@ class EventLog:
 
 
 _ROUNDING_S = 2e-6
-"""A token that is late by at most this much is in time."""
+"""A token that is late by at most this number of seconds counts as in time."""
 
 
 class TokenTimes(msgspec.Struct):
@@ -132,9 +132,9 @@ class TokenTimes(msgspec.Struct):
     The first token is due one TTFT after the arrival, each further token one TPOT later. A rerun delivers only tokens
     that the program lacks.
 
-    `due_at`: deadline of the first token (infinity: no objective). `tpot_s`: seconds between deadlines. `grace_s`:
-    duration of the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest
-    answer, if policies know it (0: they do not).
+    `due_at`: deadline of the first token (infinity = none). `tpot_s`: seconds between deadlines. `grace_s`: duration of
+    the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest answer (0 =
+    unknown to policies).
     """
 
     came_at: float
@@ -145,12 +145,12 @@ class TokenTimes(msgspec.Struct):
     grace_s: float = 0.0
     most: int = 0
     seen: int = 0
-    """Tokens that the program has received."""
+    """Number of tokens that the program has received."""
     first_at: float = 0.0
     last_at: float = 0.0
     worst_gap_s: float = 0.0
     late_s: float = -math.inf
-    """Greatest lateness of a token in seconds; negative if all were early."""
+    """Maximum lateness of a token in seconds; negative if all tokens were early."""
 
     @property
     def ttft_s(self) -> float:
@@ -158,7 +158,7 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def mean_tpot_s(self) -> float:
-        """Mean seconds per token after the first; 0 without others."""
+        """Mean seconds per token after the first token; 0 if there is only one token."""
         return (self.last_at - self.first_at) / (self.seen - 1) if self.seen > 1 else 0.0
 
     @property
@@ -192,7 +192,7 @@ EVERY_S = 1.0
 """Seconds between two rows of counts."""
 
 _CLASSES = 100.0
-"""Number of classes of times for each factor of e."""
+"""Number of classes of times per factor of e."""
 _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 
@@ -204,13 +204,13 @@ class LibraryPlace(NamedTuple):
 
 
 class EachCall:
-    """Writes a row for every event of a call: of a gang, for the events of rank 0."""
+    """Writes a row for every event of a call. For a gang it writes the events of rank 0."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
-        """Record an arrival. `due_at`: deadline, 0 = none."""
+        """Record an arrival. `due_at`: deadline; 0 = none."""
         self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
         if due_at:
             self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
@@ -244,18 +244,18 @@ class EachCall:
 
 
 class CountedCalls:
-    """Writes sums per second of virtual time, and at the end histograms of times."""
+    """Writes sums per second of virtual time, and histograms of times at the end."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._open: dict[int, float] = {}
         """Arrival times of open calls."""
         self._fresh: set[int] = set()
-        """Open calls that never began."""
+        """Open calls that have never begun."""
         self._running: dict[int, float] = {}
         self._parts: dict[tuple[int, int], float] = {}
         self._again: set[int] = set()
-        """Calls that completed more than once."""
+        """Calls that have completed more than once."""
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits, self._takes = _Times(), _Times()
@@ -285,7 +285,7 @@ class CountedCalls:
             self._add(at_s, Happened.CALLS_BEGAN)
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """Count a completion. A second completion of a call is lost work."""
+        """Count a completion. If a call completes a second time, its work counts as lost."""
         call = spec.call
         if rank:
             what = Happened.SECONDS_LOST if call in self._again else Happened.SECONDS_USED
@@ -313,7 +313,7 @@ class CountedCalls:
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._add(at_s, Happened.CALLS_BEGAN)  # the call stops waiting
+            self._add(at_s, Happened.CALLS_BEGAN)  # so that the call no longer counts as waiting
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
 
@@ -344,7 +344,7 @@ class CountedCalls:
 
     def _write(self, at_s: float) -> None:
         if len(self._log):
-            at_s = max(at_s, self._log.at_s[-1])  # collected calls arrived earlier than they are sent
+            at_s = max(at_s, self._log.at_s[-1])  # collected calls have earlier arrival times than their frame
         for what, value in zip(Happened, self._sums, strict=True):
             if value:
                 self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)

@@ -1,9 +1,10 @@
 """A simulated pilot: the pilot's real core (`stoker.pilot.core`) in virtual time.
 
-Not simulated: heartbeats, acknowledgements, limits of memory and time, and the inside of calls.
+Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated.
 
 Objects are a fluid, so a pilot may send bytes that it does not have yet. Therefore a fetch completes only when one of
-its sources has the whole object. If a source is lost earlier, the bytes that it lacked must come from elsewhere.
+its sources has the whole object. If a source is lost earlier, the bytes that it lacked must be fetched from another
+source.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class _Fetch:
-    """One object's fetch, running or waiting for a source."""
+    """A running or waiting fetch of an object."""
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
@@ -55,9 +56,9 @@ class _Fetch:
         self.began_at = now
         self.transfer: Transfer | None = None
         self.sources: tuple[SimPilot | None, ...] = ()
-        """Sources in the order of the transfer's paths; None is the origin."""
+        """Sources in the order of the transfer's paths. None means the origin."""
         self.moved: dict[SimPilot | None, float] = {}
-        """Bytes that came from each source until the paths last changed."""
+        """Bytes from each source until the paths last changed."""
         self.operations_left = False
         self.bytes_here = False
 
@@ -67,7 +68,7 @@ class Fetching:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
         self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
-        """Fetches by other pilots that have all bytes from this pilot and wait until it has the whole object."""
+        """Fetches by other pilots that have all bytes from this pilot, and wait until it has the whole object."""
 
     def expect(self, ref: ObjectRef) -> None:
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
@@ -114,7 +115,7 @@ class Fetching:
 
             def done() -> None:
                 fetch.operations_left = False
-                self._maybe_here(fetch)
+                self._complete_if_whole(fetch)
 
             sim.network.start(count, [(sim.shared.operations,)], done)
 
@@ -128,9 +129,9 @@ class Fetching:
         fetch.bytes_here = True
         self._account(fetch)
         fetch.transfer, fetch.left = None, 0.0
-        self._maybe_here(fetch)
+        self._complete_if_whole(fetch)
 
-    def _maybe_here(self, fetch: _Fetch) -> None:
+    def _complete_if_whole(self, fetch: _Fetch) -> None:
         name = fetch.ref.name
         if not self._pilot.here or not fetch.bytes_here or fetch.operations_left or name not in self._fetches:
             return
@@ -146,12 +147,12 @@ class Fetching:
         machine.in_memory[name] = None
         size = fetch.ref.size_bytes
         origin = min(size, round(fetch.moved.get(None, 0.0)))
-        self._came(origin, size - origin)
+        self._log_bytes(origin, size - origin)
         pilot.handle(ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
         for other, waiting in self._waiting_for_whole.pop(name, ()):
-            other.fetching._maybe_here(waiting)
+            other.fetching._complete_if_whole(waiting)
 
-    def _came(self, origin: float, peers: float) -> None:
+    def _log_bytes(self, origin: float, peers: float) -> None:
         sim = self._pilot.sim
         for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
             if size:
@@ -161,22 +162,22 @@ class Fetching:
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
-        """Stop all fetches. Bytes that it sent but lacked must come from elsewhere."""
+        """Stop all fetches. Other pilots must fetch again the bytes that this pilot sent but did not have."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
                 self._account(fetch)
                 fetch.left = fetch.transfer.left
             origin = round(fetch.moved.get(None, 0.0))
-            self._came(origin, round(sum(fetch.moved.values())) - origin)
+            self._log_bytes(origin, round(sum(fetch.moved.values())) - origin)
         left = {name: fetch.left for name, fetch in self._fetches.items()}
         self._fetches.clear()
         waiting, self._waiting_for_whole = self._waiting_for_whole, {}
         for name, others in waiting.items():
             for other, fetch in others:
-                other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
+                other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
-    def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
+    def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
         """Fetch the bytes again that a lost source did not have.
 
         A source that had all its bytes from incomplete sources counts as empty.
@@ -191,8 +192,8 @@ class Fetching:
         fetch.sources = ()
 
 
-_ANY_BYTES = 1 << 62
-"""Size of disks and caches: no limit."""
+_UNLIMITED_BYTES = 1 << 62
+"""Size of disks and caches, which means no limit."""
 
 
 class PilotSurroundings(Surroundings, Protocol):
@@ -206,10 +207,10 @@ class PilotSurroundings(Surroundings, Protocol):
         """Pilots that have not ended."""
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """Create a pilot of a started block."""
+        """Create a pilot of a block that has started."""
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """Handle a pilot's end, with or without its job's."""
+        """Handle the end of a pilot. The job of the pilot may still run."""
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         """Send an update of the batch system to the manager."""
@@ -230,7 +231,7 @@ class SimPilot:
         )
         facts = PilotFacts(
             pilot=self.id, session=sim.session, host=self.id, pid=number, devices=devices, block=block,
-            peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_ANY_BYTES,
+            peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_UNLIMITED_BYTES,
             sleeper_bytes=int(source.sleeper_bytes),
         )  # fmt: skip
         self.core = PilotCore(facts)
@@ -243,7 +244,7 @@ class SimPilot:
         self.left = False
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
-        """Messages to the manager in transit."""
+        """Messages to the manager that have not arrived yet."""
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
@@ -265,12 +266,12 @@ class SimPilot:
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick: if any, tick again
+            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick; if not 0, tick again
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Tell(message=message):
-                self._post(message)
+                self._send(message)
             case commands.TellLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
@@ -306,9 +307,9 @@ class SimPilot:
                 agenda = self.sim.agenda
                 self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
             case commands.Greet(hello=hello):
-                self._post(hello)
+                self._send(hello)
             case commands.Leave():
-                self._gone()
+                self._exit()
             case (
                 commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.PassOn() |
                 commands.TidySnapshots() | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() |
@@ -334,8 +335,8 @@ class SimPilot:
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
-    def _post(self, message: to_manager.FromPilot) -> None:
-        """Send a message to the manager; later ones join its frame until it arrives."""
+    def _send(self, message: to_manager.FromPilot) -> None:
+        """Send a message to the manager. Later messages join its frame until it arrives."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)
@@ -358,7 +359,7 @@ class SimPilot:
             self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
             value=float(len(ordered.devices)),
         )  # fmt: skip
-        self.handle(LibraryPrepared(number, free_disk_bytes=_ANY_BYTES))
+        self.handle(LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
 
     def _fired(self, key: str) -> None:
         self._timers.pop(key, None)
@@ -367,7 +368,7 @@ class SimPilot:
 
     # ---- the end
 
-    def _gone(self) -> None:
+    def _exit(self) -> None:
         if not self.here:
             return
         for command in self.core.handle(Farewell(), self.sim.agenda.now):

@@ -1,6 +1,6 @@
-"""One simulated run: the manager's core in a loop like the live manager's, without sockets.
+"""One simulated run: the manager's core in a loop like that of the live manager, without sockets.
 
-The core is strict: an impossible plan of a policy stops the run and shows the state.
+The core is strict: if a policy returns an impossible plan, the run stops and shows the state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stoker.protocol.calls import CallSpec
 from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 _FACTORY = ClientId("factory")
-_TOLD_EVERY = 20_000
+_EVENTS_PER_REPORT = 20_000
 """Number of events between two progress reports."""
 
 
@@ -101,16 +101,16 @@ class Simulation:
         }
         self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
         self.frame_s = world.delays.frame_s + world.delays.message_s
-        """Seconds until a pilot's message reaches the manager."""
+        """Seconds until a message of a pilot reaches the manager."""
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}
-        """The last run of each call whose gang is incomplete."""
+        """By call: the last run whose gang is incomplete."""
         self.really: dict[CallId, int] = {}
-        """Actual items of calls that end early; unknown to policies."""
+        """Actual number of items of calls that end early. Policies do not see it."""
         self.tokens: dict[CallId, TokenTimes] = {}
-        """Times of the tokens of open calls to engines; unknown to policies."""
+        """Times of the tokens of open calls to engines. Policies do not see them."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
@@ -136,8 +136,8 @@ class Simulation:
         self.client.start()
         agenda = self.agenda
         while not self.client.done and agenda.next_at <= until_s:
-            if not agenda.steps(_TOLD_EVERY, until_s=until_s):
-                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why()}")
+            if not agenda.steps(_EVENTS_PER_REPORT, until_s=until_s):
+                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why_stuck()}")
             if tell is not None:
                 tell(agenda.now, self.client.ended)
         return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
@@ -159,10 +159,10 @@ class Simulation:
             mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
         )  # fmt: skip
 
-    def _why(self) -> str:
+    def _why_stuck(self) -> str:
         open_calls = self.client.submitted - self.client.ended
         call = next(iter(self.core.state.calls.values()), None)
-        why = waits_for(self.core.state, call.group.context) if call is not None else "the manager knows none of them"
+        why = waits_for(self.core.state, call.group.context) if call is not None else "without a record in the manager"
         return f"{open_calls} calls wait ({why})"
 
     # ---- between the core and the world
@@ -173,7 +173,7 @@ class Simulation:
             commands = self.core.handle(event, self.agenda.now)
         except PolicyError as error:
             raise SimulationError(
-                f"at {self.agenda.now:g} s a policy requested an impossible action: {error}\n{_picture(self.core)}"
+                f"at {self.agenda.now:g} s a policy requested an impossible action: {error}\n{_show_state(self.core)}"
             ) from error
         self._carry_out(commands)
 
@@ -186,16 +186,16 @@ class Simulation:
                     agenda.after(self.message_s, pilot.hear, command.message)
             elif type(command) is ToClient:
                 if command.client == _FACTORY:
-                    self._order(command.message)
+                    self._send_to_factory(command.message)
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
-                # Rounded up: if a timer fires a fraction of a microsecond early, the core sets it again without end.
+                # Round up. If a timer fires a fraction of a microsecond early, the core sets it again without end.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
                 agenda.at(at, self._timer, command.key, command.at)
             elif type(command) is AskAdvice and isinstance(command.about, OfContext):
                 self._advise(command.about.recipe)
-            # The live manager carries out other commands, such as writing files.
+            # Other commands, such as writing files, are carried out only by the live manager.
 
     def _advise(self, recipe: RecipeKey) -> None:
         by_kind = {
@@ -206,7 +206,7 @@ class Simulation:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
     def _times_on(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times of a device kind as a profile there measures them; equal tables stay one object."""
+        """Return the step times that a profile on a device kind would measure; equal tables stay one object."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times
@@ -219,7 +219,7 @@ class Simulation:
         if self.core.state.timers.get(key) == at:
             self.handle(TimerFired(key))
 
-    def _order(self, message: to_client.ToClient) -> None:
+    def _send_to_factory(self, message: to_client.ToClient) -> None:
         match message:
             case to_client.SubmitBlocks(orders=orders):
                 for order in orders:
@@ -236,7 +236,7 @@ class Simulation:
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         self.handle(FromClient(_FACTORY, 0, [update]))
 
-    # ---- what the world's parts use
+    # ---- methods for the parts of the world
 
     def items_of(self, spec: CallSpec) -> int:
         return self.really.get(spec.call) or items_of(spec)
@@ -244,7 +244,7 @@ class Simulation:
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
         assert engine is not None
-        same = id(engine.times), speed  # models of one size have the same `times`
+        same = id(engine.times), speed  # models of one size share their `times`
         if same not in self._step_seconds:
             self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
         return self._step_seconds[same]
@@ -262,7 +262,7 @@ class Simulation:
             batch.pilot_left(pilot)
 
 
-def _picture(core: Core) -> str:
+def _show_state(core: Core) -> str:
     state = core.state
     lines = [f"{len(state.calls)} calls open, {len(state.pilots)} pilots, {len(state.libraries)} libraries"]
     for pilot in list(state.pilots.values())[:20]:

@@ -3,10 +3,10 @@
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
 The head is `fixed_s` and the context's time per call. e is `ContextModel.gang_efficiency`: the share of a linear
-speedup that remains with each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint holds
-the completed share of the head and of the items.
+speedup that remains with each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint
+contains the completed share of the head and of the items.
 
-A member waits in its slot until all members are ready. Then the run is one piece of work on all their devices. If a
+A member waits in its slot until all members are ready. Then the run is one unit of work on all their devices. If a
 member is lost, the others stop until the manager sends an order.
 """
 
@@ -34,7 +34,7 @@ from stoker.protocol.ids import CallId, LibraryId
 
 
 class Surroundings(Protocol):
-    """The part of a simulation that libraries and runs use. Times in seconds."""
+    """The part of a simulation that libraries and runs use. Times are in seconds."""
 
     session: str
     world: World
@@ -56,17 +56,17 @@ class Surroundings(Protocol):
     gathering: dict[CallId, CallRun]
 
     def handle(self, event: Event) -> None:
-        """Give the manager an event."""
+        """Pass an event to the manager."""
 
     def items_of(self, spec: CallSpec) -> int:
-        """Return a call's actual number of items."""
+        """Return the actual number of items of a call."""
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         """Return the step times of a context's engine on a kind of device."""
 
 
 def speedup(size: int, *, efficiency: float) -> float:
-    """Return how many times as fast a gang of `size` is."""
+    """Return the speed of a gang of `size` members relative to one member."""
     return size * efficiency ** math.log2(size) if size > 1 else 1.0
 
 
@@ -75,7 +75,7 @@ def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
 
 
 class WorkDone(NamedTuple):
-    """The completed part of a call: a share of its head, and items."""
+    """The completed part of a call: a share of its head, and a number of items."""
 
     head: float = 0.0
     items: float = 0.0
@@ -92,10 +92,10 @@ def done_of(spec: CallSpec) -> WorkDone:
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """The course of a run, in seconds at full speed.
+    """The schedule of a run, in seconds at full speed.
 
-    `before`: work of earlier runs. `meet_s`: from the start until the members have met. `first_s`: until the next item
-    begins. `whole_s`: until the end.
+    `before`: work of earlier runs. `meet_s`: from the start until the members have connected. `first_s`: until the next
+    item begins. `whole_s`: until the end.
     """
 
     before: WorkDone
@@ -116,7 +116,7 @@ class RunSchedule(msgspec.Struct, frozen=True, gc=False):
 def course(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunSchedule:
-    """Return the course of a run on a gang.
+    """Return the schedule of a run on a gang.
 
     `call_s`, `item_s`: times of the slowest member. `items`: actual number. `factor`: the call's run time divided by
     the mean.
@@ -131,7 +131,7 @@ def course(
 
 
 def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
-    """Return the seconds of a call on its fastest gang, from its times on one library."""
+    """Return the seconds of a call on its fastest gang, computed from its times on one library."""
     together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
@@ -172,7 +172,7 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     work: RunningWork
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Stop the run. Return its progress. `keep`: its time counts as useful."""
+        """Stop the run and return its progress. `keep`: count the run's time as useful."""
         sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
@@ -204,14 +204,14 @@ class CallRun:
         self.members: dict[int, RunningLibrary] = {}
         self.begun = False
         self.over = False
-        """True after the run's end, or after a member has left."""
+        """True after the run has ended or a member has left."""
         self._began_at = self._kept_at = 0.0
         self._done = done_of(spec)
         """The call's progress at the last report."""
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
-        """Add a ready member. The run begins with the last one, unless a member has left."""
+        """Add a ready member. The run begins with the last member, unless a member has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
@@ -243,7 +243,7 @@ class CallRun:
             return
         self._done = self._course.after(reached_s)
         self._say()
-        if self.over:  # the pilot ended the run in response
+        if self.over:  # the pilot has ended the run after the report
             return
         self._kept_at = self._sim.agenda.now
         self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)
@@ -262,7 +262,7 @@ class CallRun:
             member.ended(spec.call, ran_s=ran_s)
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Remove a member; stop the run for all. Return its progress."""
+        """Remove a member; stop the run on all members. Return the run's progress."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()
@@ -296,7 +296,7 @@ class CallRun:
 
 
 def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
-    """Return the run that a library must join now. All its members receive their orders at the same moment."""
+    """Return the run that a library must join now. All its members receive their orders at one time."""
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)

@@ -1,4 +1,4 @@
-"""The batch of a simulated library's engine. Engines on a device take turns."""
+"""The batch of a simulated engine. Engines on one device take turns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
 _LOOK_S, _REPORT_S = 1.0, 10.0
-"""Seconds between two looks at the load, and between two reports unless the cache will be too small, as in
-`stoker.pilot.library.connection`.
+"""Seconds between two checks of the load, and between two reports unless the cache will be too small. Real libraries
+use these values too (`stoker.pilot.library.connection`).
 """
 
 
@@ -51,16 +51,15 @@ class ServedBatch:
         self._paused_until = 0.0
         """Earliest time of the next turn."""
         self._ended_at = 0.0
-        """End of the last step, not rounded to the agenda's resolution."""
+        """End of the last step, not rounded to the resolution of the agenda."""
 
     @property
     def due_at(self) -> float:
         return self.engine.due_at
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
-        """Return the prompt that the engine must read for this call."""
         times = self._sim.tokens[spec.call]
-        self._grant(times)
+        self._set_grace(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s, times.most)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
@@ -71,7 +70,7 @@ class ServedBatch:
         return model.weights_bytes + tokens * model.token_bytes
 
     def outlook(self, *, pause_s: float = 0.0) -> EngineOutlook:
-        """Return the engine's open work. `pause_s`: seconds of a resize that comes first."""
+        """Return the open work of the engine. `pause_s`: seconds of a resize that comes first."""
         now = self._sim.agenda.now
         ready_at = max(self._paused_until, now) + pause_s if pause_s else self._paused_until
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
@@ -80,8 +79,10 @@ class ServedBatch:
     def free_at(self) -> float:
         return self.engine.free_at(self._sim.agenda.now)
 
-    def _grant(self, times: TokenTimes) -> None:
-        """Allow a call that arrived before the library was ready to be late by the load's duration (SLINFER §IX-A)."""
+    def _set_grace(self, times: TokenTimes) -> None:
+        """Move the deadlines of a call that arrived before the library was ready by the load's duration (SLINFER
+        §IX-A).
+        """
         library = self._library
         if not times.seen:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
@@ -92,7 +93,7 @@ class ServedBatch:
         why = self.engine.why_not(times)
         if why:
             return why
-        self._grant(times)
+        self._set_grace(times)
         self.engine.add(spec.call, times, now=now)
         self._reschedule()
         if not self._paused_until:
@@ -110,7 +111,7 @@ class ServedBatch:
             self._turns.leave(self)
 
     def pause(self, seconds: float) -> None:
-        """Take no turn for `seconds` after the current step, while the cache is resized."""
+        """Begin no step for `seconds` after the current step, because the cache is resized."""
         agenda = self._sim.agenda
         self.interrupt()
         self._paused_until = agenda.now + seconds
@@ -123,7 +124,7 @@ class ServedBatch:
             self._turns.ask(self)
 
     def resize(self, model: EngineModel, memory_bytes: int) -> bool:
-        """Change the cache's reserved memory. Return False if an open request would not fit."""
+        """Change the memory reserved for the cache. Return False if an open request would not fit."""
         why = self.engine.resize(model.limits(memory_bytes), now=self._sim.agenda.now)
         self._reschedule()
         return not why
@@ -178,7 +179,7 @@ class ServedBatch:
         library.devices[0].done(self._work)
         self._end_work()
         now, ends_at = sim.agenda.now, self.engine.ends_at
-        # `now` is later if other calls ran on the device.
+        # `now` is later than `ends_at` if other calls ran on the device.
         self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now
         for call in self.engine.end(self._ended_at):
             if not library.is_over:

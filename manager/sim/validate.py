@@ -1,4 +1,4 @@
-"""Checks the invariants of the core's state, for tests."""
+"""Check the invariants of the core's state, for tests."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def _peer(transfers: Transfers, peer: Peer) -> Iterator[str]:
     if len(peer.serves) > transfers.limits.serves:
         yield f"{peer.id} serves {len(peer.serves)}"
     if (peer.serves or peer.has or peer.fetches) and not peer.here:
-        yield f"{peer.id} is not here and takes part"
+        yield f"{peer.id} is disconnected and takes part in transfers"
     if peer.serves and not peer.address:
         yield f"{peer.id} serves and has no address"
-    relayed = [name for (name, _), _ in peer.serves.items() if not _sure(peer, transfers.objects[name])]
+    relayed = [name for (name, _), _ in peer.serves.items() if not _is_sure_source(peer, transfers.objects[name])]
     if len(relayed) > transfers.limits.serves - 1:
         yield f"{peer.id} gives its last place to an object that it lacks"
     for (name, id), fetch in peer.serves.items():
         if fetch.sources.get(peer.id) is not peer or (fetch.object.ref.name, fetch.peer.id) != (name, id):
-            yield f"{peer.id} serves {name} to {id}, which does not know it"
+            yield f"{peer.id} serves {name} to {id}, which has no record of this"
         if name not in peer.has and name not in peer.fetches:
-            yield f"{peer.id} serves {name}, which it neither has nor gets"
+            yield f"{peer.id} serves {name}, which it neither has nor fetches"
 
 
-def _sure(peer: Peer, object: Object) -> bool:
+def _is_sure_source(peer: Peer, object: Object) -> bool:
     return peer.id in object.holders or object.fetches[peer.id].way is Way.READER
 
 
@@ -60,14 +60,14 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     queues = {Way.WAITING: object.waiting, Way.STRANDED: object.stranded, Way.ALONE: object.alone}
     for way, queue in queues.items():
         if set(queue) != by_way[way]:
-            yield f"{name}: the {way.value} ones are listed wrongly"
+            yield f"{name}: the list of {way.value} fetches is wrong"
     if not set(object.underserved) <= by_way[Way.PEERS]:
-        yield f"{name}: who could use another peer is wrong"
+        yield f"{name}: the list of fetches that could use another peer is wrong"
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     brings = [x.peer.cache for x in object.fetches.values() if x.way is not Way.FOLLOWING]
-    if len(set(brings)) < len(brings):  # FOLLOWING includes pilots that find it in their cache
-        yield f"{name}: several pilots of one cache bring it there"
+    if len(set(brings)) < len(brings):  # FOLLOWING includes pilots that find the object in their cache
+        yield f"{name}: several pilots fetch it into one cache"
     numbers = [fetch.number for fetch in object.fetches.values()]
     if numbers != sorted(numbers):
         yield f"{name}: its fetches are not in the order of their numbers"
@@ -76,32 +76,32 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):
         yield f"{name}: pilots wait for it, and no pilot has it, reads it, or finds it in its cache"
     if (name in transfers.needy) != bool(object.waiting or object.underserved or object.stranded):
-        yield f"{name}: needy is wrong"
+        yield f"{name}: its entry in needy is wrong"
 
 
 def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
     object, id = fetch.object, fetch.peer.id
     what = f"{object.ref.name} to {id}"
     if fetch.peer.fetches.get(object.ref.name) is not fetch:
-        yield f"{what}: the pilot does not know of it"
+        yield f"{what}: the pilot has no record of it"
     if len(fetch.sources) > transfers.limits.sources:
         yield f"{what}: from {len(fetch.sources)} peers"
     if id in fetch.sources or set(fetch.sources) & set(fetch.failed):
-        yield f"{what}: from itself, or from who failed it"
+        yield f"{what}: a source is the pilot itself or has failed it"
     if any(x.serves.get((object.ref.name, id)) is not fetch for x in fetch.sources.values()):
-        yield f"{what}: a source does not know of it"
+        yield f"{what}: a source has no record of it"
     rooted = any(fetch.is_rooted_in(source) for source in fetch.sources.values())
     if (fetch.way is Way.PEERS and not rooted) or (fetch.way is Way.WAITING and rooted):
         yield f"{what}: {fetch.way.value}, rooted {rooted}"
     leader = fetch.leader
     if leader is not None and (fetch.way is not Way.FOLLOWING or leader.way is Way.FOLLOWING):
-        yield f"{what}: {fetch.way.value} behind one that is {leader.way.value}"
+        yield f"{what}: {fetch.way.value} and follows a fetch that is {leader.way.value}"
     if leader is not None and (object.fetches.get(leader.peer.id), leader.peer.cache) != (leader, fetch.peer.cache):
-        yield f"{what}: follows one that is not under way into its cache"
+        yield f"{what}: follows a fetch that is not active in its cache"
     if leader is not None and leader.number > fetch.number:
-        yield f"{what}: follows one that asked later"
+        yield f"{what}: follows a later fetch"
     if fetch.way is Way.FOLLOWING and leader is None and (transfers.near(fetch) is None or fetch.said is None):
-        yield f"{what}: is to find it in its cache, and it is not there, or it was not told"
+        yield f"{what}: must find the object in its cache, but it is absent, or the pilot was not told"
     if fetch.way in (Way.STRANDED, Way.ALONE, Way.FOLLOWING) and fetch.sources:
         yield f"{what}: {fetch.way.value} and from peers"
     if fetch.way is Way.WAITING:
@@ -125,99 +125,109 @@ def validate(state: State) -> None:
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
             promised = sum(library.promised_bytes for library in device.libraries.values())
-            _hold(
+            _require(
                 device.promised_bytes == promised,
                 f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
             )
-            _hold(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
-        _hold((pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id} is reserved in one place only")
+            _require(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
+        _require(
+            (pilot.id in state.reserved) is (pilot.reserved is not None),
+            f"{pilot.id} is reserved in one record only",
+        )
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)
-            _hold(
-                trial is not None and trial.pilot is pilot, f"{pilot.id} is reserved for a call that does not know it"
+            _require(
+                trial is not None and trial.pilot is pilot,
+                f"{pilot.id} is reserved for a call without this record",
             )
-        _hold(pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries")
-        _hold(
+        _require(pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries")
+        _require(
             pilot.block not in state.blocks or pilot.id in state.blocks[BlockId(pilot.block)].pilots,
             f"{pilot.id} is not among the pilots of its block",
         )
     for block in state.blocks.values():
-        _hold(not block.phase.over, f"block {block.id} is over and listed")
+        _require(not block.phase.over, f"block {block.id} has ended and is still listed")
         of_source = block.source.blocks.get(block.id) is block
-        _hold(of_source is not bool(block.probes), f"block {block.id} is not its source's, or a probe is")
+        _require(
+            of_source is not bool(block.probes),
+            f"block {block.id} is not in its source, or is a listed probe",
+        )
         source = block.source
         lists = tuple(block.id in one for one in (source.staying, source.coming, source.filling))
-        _hold(
+        _require(
             lists == (block.staying, block.coming, block.filling), f"block {block.id} is in wrong lists of its source"
         )
-        _hold(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
+        _require(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
     for library in state.libraries.values():
         _library(state, library)
     for what in broken_transfers(state.transfers):
-        _hold(False, what)
+        _require(False, what)
     for call in state.calls.values():
         _call(state, call)
     for context in state.contexts.values():
         _context(state, context)
     for client in state.clients.values():
         mine = sum(call.group.client is client for call in state.calls.values())
-        _hold(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
+        _require(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
     for group in {call.group: None for call in state.calls.values()}:
         mine = sum(call.group is group for call in state.calls.values())
-        _hold(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
-        _hold(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
+        _require(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
+        _require(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
 
 
 def _call(state: State, call: Call) -> None:
     holders = [library for library in state.libraries.values() if library.held.get(call.id) is call]
     if call.state is CallState.WAITING:
-        _hold(call.holder is None and not holders, f"call {call.id} waits and is held")
+        _require(call.holder is None and not holders, f"call {call.id} waits and is held")
     elif call.state is CallState.HELD:
         members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
         ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
         expected = [x for x in members if x is not None and x.id not in ended]
-        _hold(bool(expected), f"call {call.id} is held by no library")
-        _hold(set(map(id, holders)) == set(map(id, expected)), f"call {call.id} is held by others than it thinks")
+        _require(bool(expected), f"call {call.id} is held by no library")
+        _require(
+            set(map(id, holders)) == set(map(id, expected)),
+            f"call {call.id} is not held by the recorded libraries",
+        )
     else:
-        _hold(False, f"call {call.id} has ended and is still open")
+        _require(False, f"call {call.id} has ended and is still open")
 
 
 def _context(state: State, context: Context) -> None:
     name, queued = context.recipe.name, list(context.queue)
     waiting = sum(call.state is CallState.WAITING and call.group.context is context for call in state.calls.values())
-    _hold(
+    _require(
         context.queue.count == waiting == len(queued),
         f"{name}: {context.queue.count} in the queue's count, {len(queued)} in it, {waiting} wait",
     )
-    _hold(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
-    _hold((context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong")
+    _require(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
+    _require((context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong")
     starving = bool(waiting) and not any(library.usable for library in queues.libraries_for(context))
-    _hold((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
+    _require((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
 
 
 def _library(state: State, library: Library) -> None:
     context, name = library.context, f"library {library.id}"
-    _hold(library.state is not LibraryState.GONE, f"{name} is gone but listed")
-    _hold(context.libraries.get(library.id) is library, f"{name} is not its context's")
-    _hold(library.pilot.libraries.get(library.id) is library, f"{name} is not its pilot's")
+    _require(library.state is not LibraryState.GONE, f"{name} is gone but listed")
+    _require(context.libraries.get(library.id) is library, f"{name} is not listed in its context")
+    _require(library.pilot.libraries.get(library.id) is library, f"{name} is not listed in its pilot")
     usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
     usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
     suspects = [call for call in library.held.values() if call.runs_alone]
-    _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
-    _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
+    _require(not suspects or library.load == 1, f"{name}: a suspect runs with others")
+    _require((library.id in context.idle) == free, f"{name}: idle set is wrong")
     level = (FREE if free else library.load - library.slots) if usable else None
     listed = context.index.level_of(library)
-    _hold(listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong")
+    _require(listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong")
     is_empty = not library.held or not (library.state is LibraryState.ASLEEP or library.is_waking)
-    _hold(is_empty, f"{name} is {library.state.value} and holds calls")
-    _hold(library.pilot.sleeper_budget_bytes >= 0, f"{library.pilot.id} promised more host memory than it has")
-    _hold(not library.stuck or listed != FULL, f"{name} is stuck, and calls may wait in it")
-    _hold(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
+    _require(is_empty, f"{name} is {library.state.value} and holds calls")
+    _require(library.pilot.sleeper_budget_bytes >= 0, f"{library.pilot.id} promised more host memory than it has")
+    _require(not library.stuck or listed != FULL, f"{name} is stuck, but calls may wait in it")
+    _require(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():
-        _hold(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
+        _require(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
 
 
-def _hold(true: bool, otherwise: str) -> None:
+def _require(true: bool, otherwise: str) -> None:
     if not true:
         raise AssertionError(otherwise)

@@ -1,7 +1,7 @@
 """An engine in virtual time: the batch of a real engine (`stoker.contexts.batching`) with measured step times.
 
-Most steps repeat: the same requests each write one more token. Such a *burst* is decided once. An engine that is alone
-on its devices computes the burst as one piece of work. When a request joins or leaves, or another engine wants the
+Most steps repeat: the same requests each write one more token. Such a *burst* is planned once. If an engine is alone on
+its devices, it computes the burst as one unit of work. When a request joins or leaves, or another engine requests the
 device, the burst ends after the current step.
 """
 
@@ -22,7 +22,7 @@ from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
-"""The most steps of a burst."""
+"""Maximum number of steps in a burst."""
 
 
 class StepCounts(msgspec.Struct):
@@ -43,7 +43,7 @@ class StepCounts(msgspec.Struct):
 
 
 class VirtualEngine:
-    """One engine with one model. `most_output`: output tokens reserved for a request (0: its own output)."""
+    """One engine with one model. `most_output`: output tokens reserved per request (0 = the request's own output)."""
 
     def __init__(self, seconds: StepSeconds, limits: BatchLimits, *, most_output: int = 0) -> None:
         self.batch = RunningBatch(limits)
@@ -53,17 +53,16 @@ class VirtualEngine:
         self._most_output = most_output
         self._times: dict[int, TokenTimes] = {}
         self._is_full = False
-        """True if requests still waited after the last step was decided."""
+        """True if requests still waited after the last step was planned."""
         self._step: Step | None = None
         self._takes: list[float] = []
-        """Seconds of the burst's steps that have not begun."""
+        """Seconds of each step of the burst that has not begun."""
         self._ahead: list[float] = []
         """End times of the steps that have begun."""
         self._behind: list[float] = []
-        """End times of steps that the batch has not recorded yet."""
+        """End times of the steps that the batch has not recorded yet."""
         self._dues: list[tuple[float, float]] = []
-        """Pairs, one per request, at the start of the burst: deadline of the next token, and interval between later
-        deadlines."""
+        """Pairs at the start of the burst: deadline of the next token, and seconds between later deadlines."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -107,8 +106,8 @@ class VirtualEngine:
         return self._ahead[at] if at < len(self._ahead) else now
 
     def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """Return the open work for a shadow validation (`stoker.pilot.core.turns`). No step begins before
-        `ready_at`."""
+        """Return the open work for a shadow validation (`stoker.pilot.core.turns`). `ready_at`: earliest time of the
+        next step."""
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
@@ -150,7 +149,7 @@ class VirtualEngine:
 
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
         """Add a request after the current step. Raises ValueError if the request never fits."""
-        self._decide_anew(now)
+        self._end_burst(now)
         longest = self.batch.limits.longest_row()
         room = longest - times.prompt if longest else self._most_output
         most = max(times.output, min(self._most_output, room))
@@ -160,31 +159,31 @@ class VirtualEngine:
         self._times[number] = times
 
     def remove(self, number: int, *, now: float) -> None:
-        """Remove a request, if present; the current step continues without it."""
+        """Remove a request, if it is present. The current step continues without it."""
         if number not in self._times:
             return
-        self._decide_anew(now)
+        self._end_burst(now)
         del self._times[number]
         if self._step is not None and number in self._step.requests:
             self._step = self._step.without(number, writes=self.batch.running[number].decodes)
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Apply new limits. Return why they do not fit, or an empty text."""
+        """Apply new limits. Return why the limits do not fit, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
             if why:
                 self.batch.limits = before
                 return why
-        self._decide_anew(now)
+        self._end_burst(now)
         return ""
 
     # ---- steps
 
     def begin(self, at: float, *, leap: bool = False) -> bool:
-        """Begin the next step at `at`, or with `leap` the whole burst. Return False without work."""
-        if not self._takes and not self._decide():
+        """Begin the next step at time `at`. With `leap`, begin the whole burst. Return False if there is no work."""
+        if not self._takes and not self._plan_step():
             return False
         self._began_at, count = at, len(self._takes) if leap else 1
         for seconds in self._takes[:count]:
@@ -205,7 +204,7 @@ class VirtualEngine:
         return bool(self._takes)
 
     def end(self, at: float) -> list[int]:
-        """End the current work (step or burst). Remove and return finished requests."""
+        """End the current work (a step or a burst). Remove and return finished requests."""
         self._ahead[-1] = at
         self.counts.busy_s += at - self._began_at
         self._behind += self._ahead
@@ -213,12 +212,11 @@ class VirtualEngine:
         return [] if self._takes else self._settle()
 
     def halt(self, now: float) -> None:
-        """Stop. Completed steps count; the current one is lost."""
-        self._decide_anew(now)
+        self._end_burst(now)
         self._ahead.clear()
         self._step = None
 
-    def _decide(self) -> bool:
+    def _plan_step(self) -> bool:
         step = self.batch.next()
         self._step, self._is_full = step, bool(self.batch.waiting)
         if step is None:
@@ -232,7 +230,7 @@ class VirtualEngine:
             self._takes = [self._seconds.prefill_s(sum(step.tokens), length)]
         else:
             count = min(self.batch.repeats(step), _LONGEST_BURST)
-            if count > 1:  # until a request ends
+            if count > 1:  # the burst lasts until a request ends
                 count = min(count, min(self._times[state.id].output - state.made for state in states))
             self._takes = self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
         dues: dict[float, float] = {}
@@ -243,7 +241,7 @@ class VirtualEngine:
         self._dues = [(at, tpot_s) for tpot_s, at in dues.items()]
         return True
 
-    def _decide_anew(self, now: float) -> None:
+    def _end_burst(self, now: float) -> None:
         self.interrupt(now)
         self._takes.clear()
         self._is_full = False
@@ -256,7 +254,7 @@ class VirtualEngine:
             for number, tokens in zip(step.requests, step.tokens, strict=True):
                 state, times = self.batch.running[number], self._times[number]
                 if state.unread > tokens:
-                    continue  # the step read only a part of the prompt
+                    continue  # the step read only part of the prompt
                 times.add(ends, made=state.made)
                 self.counts.new_tokens += count
                 if state.made + count == times.output:

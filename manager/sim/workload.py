@@ -3,13 +3,13 @@
 Random draws depend only on seed and call number (`stoker.chance`).
 
 - *bursts*: a Poisson process whose rate alternates between two values, each for an exponential time (MMPP-2; Fischer
-  and Meier-Hellstern, Performance Evaluation 18(2), 1993). It starts in its stationary distribution. When the rate
-  changes, the next gap is drawn again.
+  and Meier-Hellstern, Performance Evaluation 18(2), 1993). The process starts in its stationary distribution. When the
+  rate changes, the next gap is drawn again.
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
   Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so the sums are the same on every machine. A call to a `family` gets the shortest
-runtime that is long enough for its input, with longer ones as variants.
+Times are added in whole nanoseconds, so sums are equal on every machine. A call to a `family` gets the shortest runtime
+that is long enough for its input, with longer ones as variants.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _check_gang(gang: tuple[int, int]) -> None:
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Deadlines of a call's tokens (0 = none).
 
-    The first token is due after `ttft`, or after `ttft_per_token` per input token if that is longer, at most
+    The first token is due after `ttft`, or after `ttft_per_token` per input token if that is longer, but at most after
     `ttft_most`. Each further token is due `tpot` later.
     """
 
@@ -74,8 +74,8 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Settings of each call.
 
     `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are means in tokens; a `_cv` makes
-    them lognormal. Policies see the input length and the mean output length. `deadline`: time from the arrival. `gang`:
-    least and most libraries. `latency`: target duration. 0 = none.
+    them lognormal. Policies see the input length and the mean output length. `deadline`: time from the arrival (0 =
+    none). `gang`: minimum and maximum libraries. `latency`: target duration (0 = none).
     """
 
     context: str | dict[str, Weight]
@@ -97,7 +97,7 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
-    """All calls at once: `inputs` in total, `items` per call. The last call has the remainder."""
+    """All calls arrive together. `inputs`: total items. `items`: items per call; the last call may have fewer."""
 
     inputs: Many
 
@@ -113,13 +113,13 @@ class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
-    """Calls at equal intervals, the first at once."""
+    """Calls at equal intervals. The first call arrives at time 0."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
 class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
-    """Independent calls, at a mean `rate`."""
+    """Independent calls, with a mean `rate`."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
@@ -140,8 +140,10 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
-    """A daily load. `rate`: the mean. `swing`: the peak's height above the mean, as a share of it. `peak`: its time in
-    each `period`.
+    """A daily load.
+
+    `rate`: mean rate. `swing`: height of the peak above the mean, as a share of it. `peak`: time of the peak in each
+    `period`.
     """
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
@@ -167,8 +169,8 @@ class TraceFormat(enum.Enum):
     SLINFER = "slinfer"
     """Requests to many functions (SLINFER's JSON): arrival times and both lengths of each request."""
     CSV = "csv"
-    """A table whose header names fields of `stoker.manager.sim.client.Arrival`, at least `at_s`. Columns `gang_least`
-    and `gang_most` give a gang.
+    """A table whose header names fields of `stoker.manager.sim.client.Arrival`, at least `at_s`. The columns
+    `gang_least` and `gang_most` specify a gang.
     """
 
 
@@ -181,9 +183,9 @@ class Trace(
 ):  # fmt: skip
     """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one name, or names for the trace's models (ElasticFlow), functions (SLINFER) or clusters (Philly), which
-    take turns in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`. `cluster`: of Philly
-    (empty: all). `item`: duration of one item of a job. `speedup` divides arrival times only. `start`, `for`, `count`:
+    `context`: one name, or a list that the trace's models (ElasticFlow), functions (SLINFER) or clusters (Philly) use
+    in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`. `cluster`: of Philly
+    (empty = all). `item`: duration of one item of a job. `speedup` divides only arrival times. `start`, `for`, `count`:
     the part to use, in the trace's time (0 = all).
     """
 
@@ -348,7 +350,7 @@ def contexts_named(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls; a call to a family gets the runtimes that fit its input.
+    """Yield the calls. A call to a family gets the runtimes that fit its input.
 
     Raises ConfigError for a call that is too long for all runtimes.
     """

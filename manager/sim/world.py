@@ -19,15 +19,15 @@ _Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _NONE = Size(0)
 TICK_S = 1e-6
-"""Resolution of the agenda in seconds. Rounding may shorten each step of a run by this."""
+"""Resolution of the agenda in seconds. Rounding may shorten each step of a run by this time."""
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine on one kind of device. `stoker.contexts.batching` explains the limits of its batch.
 
-    `times`: seconds of its steps at speed 1; in a scenario, a table or a file of `stoker profile --json`. `token`:
-    bytes per cached token. With `token`, the cache has the reserved memory minus `weights`. `most_output`: output
-    tokens that the engine reserves for a request (0 = the request's own output).
+    `times`: seconds of the engine's steps at speed 1; in a scenario, a table or a file of `stoker profile --json`.
+    `token`: bytes per cached token; if set, the cache gets the reserved memory minus `weights`. `most_output`: output
+    tokens reserved per request (0 = the request's own output).
     """
 
     times: StepTimes
@@ -66,7 +66,7 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineFloor:
-    """The least time of a request on an engine, whatever shares its batch (`StepTable.floor`)."""
+    """The minimum time of a request on an engine, for any requests in its batch (`StepTable.floor`)."""
 
     def __init__(self, model: EngineModel, *, speed: float = 1.0) -> None:
         times = model.times
@@ -88,7 +88,7 @@ class EngineFloor:
 
 
 class Rate(float):
-    """Bytes per second; in a scenario `"1.2 GB/s"`. An infinite rate takes no time."""
+    """Bytes per second; in a scenario `"1.2 GB/s"`. With an infinite rate, a transfer takes no time."""
 
 
 FREE = Rate(math.inf)
@@ -103,7 +103,7 @@ class _WorldPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A kind of device. `speed`: relative to the kind with the given call times."""
+    """A kind of device. `speed`: relative to the kind for which the call times are given."""
 
     memory_bytes: Size = msgspec.field(name="memory")
     speed: float = 1.0
@@ -116,9 +116,9 @@ class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
 class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """Bandwidths. Flows on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
 
-    `shared`: the shared file system's total. `shared_node`: its maximum for one node. `shared_operations`: file
-    operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, each way. `bus`: from host
-    memory to a device.
+    `shared`: total of the shared file system. `shared_node`: maximum of `shared` for one node. `shared_operations`:
+    file operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, in each direction. `bus`:
+    from host memory to a device.
     """
 
     shared: Rate = FREE
@@ -136,7 +136,7 @@ class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Files of a context. `operations`: file operations (opens, stats) to read them."""
+    """Files of a context. `operations`: number of file operations (opens, stats) to read them."""
 
     name: Name
     size_bytes: Size = msgspec.field(name="size")
@@ -146,22 +146,22 @@ class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
 class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """The costs of a context, in seconds per kind of device. The kind `""` is the default.
 
-    `slots`: calls that a library runs at once at full speed (0: the engine's `rows`). More calls slow down equally
-    (`stoker.manager.sim.device`).
+    `slots`: calls that a library runs at a time at full speed (0 = the engine's `rows`). With more calls, all slow down
+    equally (`stoker.manager.sim.device`).
 
     A library starts (`start`), reads its files, initializes (`load`), and moves `device_memory` over the bus. A call
-    takes `call` plus `item` per item, divided by the device's speed. A `_cv` is a coefficient of variation. Each of the
-    first `warm_items` items of a process takes `warm_item` longer.
+    takes `call` plus `item` per item, divided by the speed of the device. A `_cv` is a coefficient of variation. Each
+    of the first `warm_items` items of a process takes `warm_item` longer.
 
-    A library takes `devices` of one node with `device_memory` each, of `kinds` only (empty: any). A resize takes
-    `resize` per GB. A library that `sleeps` moves `device_memory` over the bus to sleep and to wake. A gang takes
-    `gang` to meet and keeps `gang_efficiency` of its speed with each doubling.
+    A library uses `devices` of one node with `device_memory` each, of `kinds` only (empty = any kind). A resize takes
+    `resize` per GB. A library that `sleeps` moves `device_memory` over the bus to sleep and to wake. A gang needs
+    `gang` to connect, and keeps `gang_efficiency` of its speed with each doubling.
 
     With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch, whose steps
     determine their times (`stoker.manager.sim.virtual_engine`).
 
     At most `max_libraries` are loaded (0 = no limit). A library that is idle for `keep_alive` is unloaded while more
-    than `min_libraries` remain. Contexts of one `family` serve the same calls, each with up to `longest_input` tokens.
+    than `min_libraries` remain. Contexts of one `family` serve the same calls, each up to `longest_input` tokens.
     """
 
     files: tuple[Files, ...] = ()
@@ -213,7 +213,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Preempt(enum.Enum):
-    """Which blocks are preempted first when a source's capacity shrinks."""
+    """Which blocks are preempted first if the capacity of a source shrinks."""
 
     NEWEST = "newest"
     OLDEST = "oldest"
@@ -222,9 +222,9 @@ class Preempt(enum.Enum):
 class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """A batch system, or a part of one, with nodes of one kind.
 
-    `capacity`: blocks that may run: one number, or steps `[seconds, blocks]`. `wait`: queue time before a block waits
-    for capacity. `boot`: from a job's start to that of its pilots. `sleepers`: a pilot's host memory for sleeping
-    contexts. Other fields are as in a site file.
+    `capacity`: blocks that may run, as one number or steps `[seconds, blocks]`. `wait`: queue time before a block waits
+    for capacity. `boot`: from the start of a job to the start of its pilots. `sleepers`: a pilot's host memory for
+    sleeping contexts. Other fields are as in a site file.
     """
 
     name: Name
@@ -262,7 +262,7 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """Delays in seconds.
 
-    `message`: of a message's travel. `frame`: how long a pilot collects messages, and a program with counted calls
+    `message`: travel time of a message. `frame`: how long a pilot collects messages, and a program with counted calls
     (`outputs.calls`) its calls. `back`: how long the manager waits for a disconnected pilot. `poll`: how late the
     manager learns of changes in the batch system. `progress`: time between two checkpoints of a call (0 = none).
     """
@@ -286,7 +286,7 @@ _AWARENESS_LEVELS = (Awareness.NONE, Awareness.DISK, Awareness.FULL)
 
 
 def limited(world: World, most: Awareness | None) -> World:
-    """Return the world with every context's awareness limited to `most` (None = no limit), as a baseline."""
+    """Return the world with the awareness of every context limited to `most` (None = no limit), as a baseline."""
     if most is None:
         return world
     contexts = {

@@ -1,6 +1,6 @@
-"""Arlo (ICPP '24): encoders in several static lengths, each with the devices that it needs.
+"""Arlo (ICPP '24): serve an encoder that is compiled for several input lengths, and divide the devices among them.
 
-Contexts outside a family (`stoker.family`, `stoker.encoder_family`) get the default policies.
+Contexts in no family (`stoker.family`, `stoker.encoder_family`) use the default policies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def arlo(
     peeked: int = PEEKED,
     tracks: bool = True,
 ) -> Policies:
-    """Serve each call of a family in the shortest runtime that is long enough, or demote it to a longer runtime.
+    """Run each call of a family in the shortest runtime that is long enough, or demote it to a longer one.
 
     Args:
-        provisioning: replaces the default provisioning.
+        provisioning: replaces the default provisioning policy.
         latency_s: default latency objective, in seconds.
         period_s: seconds between two allocations.
-        out_of_service: share of devices that replacements may take out of service.
+        out_of_service: share of devices that may be out of service during replacements.
         threshold: lambda of Algorithm 1.
         decay: alpha of Algorithm 1.
         peeked: L of Algorithm 1.
-        tracks: add and release blocks by the tail latency.
+        tracks: request and release blocks by the tail latency.
     """
     times, arrivals = RuntimeTimes(latency_s=latency_s), ArrivalCounts(over_s=period_s)
     base = provisioning or KeepBlocks()

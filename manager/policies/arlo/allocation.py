@@ -1,12 +1,12 @@
-"""Devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
+"""Compute the number of devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
 A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
-answers at most `capacity` (M_i) in time; other requests are demoted to the next longer runtime (eqs 4, 5). The solver
-minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2). Each runtime has the instances
-that its own requests fill (eq. 3), the longest at least one (eq. 7).
+answers at most `capacity` (M_i) in time. The other requests are demoted to the next longer runtime (eqs 4, 5). The
+solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each runtime
+gets at least the instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
 
-The search visits runtimes by length, and prunes dominated nodes and nodes by a lower bound: the cheapest demotion and
-the convex hull of each runtime's cost.
+The search adds one runtime at a time, from short to long. The search drops partial assignments that are dominated, or
+whose lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 
 from stoker.errors import StokerError
 
-_ROUNDING = 1e-9  # Relative tolerance when costs are compared
-_NARROW = 32  # Width of the beam search
+_TOLERANCE = 1e-9  # Relative tolerance for cost comparisons
+_BEAM_WIDTH = 32  # Beam width of the first search
 
 
 class NotEnoughDevicesError(StokerError):
-    """Equation 3 needs `needed` devices."""
+    """Equation 3 needs `needed` devices, more than are available."""
 
     def __init__(self, needed: int, devices: int) -> None:
         super().__init__(f"the requests fill {needed} devices, and there are {devices}")
@@ -33,9 +33,9 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of an instance's requests in one period, by number of requests.
+    """Mean latency of an instance's requests in a period, by number of requests.
 
-    Linear between the points and beyond the last. `points`: requests and seconds, both increasing.
+    `points`: pairs of requests and seconds, both increasing. The table is linear between and beyond its points.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -62,11 +62,11 @@ class LatencyTable(msgspec.Struct, frozen=True):
     @property
     def is_convex(self) -> bool:
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(self.points)]
-        return all(a <= b * (1 + _ROUNDING) for a, b in pairwise(slopes))
+        return all(a <= b * (1 + _TOLERANCE) for a, b in pairwise(slopes))
 
 
 class RuntimeDemand(msgspec.Struct, frozen=True):
-    """One runtime in one period: `requests` (Q_i), `capacity` of an instance (M_i), latency table (L_i)."""
+    """Demand for one runtime in a period: `requests` (Q_i), `capacity` of an instance (M_i), latency table (L_i)."""
 
     requests: float
     capacity: int
@@ -78,7 +78,7 @@ class RuntimeDemand(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Instances of each runtime, in order, and the sum of latencies in seconds."""
+    """Number of instances of each runtime, shortest first, and the sum of latencies in seconds."""
 
     instances: tuple[int, ...]
     latency_s: float
@@ -94,7 +94,7 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
 
 
 def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
-    """Return an allocation's cost in seconds (eq. 1); infinity if the longest runtime has requests but no instance."""
+    """Return the cost of an allocation in seconds (eq. 1); infinity if the longest runtime lacks a needed instance."""
     left, total = 0.0, 0.0
     for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
         cost, left = _step(runtime, count, left, is_last=number == len(runtimes) - 1)
@@ -124,21 +124,21 @@ class _AllocationSearch:
     def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
         self._runtimes = runtimes
         self._least = least
-        self._spare = devices - sum(least)  # Devices beyond the least number of each runtime
-        self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
+        self._spare = devices - sum(least)  # Devices beyond the minimum of each runtime
+        self._lower_bounds = [*_lower_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
-        found = self._better(self._greedy(), width=_NARROW)
-        best = self._better(found, width=None)
+        found = self._search(self._greedy(), width=_BEAM_WIDTH)
+        best = self._search(found, width=None)
         return Allocation(self._instances(best), best.cost)
 
-    def _better(self, found: _Node, *, width: int | None) -> _Node:
-        """Return the best answer, `found` included. `width`: nodes kept per runtime; None = all."""
-        most = found.cost * (1 - _ROUNDING)
+    def _search(self, found: _Node, *, width: int | None) -> _Node:
+        """Return the best allocation, `found` included. `width`: nodes kept per runtime; None = all."""
+        most = found.cost * (1 - _TOLERANCE)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
             after = (node for before in front for node in self._counts(before, number, most=most))
-            front = _undominated(node for node in after if self._bound(node, number) <= most)
+            front = _drop_dominated(node for node in after if self._bound(node, number) <= most)
             if width is not None and len(front) > width:
                 bounds = sorted((self._bound(node, number), at) for at, node in enumerate(front))
                 front = [front[at] for _, at in bounds[:width]]
@@ -152,7 +152,7 @@ class _AllocationSearch:
         return node
 
     def _bound(self, node: _Node, number: int) -> float:
-        return node.cost + self._bounds[number + 1][self._spare - node.used]
+        return node.cost + self._lower_bounds[number + 1][self._spare - node.used]
 
     def _counts(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
         runtime, least, free = self._runtimes[number], self._least[number], self._spare - before.used
@@ -165,13 +165,13 @@ class _AllocationSearch:
         if is_last:
             yield node(free)
             return
-        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, then rise.
+        # With `enough` instances nothing is demoted. From there the bound is convex: it falls, then rises.
         enough = min(free + 1, max(0, -floor(-(before.demoted + runtime.requests) / runtime.capacity) - least))
         yield from map(node, range(enough))
         if enough > free or not runtime.latency.is_convex:
             yield from map(node, range(enough, free + 1))
             return
-        best = _lowest(lambda extra: self._bound(node(extra), number), enough, free)
+        best = _index_of_minimum(lambda extra: self._bound(node(extra), number), enough, free)
         yield node(best)
         for way in (range(best - 1, enough - 1, -1), range(best + 1, free + 1)):
             for extra in way if most < inf else ():
@@ -189,8 +189,8 @@ class _AllocationSearch:
         return tuple(least + extra for least, extra in zip(self._least, reversed(counts), strict=True))
 
 
-def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop nodes if another node with the same devices neither demotes nor costs more."""
+def _drop_dominated(nodes: Iterator[_Node]) -> list[_Node]:
+    """Drop nodes if another node with as many devices neither demotes nor costs more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -198,7 +198,7 @@ def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
     return kept
 
 
-def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
+def _index_of_minimum(value: Callable[[int], float], first: int, last: int) -> int:
     while first < last:
         middle = (first + last) // 2
         if value(middle) <= value(middle + 1):
@@ -208,8 +208,8 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
     return first
 
 
-def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """Return, per runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
+def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
+    """Return, by runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
@@ -218,7 +218,7 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
         for extra in range(spare + 1):
             cost, demoted = _step(runtime, least[number] + extra, 0.0, is_last=is_last)
             costs.append(cost + demoted * fastest)
-        start, slopes = _hull(costs)
+        start, slopes = _lower_convex_hull(costs)
         base += start
         savings = sorted([*savings, *slopes])[:spare]
         found.append(list(accumulate(savings, initial=base)))
@@ -226,8 +226,8 @@ def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int)
     return found[::-1]
 
 
-def _hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value of the lower convex hull over 0, 1, 2, ..., and its slopes."""
+def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the first value and the slopes of the hull."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

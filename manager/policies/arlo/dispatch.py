@@ -1,9 +1,9 @@
-"""Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) over a family's libraries.
+"""Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) for the libraries of a family.
 
-A level is a runtime with libraries; its head is its least loaded library. A call goes to its first level whose head is
-below a threshold, which falls from level to level because longer calls have no other level. If all are congested, the
-shortest level takes the call while its head can answer in time. Otherwise the call waits in the manager for the first
-library with capacity; in the paper, in the level's queue.
+A level is a runtime with libraries; its head is its least loaded library. A call is sent to the first level whose head
+has a load below a threshold. The threshold falls from level to level, to keep longer runtimes free for long calls. If
+all levels are congested, the shortest level gets the call if its head can answer in time. Otherwise the call waits in
+the manager for the first library with capacity. In the paper it waits in the level's queue.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from stoker.protocol.ids import LibraryId
 
 THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6  # Lambda, alpha and L of Algorithm 1 (§5)
 
-_MOST_COMPARED = 8  # Libraries examined per level
+_MOST_COMPARED = 8  # Maximum libraries examined per level
 
 Head = TypeVar("Head")
 
 
 def level_thresholds(*, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED) -> tuple[float, ...]:
-    """Return the threshold of each level that Algorithm 1 examines, first level first."""
+    """Return the load threshold of each level that Algorithm 1 examines, shortest level first."""
     return tuple(threshold * decay**peek for peek in range(peeked))
 
 
 def choose_head(
     heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]
 ) -> tuple[Head | None, bool]:  # fmt: skip
-    """Choose by Algorithm 1 the head that takes a call.
+    """Choose the head that gets a call, by Algorithm 1.
 
     Args:
-        heads: Outstanding calls, capacity and head of each level that can serve the call, first level first.
-        thresholds: Congestion from which each level demotes the call (`level_thresholds`).
+        heads: Open calls, capacity and head of each level that can serve the call, shortest level first.
+        thresholds: Load from which each level demotes the call (`level_thresholds`).
 
     Returns:
-        The head, or None without heads; True if all examined levels are congested, so that it is the first level's.
+        The head, or None without heads; True if all examined levels are congested, so that it is the first head.
     """
     first: Head | None = None
     for threshold, (load, capacity, head) in zip(thresholds, heads, strict=False):
@@ -53,7 +53,7 @@ def choose_head(
 
 
 class MultiLevelQueue(HottestFirst):
-    """Arlo's dispatch. `threshold`, `decay` and `peeked` are lambda, alpha and L of Algorithm 1."""
+    """Arlo's dispatch policy. `threshold`, `decay` and `peeked` are lambda, alpha and L of Algorithm 1."""
 
     asks_every_call = True
     honours = HottestFirst.honours | {"variants", "latency_s"}
@@ -68,7 +68,7 @@ class MultiLevelQueue(HottestFirst):
         self._thresholds = level_thresholds(threshold=threshold, decay=decay, peeked=peeked)
 
     def window(self, view: View, library: Library) -> int:
-        """Return the calls that the library answers in time; before the first run, its slots."""
+        """Return how many calls the library answers in time. Before the first run, return its slots."""
         context = library.context
         if not is_runtime(context):
             return super().window(view, library)
@@ -90,7 +90,7 @@ class MultiLevelQueue(HottestFirst):
         return library.id
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return the library's share of its runtime's waiting calls that it answers in time."""
+        """Return the library's share of its runtime's waiting calls, up to what it answers in time."""
         context = library.context
         if not is_runtime(context) or context.queue.gangs:
             return super().pull(view, library)
@@ -118,12 +118,12 @@ class MultiLevelQueue(HottestFirst):
         return is_peeked and library.load < self._thresholds[distance] * self._times.capacity(library.context)
 
     def _head(self, view: View, context: Context, call: Call) -> Library | None:
-        free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _may(view, x, call)]
+        free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _can_run(view, x, call)]
         if free:
             return min(free, key=lambda library: library.load)
         busy = islice(context.index.least_loaded(), _MOST_COMPARED)
-        return next((library for library in busy if _may(view, library, call)), None)
+        return next((library for library in busy if _can_run(view, library, call)), None)
 
 
-def _may(view: View, library: Library, call: Call) -> bool:
+def _can_run(view: View, library: Library, call: Call) -> bool:
     return library.admits(call) and call_fits(view, library, call)

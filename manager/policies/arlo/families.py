@@ -1,7 +1,8 @@
-"""A family's runtimes by length, their run times, and their arriving calls.
+"""Track the runtimes of a family by length, their run times, and the arrivals of their calls.
 
-A runtime is a context that calls list with others (`Context.lists`), or that declares its longest input. Its mean run
-time is its profile (§3.1). An unmeasured runtime is scaled by length from the nearest measured one.
+A context is a runtime if calls list it with other contexts (`Context.lists`), or if it declares its longest input. The
+mean run time of a runtime is its profile (§3.1). The time of an unmeasured runtime is estimated by length from the
+nearest measured one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import pairwise
 from stoker.manager.core.nouns import Call, Context
 from stoker.manager.policies.arlo.allocation import LatencyTable, RuntimeDemand
 
-UNMEASURED = 8  # Calls that the longest runtime is assumed to answer within the objective before any runtime has run
+UNMEASURED = 8  # Before any run: calls that the longest runtime is assumed to answer within the latency objective
 _PIECES = 12
 
 
@@ -27,12 +28,12 @@ def runtimes_of(context: Context) -> tuple[Context, ...]:
         others[shorter.recipe.key] = shorter
         others.update(shorter.lists)
     others[context.recipe.key] = context
-    # Without a declared length, the more contexts a runtime lists, the shorter it is.
+    # Without declared lengths, a runtime that lists more contexts is shorter.
     return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
 
 
 def length_shares(family: Sequence[Context]) -> list[float]:
-    """Return the share of the calls for each runtime if all lengths are equally likely."""
+    """Return the share of calls for each runtime if all input lengths are equally likely."""
     lengths = [context.recipe.longest_input for context in family]
     if not all(lengths):
         return [1 / len(family)] * len(family)
@@ -44,7 +45,7 @@ class RuntimeTimes:
 
     def __init__(self, *, latency_s: float) -> None:
         self._usual_s = latency_s
-        self._wanted_s: dict[str, float] = {}  # The latency that the last call of a family wanted, by recipe key
+        self._wanted_s: dict[str, float] = {}  # By recipe key: latency objective of the family's last call
 
     def note(self, call: Call) -> None:
         context, wanted_s = call.group.context, call.group.options.objective.latency_s
@@ -60,18 +61,18 @@ class RuntimeTimes:
         family = runtimes_of(context)
         measured = [each for each in family if each.run_s > 0]
         if not measured:
-            return _in_proportion(self.objective_s(context) / UNMEASURED, context, family[-1])
+            return _scale_by_length(self.objective_s(context) / UNMEASURED, context, family[-1])
         nearest = min(measured, key=lambda each: abs(each.recipe.longest_input - context.recipe.longest_input))
-        return _in_proportion(nearest.run_s / nearest.slots, context, nearest)
+        return _scale_by_length(nearest.run_s / nearest.slots, context, nearest)
 
     def capacity(self, context: Context) -> int:
-        """Return how many calls an instance answers within the objective (M_i)."""
+        """Return how many calls an instance answers within the latency objective (M_i)."""
         return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
 
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
-        """Return a runtime's calls and capacity within one latency objective.
+        """Return the calls and the capacity of a runtime within one latency objective.
 
-        A call above the longest runtime's capacity (equations 3 and 5) costs a whole objective more (§3.3).
+        A call beyond the longest runtime's capacity (equations 3 and 5) costs one more latency objective (§3.3).
         """
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
@@ -81,13 +82,13 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Calls of the last `over_s` seconds by ideal runtime. Dispatch writes, residency reads."""
+    """Calls of the last `over_s` seconds, by shortest runtime. Dispatch counts calls; residency reads the counts."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s
         self._pieces: deque[tuple[float, dict[str, int]]] = deque()
-        """The start of each bucket, and its calls by recipe key."""
-        self._came_at: dict[str, tuple[float, float]] = {}  # When the first and the last call of each context arrived
+        """Start time of each bucket, and its number of calls by recipe key."""
+        self._came_at: dict[str, tuple[float, float]] = {}  # Times of the first and the last call of each context
 
     def came(self, context: Context, now: float) -> None:
         pieces, key = self._pieces, context.recipe.key
@@ -111,6 +112,6 @@ class ArrivalCounts:
         return any(self._came_at.get(context.recipe.key, (0.0, -2.0))[1] > since for context in family)
 
 
-def _in_proportion(seconds: float, context: Context, known: Context) -> float:
+def _scale_by_length(seconds: float, context: Context, known: Context) -> float:
     mine, its = context.recipe.longest_input, known.recipe.longest_input
     return seconds * mine / its if mine and its else seconds

@@ -1,7 +1,7 @@
-"""Target tracking on the tail latency, as Arlo scales (§4).
+"""Scale the number of blocks by the tail latency (target tracking), as Arlo does (§4).
 
-Request a block when the 98th percentile of recent latencies reaches 95 % of the objective. Release the least busy block
-when it stayed below 50 % for a minute. Otherwise the base policy decides.
+Request a block if the 98th percentile of recent latencies is at least 95 % of the objective. Release the least busy
+block if the percentile of the last minute is below 50 %. Otherwise the base policy decides.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from stoker.manager.policies.arlo.families import is_runtime
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
-_ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the objective
-_CALM_S = 60.0  # Seconds below `_RELEASE_BELOW` before a block is released
-_RECENT_S = 10.0  # Latencies of this many seconds are recent
-_FEW = 20  # Fewer recent calls request no block: the first calls may have waited for a load
+_ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the latency objective
+_RELEASE_WINDOW_S = 60.0  # Seconds over which the percentile must be below `_RELEASE_BELOW`
+_RECENT_S = 10.0  # Latencies of the last 10 s count as recent
+_LEAST_CALLS = 20  # With fewer recent calls no block is requested, because the first calls may have waited for a load
 
 
 class TrackLatency(Quiet):
@@ -28,17 +28,17 @@ class TrackLatency(Quiet):
     def __init__(self, base: Provisioning) -> None:
         self.base = base
         self._ends: deque[tuple[float, list[float]]] = deque()
-        """Time of a round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0  # No decision before this time, so that recent latencies show the last decision
-        self._look_at = 0.0  # When to consider releasing a block next
+        """Time of each round, and the latencies of its calls as shares of the objective."""
+        self._not_before = 0.0  # Time of the next decision; by then recent latencies show the effect of the last one
+        self._look_at = 0.0  # Time at which a release is considered next
 
     def demand(self, view: View) -> Sequence[Action]:
-        return tuple(self._but_for_more(view, self.base.demand(view)))
+        return tuple(self._without_extra_blocks(view, self.base.demand(view)))
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        return self._but_for_more(view, self.base.timer(view, key))
+        return self._without_extra_blocks(view, self.base.timer(view, key))
 
-    def _but_for_more(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
+    def _without_extra_blocks(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
         tracked = bool(view.waiting_contexts) and all(map(is_runtime, view.waiting_contexts.values()))
         for action in plan:
             if tracked and isinstance(action, WantBlocks) and view.sources[action.source].devices:
@@ -55,18 +55,18 @@ class TrackLatency(Quiet):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         if changes.latency_shares:
             self._ends.append((view.now, changes.latency_shares))
-        while self._ends and self._ends[0][0] < view.now - _CALM_S:
+        while self._ends and self._ends[0][0] < view.now - _RELEASE_WINDOW_S:
             self._ends.popleft()
         if view.now < self._not_before:
             return ()
         recent = self._shares(view.now - _RECENT_S)
-        if len(recent) >= _FEW and _percentile(recent) >= _ADD_AT:
-            return self._more(view)
+        if len(recent) >= _LEAST_CALLS and _percentile(recent) >= _ADD_AT:
+            return self._request_block(view)
         if view.now >= self._look_at:
-            self._look_at = view.now + _CALM_S
-            lately = self._shares(view.now - _CALM_S)
+            self._look_at = view.now + _RELEASE_WINDOW_S
+            lately = self._shares(view.now - _RELEASE_WINDOW_S)
             if lately and _percentile(lately) < _RELEASE_BELOW:
-                return self._fewer(view, _percentile(lately))
+                return self._release_block(view, _percentile(lately))
         return ()
 
     def rests(self, view: View) -> bool:
@@ -75,20 +75,20 @@ class TrackLatency(Quiet):
     def _shares(self, since: float) -> list[float]:
         return [share for at, some in self._ends if at >= since for share in some]
 
-    def _more(self, view: View) -> Sequence[Action]:
+    def _request_block(self, view: View) -> Sequence[Action]:
         able = [source for source in view.sources.values() if source.room > 0 and not source.stopped]
         if not able or any(source.coming for source in view.sources.values()):
             return ()
         self._not_before = view.now + 2 * _RECENT_S
         return (WantBlocks(able[0].source.name, 1),)
 
-    def _fewer(self, view: View, recent: float) -> Sequence[Action]:
+    def _release_block(self, view: View, recent: float) -> Sequence[Action]:
         spare = [
             source.blocks[id]
             for source in view.sources.values()
             if len(source.staying) > max(1, source.source.least) and not source.coming
             for id in source.staying
-            if not _has_a_last_one(view, source.blocks[id])
+            if not _has_only_longest_library(view, source.blocks[id])
         ]
         if not spare:
             return ()
@@ -98,7 +98,7 @@ class TrackLatency(Quiet):
             return sum(library.load for id in block.pilots for library in view.pilots[id].libraries.values())
 
         chosen = min(spare, key=lambda block: (load(block), -block.since))
-        return (ReleaseBlock(chosen.id, f"98 of 100 calls end within {recent:.0%} of the time that they have"),)
+        return (ReleaseBlock(chosen.id, f"98 % of the calls end within {recent:.0%} of their latency objective"),)
 
 
 def _percentile(shares: list[float]) -> float:
@@ -106,8 +106,7 @@ def _percentile(shares: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]
 
 
-def _has_a_last_one(view: View, block: Block) -> bool:
-    """True if a block has the only library that can serve every call of a family."""
+def _has_only_longest_library(view: View, block: Block) -> bool:
     for id in block.pilots:
         for library in view.pilots[id].libraries.values():
             context = library.context

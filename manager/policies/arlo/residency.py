@@ -1,13 +1,13 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
-Every `period_s` (120 s, §5) `allocation` assigns a family's devices to its runtimes, by the lengths of recent calls.
-Free devices get missing runtimes, or the longest (§4). Surplus libraries are replaced one by one, least busy first,
-with at most a tenth of the devices out of service. A device holds one runtime of a family (§3.3: co-location
-interferes).
+Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of recent
+calls. A free device gets a missing runtime, or the longest one (§4). Surplus libraries are replaced one by one, least
+busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because
+co-located runtimes interfere (§3.3).
 
-A family is new for its first period. It is allocated at its first call, as if all lengths were equally likely and kept
-the devices busy; again when a call adds a runtime; and after 1 s, then at doubling intervals of up to 10 s, by the
-calls that came, where waiting calls count twice. Its replacements have no limit.
+A family is *new* during its first period. At its first call it is allocated as if all lengths were equally likely and
+the devices busy. A new family is allocated again when a call adds a runtime, and after 1 s, then at intervals that
+double up to 10 s, by the calls that arrived; waiting calls count twice. The replacements of a new family have no limit.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
 _FIRST_PERIOD_S = 1.0
-_NEW_SHARE = 1 / 12  # Longest time between two plans of a new family, as a share of the period: 10 s
-_ASSUMED = 8  # Calls of equally likely lengths that count, in a new family, as if they had come
+_NEW_SHARE = 1 / 12  # Maximum seconds between two plans of a new family, as a share of the period: 10 s
+_ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely lengths is added to the arrivals
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Libraries of each runtime by recipe key, on `devices` devices; renewed at `due_at`.
+    """Libraries of each runtime by recipe key, for `devices` devices. The plan is renewed at `due_at`.
 
-    `new_until`: end of the family's first period.
+    `new_until`: time at which the first period of the family ends.
     """
 
     wanted: dict[str, int]
@@ -45,15 +45,15 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """Residency as in Arlo.
+    """Arlo's residency policy.
 
-    `out_of_service`: share of a family's devices that may lack a ready library during replacements, at least one. It
-    does not limit a new family.
+    `out_of_service`: share of a family's devices, at least one, that may lack a ready library during replacements. A
+    new family has no limit.
     """
 
     period_s = _STEP_S
     lets_sleep = False
-    honours = frozenset()  # No limits of contexts: the allocation decides how many libraries each runtime has
+    honours = frozenset()  # Empty, because the allocation decides how many libraries each runtime has
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
@@ -82,7 +82,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the default's minimum; a runtime of unknown size counts as the largest of its family."""
+        """Return the default minimum. A runtime of unknown size counts as the largest of its family."""
         if known_bytes(context, device.facts):
             return super().minimum(context, device)
         return self._of_family(context, device) or super().minimum(context, device)
@@ -127,7 +127,7 @@ class AllocateRuntimes(LoadWhereWanted):
         most_s = self._plan_every_s * (_NEW_SHARE if is_new else 1.0)
         next_s = min(most_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
         demands = self._demands(able, family, view.now, devices=devices, is_new=is_new)
-        counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
+        counts = zip(able, _allocate_scaled_requests(devices, demands), strict=True)
         wanted = {context.recipe.key: 0 for context in family} | {each.recipe.key: count for each, count in counts}
         self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s, new_until)
         return self._plans[key]
@@ -140,14 +140,14 @@ class AllocateRuntimes(LoadWhereWanted):
         per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
         if is_new:
             for context, share in zip(able, length_shares(able), strict=True):
-                calls[context] += _ASSUMED * share
+                calls[context] += _ASSUMED_CALLS * share
         if seconds < _FIRST_PERIOD_S:
-            # The rate is unknown yet: with a small one, all allocations would seem equally good.
+            # The rate is not known yet. With a low rate all allocations would seem equally good.
             per_s = max(per_s, devices / sum(count * self._times.request_s(each) for each, count in calls.items()))
         return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """True if a plan is old and calls arrived, devices are gone, or runtimes are new or cannot be loaded.
+        """True if a plan is old and calls arrived, devices left, or runtimes are new or cannot be loaded.
 
         New devices get the longest runtime until the next period (§4).
         """
@@ -158,9 +158,9 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Return the calls of the last period, of this runtime and of shorter ones that were given up.
+        """Return the recent calls of this runtime, and of shorter runtimes that cannot be loaded.
 
-        With `waiting`, calls in the queue count once more.
+        `waiting`: count calls in the queue twice.
         """
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
@@ -189,15 +189,15 @@ class AllocateRuntimes(LoadWhereWanted):
         out = sum(not _has_ready(device, mine) for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
-        for victim in self._too_many(family, plan)[: max(0, most - out)]:
+        for victim in self._surplus_libraries(family, plan)[: max(0, most - out)]:
             if not missing:
                 return
             load = self.replacement_load(missing[-1], [victim])
             if load:
-                yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device by the lengths of the calls")
+                yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device because of call lengths")
                 yield from load
 
-    def _too_many(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:
+    def _surplus_libraries(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:
         found: list[Library] = []
         for context in family:
             usable = _usable(context)
@@ -207,8 +207,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return sorted(found, key=lambda library: (library.load, library.id))
 
 
-def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
-    """Allocate devices; scale the requests down until they fit."""
+def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
     while True:
         try:
             return allocate(devices, demands).instances
@@ -218,10 +217,10 @@ def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return a runtime for each missing library; the longest is last, and so loaded first.
+    """Return a runtime for each missing library. The longest runtime, loaded first, is last.
 
-    After a failed load a runtime is probed, one load at a time. A runtime that was given up, or that a pilot could not
-    hold, is tried once a plan, and for each waiting call.
+    After a failed load a runtime is probed with one load at a time. If loads of a runtime keep failing, the runtime is
+    tried once per plan, and for each waiting call.
     """
     found: list[Context] = []
     for context in family:

@@ -1,4 +1,4 @@
-"""PromptTuner's Workload Scheduler (§4.4) at the seams.
+"""PromptTuner's Workload Scheduler (§4.4), as dispatch and residency policies.
 
 | file | content |
 |---|---|
@@ -6,7 +6,7 @@
 | `pools` | the warm pools, and which jobs start (§4.4.1) |
 | `residency` | which devices are warmed and which replicas unloaded (§4.4.2) |
 
-The functions below `prompt_tuner` are its ablations (§6.3). Scenarios name them as
+The functions below `prompt_tuner` are the ablations of the paper (§6.3). A scenario names an ablation as
 `"stoker.manager.policies.prompt_tuner:without_delay"`.
 """
 
@@ -28,16 +28,16 @@ def prompt_tuner(
     early: bool = False,
     learn: bool = True,
 ) -> Policies:
-    """Give jobs with deadlines as many warm devices as they need.
+    """Give each job with a deadline as many warm devices as it needs.
 
     Args:
-        provisioning: replaces the default provisioning.
+        provisioning: replaces the default provisioning policy.
         window_s: seconds for which an unused replica stays warm.
-        delay: jobs may wait for devices that others return in time.
+        delay: jobs may wait for devices that running jobs free in time.
         together: allocate all devices of a job at once.
         reuse: a library serves several jobs.
-        early: unload idle replicas at once for a late job of another model.
-        learn: expect the largest share of items that earlier jobs processed, not all.
+        early: unload idle replicas immediately for a late job of another model.
+        learn: expect the largest share of items that earlier jobs processed; else expect all items.
     """
     states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
     return Policies(
@@ -52,7 +52,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Disable the warm allocator: each replica of a job takes a device alone and waits for the others."""
+    """Disable the warm allocator: each replica of a job gets a device alone and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

@@ -1,11 +1,11 @@
-"""The warm pools (PromptTuner §4.4), and dispatch from them (§4.4.1).
+"""The warm pools (PromptTuner §4.4), and dispatch from the pools (§4.4.1).
 
-Dispatch and residency share the pools. A context has a pool once a call has a deadline or is a gang. While such calls
-wait, the pool's queue has all waiting calls of the context, and rounds decide. Otherwise the default policy decides.
+Dispatch and residency share the pools. A context gets a pool when one of its calls has a deadline or is a gang. While
+such calls wait, rounds decide about all waiting calls of the context. Otherwise the default policy decides.
 
-Every 50 ms dispatch chooses the jobs that start, and their numbers of replicas. A gang is sent to all its libraries at
-once. Without `together` (§6.3's ablation of the warm allocator) each replica of a job takes an idle device and waits
-for the others. Once all replicas are held and none is loading, the late job with the nearest deadline begins.
+Every 50 ms dispatch chooses the jobs that start and their numbers of replicas. A gang is sent to all its libraries
+together. Without `together` (an ablation, §6.3) each replica of a job takes an idle device and waits for the others. If
+all replicas are held and none is loading, the late job with the nearest deadline starts.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.units import show_seconds
 
 ROUND_S = 0.05  # §5.3
-REFRESH_S = 0.25  # Seconds after which a round runs without a change
+REFRESH_S = 0.25  # Seconds after which a round runs even if nothing changed
 
-MOST_REPLICAS = 128  # The most replicas for which run times are predicted
-Place = tuple[PilotId, tuple[DeviceId, ...]]  # Where a replica is loading
-_REMEMBERED = 10_000
-_CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot are given up
-_DRIFT = 0.01
-_JOBS_PER_S = 10_000  # Jobs predicted again per second after measurements have changed by more than `_DRIFT`
+MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
+Place = tuple[PilotId, tuple[DeviceId, ...]]  # Pilot and devices on which a replica loads
+_MOST_REMEMBERED = 10_000
+_CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost
+_RATE_TOLERANCE = 0.01
+_JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements changed by more than `_RATE_TOLERANCE`
 
 
 def in_rounds(call: Call) -> bool:
-    """True if rounds decide about a call: it has a deadline or may be a gang."""
+    """True if rounds decide about a call, because it has a deadline or may be a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
@@ -60,7 +60,7 @@ def in_rounds(call: Call) -> bool:
 class OrderedReplicas:
     promise: Promise
     places: list[Place]
-    lost: list[Place] = field(default_factory=list)  # Places from which no replica will come
+    lost: list[Place] = field(default_factory=list)  # Places whose replicas were lost
     loading: set[LibraryId] = field(default_factory=set)
 
 
@@ -69,24 +69,24 @@ class PoolState:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
-        self.asked = 0  # Jobs in line about which rounds decide
-        self.others: set[int] = set()  # Calls in line about which the default policy decides once no job is in line
+        self.asked = 0  # Queued jobs about which rounds decide
+        self.others: set[int] = set()  # Queued calls about which the default policy decides once no job is queued
         self.promises: dict[int, OrderedReplicas] = {}
-        self.held: dict[int, int] = {}  # Idle replicas that each job holds until it has enough (an ablation)
-        self.wanted: dict[int, int] = {}  # Replicas that each job wanted while it could be in time
+        self.held: dict[int, int] = {}  # Idle replicas that each job holds until it has enough (ablation)
+        self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
         self.idle_since: dict[LibraryId, float] = {}
-        self.allot_due = self.walk_due = True  # True if something changed since dispatch, or residency, decided
-        self.left_over = False  # True if the last job has left and calls without rounds may wait
-        self.short = False  # True if a job waits, and no devices can come in time to meet its deadline
-        # When a job began to have too few replicas to run, and its id. The smallest pair is first in line for devices.
+        self.allot_due = self.walk_due = True  # True if something changed since the last decision
+        self.left_over = False  # True if the last job has started and other calls may still wait
+        self.short = False  # True if a job waits for which no devices become free before its deadline
+        # Time since which a job has too few replicas to run, and its id. The smallest pair gets devices first.
         self.lacks: tuple[float, int] = (math.inf, 0)
         self.looked_at = -math.inf
-        self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds per unit of work, and fixed seconds
-        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Times of jobs that have not begun
-        self._falls = True  # True if no run takes longer on more replicas, from two on
-        self._known: tuple[object, ...] = ()  # The measurements that the rates come from
+        self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds per unit of work, fixed seconds
+        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Run times of jobs not yet started
+        self._falls = True  # True if, from 2 replicas on, no run takes longer on more replicas
+        self._known: tuple[object, ...] = ()  # Measurements from which the rates were computed
         self._rated_at = -math.inf
-        self._ends: dict[int, tuple[object, float, Call]] = {}  # Per running call: its last report and expected end
+        self._ends: dict[int, tuple[object, float, Call]] = {}  # By running call: last report and expected end
 
     @property
     def active(self) -> bool:
@@ -105,7 +105,7 @@ class PoolState:
 
     # ---- jobs
     def rate(self, now: float) -> bool:
-        """Predict rates again if measurements changed. Return True if they differ."""
+        """Compute the rates again if measurements changed. Return True if the new rates differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -114,7 +114,7 @@ class PoolState:
         same, self._known = parts == (self._known[0] if self._known else ()), known
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
         if same and all(
-            a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])
+            a == b or (abs(a[0] - b[0]) <= _RATE_TOLERANCE * b[0] < math.inf and a[1] == b[1])
             for a, b in zip(fresh, self._rates, strict=True)
         ):
             return False
@@ -134,13 +134,13 @@ class PoolState:
             if call.spec.progress:
                 report = view.reports.get(call.id)
                 done = report.done / features.items if report is not None and features and features.items else 0.0
-                run_s = self._work_out(features, least, most, done=done)
+                run_s = self._run_times_s(features, least, most, done=done)
             else:
                 known = features, least, most
                 if known not in self._times:
-                    if len(self._times) >= _REMEMBERED:
+                    if len(self._times) >= _MOST_REMEMBERED:
                         self._times.clear()
-                    self._times[known] = self._work_out(*known)
+                    self._times[known] = self._run_times_s(*known)
                 run_s = self._times[known]
             return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
@@ -149,10 +149,10 @@ class PoolState:
         run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
         return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
 
-    def _work_out(
+    def _run_times_s(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
-        """Return a job's seconds on 1, 2, ... replicas. `done`: its finished share, if it has begun."""
+        """Return the seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if done is None and features is not None and features.before_items_s(1):
@@ -210,7 +210,7 @@ class PoolState:
         at, before_s, done = call.sent_at, features.before_items_s(size) if features is not None else 0.0, 0.0
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
-            before_s = -paces.meet_s if size > 1 else 0.0  # its ranks have met
+            before_s = -paces.meet_s if size > 1 else 0.0  # the ranks have already connected
         left = paces.share_left(features, done / max(1, items), learn=self._learn)
         seconds = paces.bound_s(size, work_of(features) * left)
         return at + before_s + seconds if seconds is not None else math.inf
@@ -224,7 +224,7 @@ class PoolStates:
     def __init__(self, *, learn: bool = True) -> None:
         self.all: dict[str, PoolState] = {}
         self._learn = learn
-        self._of: dict[int, PoolState] = {}  # The pool of each waiting job
+        self._of: dict[int, PoolState] = {}  # By waiting job: its pool
         self._cut: dict[PilotId, float] = {}
         self._new = True
 
@@ -283,7 +283,7 @@ class PoolStates:
         for state in self.all.values():
             if context is None or state.context is context:
                 state.mark_changed()
-            state.walk_due = True  # devices may be free now
+            state.walk_due = True  # devices may have become free
 
     def _open(self, view: View, context: Context) -> None:
         calls = list(context.queue)
@@ -355,7 +355,7 @@ class PoolStates:
 
 # ---- dispatch
 class AllotInRounds(HottestFirst):
-    """Algorithm 1 for contexts with jobs in line, the default for others."""
+    """Dispatch by Algorithm 1 for contexts with queued jobs, else by the default policy."""
 
     period_s = ROUND_S
     by_deadline = False
@@ -392,7 +392,7 @@ class AllotInRounds(HottestFirst):
         for state in self.states.all.values():
             if state.left_over:
                 state.left_over = False
-                plan += _default_way(state)
+                plan += _send_other_calls(state)
             if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
                 state.allot_due, state.looked_at = False, view.now
                 plan += self._allot(view, state)
@@ -410,7 +410,7 @@ class AllotInRounds(HottestFirst):
         def take(job: PoolJob, count: int) -> bool:
             if any(job is other for other, _ in starts):
                 return False
-            members = _members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
+            members = _choose_members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
             if len(members) < count:
                 return False
             starts.append((job, members))
@@ -419,7 +419,7 @@ class AllotInRounds(HottestFirst):
             return True
 
         if not self.together:
-            _grab(state, idle=len(free), now=view.now)
+            _hold_idle_replicas(state, idle=len(free), now=view.now)
             for job, count in _late_holders(state, idle=len(free), now=view.now):
                 if take(job, count):
                     del state.held[job.id]
@@ -427,21 +427,21 @@ class AllotInRounds(HottestFirst):
         plan: list[Action] = []
         for job, members in starts:
             self.states.forget(job.id)
-            plan += _start(view, job, members)
+            plan += _send_or_drop(view, job, members)
         for id, ordered in tuple(state.promises.items()):
-            if ordered.promise.here >= ordered.promise.replicas:  # all its replicas are here but no longer suffice
+            if ordered.promise.here >= ordered.promise.replicas:  # all replicas are loaded but no longer suffice
                 del state.promises[id]
                 state.mark_changed()
         return plan
 
 
-def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """Send a call with its forecast, or drop it if it is late and its user wants that."""
+def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
+    """Send a call with its forecast. Drop a late call that has `late="drop"`."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
         takes, left = show_seconds(job.run_s[-1]), show_seconds(max(0.0, job.deadline_at - view.now))
-        return [Drop(id, f"on all its possible devices it takes {takes}, but its deadline is in {left}")]
+        return [Drop(id, f"even on all its possible devices it takes {takes}, but its deadline is in {left}")]
     gang = options.gang[1] > 1
     plan: list[Action] = [SendGang(id, ids) if gang else Send(id, ids[0])]
     ends_at = view.now + job.run_s[len(ids) - 1]
@@ -450,8 +450,8 @@ def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
     return plan
 
 
-def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
-    """Return up to `count` free libraries where the call could finish, on as few pilots as possible."""
+def _choose_members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
+    """Return up to `count` free libraries with time for the call, on few pilots."""
     able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
@@ -459,22 +459,21 @@ def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: 
     return able[:count]
 
 
-def _default_way(state: PoolState) -> list[Action]:
+def _send_other_calls(state: PoolState) -> list[Action]:
     free = state.free()
     calls = state.context.queue.first(len(free), looks=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
     return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
 
 
-def _grab(state: PoolState, *, idle: int, now: float) -> None:
-    """Ablation: give idle replicas one by one to jobs, nearest deadline first."""
+def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
     state.line.advance(now)
     free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
     waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
     line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
     state.wanted = {id: state.line.need(id) or state.wanted[id] for id in line}
     before, state.held = state.held, {}
-    for wants in (before, state.wanted):  # no job takes a replica that another job holds
+    for wants in (before, state.wanted):  # no job takes a replica that another job already holds
         for id in line:
             has = state.held.get(id, 0)
             more = min(free, min(wants.get(id, 0), state.wanted[id]) - has)
@@ -484,8 +483,9 @@ def _grab(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that begin on the replicas that they hold. If none holds enough and no replica can come, the
-    first takes more.
+    """Return late jobs that can start on the replicas that they hold.
+
+    If no job holds enough and no replica will arrive, the first job takes more replicas.
     """
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]

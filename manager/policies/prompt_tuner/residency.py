@@ -1,12 +1,13 @@
 """PromptTuner's residency (§4.4.2): every 50 ms, warm devices for jobs and release unused devices.
 
 A walk through all queues (Algorithm 2) finds the jobs that need more replicas than their pools will have in time. These
-replicas are loaded on *cold* (empty) devices and belong to their job until it starts. Lost replicas are ordered again
-while their job can be in time. A replica that is unused for `window_s` is unloaded, unless a job waits in its pool.
+replicas are loaded on *cold* (empty) devices and reserved for their job until it starts. A lost replica is ordered
+again while its job can meet its deadline. A replica that is unused for `window_s` is unloaded, unless a job of its
+context waits.
 
-Beyond the paper: late jobs get idle replicas, or the fewest that they can run on. Jobs without deadlines follow by the
-default rules. The context that has lacked replicas longest is first in line: after `patience_s` it may take idle
-replicas of other pools and share a device. Without this order two gangs would block each other.
+Additions to the paper: late jobs get idle replicas, or the fewest on which they can run. Jobs without deadlines follow,
+by the default rules. The context that has lacked replicas longest gets devices first. After `patience_s` it may take
+idle replicas of other pools, and share a device. Without this order two gangs would block each other.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from stoker.manager.policies.where_to_load import failures, is_probed, may_load,
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
-Replica = tuple[Device, ...]  # Devices of one pilot for one replica
+Replica = tuple[Device, ...]  # The devices of one replica, all in one pilot
 
 _Fits = Callable[[Context, Device], bool]
 
@@ -60,7 +61,7 @@ def cold_devices(view: View) -> list[Device]:
 
 
 class ColdDevices:
-    """Assigns each cold device at most once in a round. `fits`: True if a context fits a device."""
+    """Assigns each cold device at most once per round. `fits`: True if a context fits a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
@@ -68,10 +69,10 @@ class ColdDevices:
         self._cold = cold
         self._gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
-        self.taken: dict[int, list[Replica]] = {}  # Replicas by job
+        self.taken: dict[int, list[Replica]] = {}  # Replicas taken, by job
 
     def count(self, model: str, *, most: int) -> int:
-        """Count a model's replicas that could be warmed, up to `most`; 0 while its loads are probed."""
+        """Return how many replicas of a model could be warmed, up to `most`; 0 while it is probed."""
         return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
@@ -147,11 +148,11 @@ def why_dropped(view: View, fate: Fate) -> str:
 
 WINDOW_S = 60.0  # §6.3
 
-JOBS_PER_ROUND = 128  # Jobs examined in a round; further jobs follow in later rounds
+JOBS_PER_ROUND = 128  # Maximum jobs examined in a round; later rounds examine further jobs
 
 
 class WarmPools(Quiet):
-    """Algorithm 2 for contexts with jobs in line, the default for others."""
+    """Residency by Algorithm 2 for contexts with queued jobs, else by the default policy."""
 
     period_s = ROUND_S
 
@@ -167,15 +168,15 @@ class WarmPools(Quiet):
     ) -> None:
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
-        """Decides for contexts without a pool, and how a context is loaded."""
+        """The default policy. This policy decides for contexts without a pool, and how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
         self._walk = Walk(delay=delay)
         self._again_at = math.inf
         self._reclaim_at = math.inf
-        self._cold: list[Device] | None = None  # Cold devices, until libraries or pilots change
-        self._first: dict[str, PoolJob] = {}  # Per pool, the first job for which this walk found no devices in time
+        self._cold: list[Device] | None = None  # Cold devices; None after libraries or pilots changed
+        self._first: dict[str, PoolJob] = {}  # By pool: first job for which this walk found no devices in time
 
     @property
     def provisioning(self) -> Provisioning:
@@ -184,7 +185,7 @@ class WarmPools(Quiet):
     # ---- between rounds
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan; only unloads or a failure if rounds decide about the context."""
+        """Return the default plan; if rounds decide about the context, only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -192,7 +193,7 @@ class WarmPools(Quiet):
         if state is None or not state.active:
             if head is None or not in_rounds(head):
                 return self.default.wanted(view, context)
-            # The next round opens its pool.
+            # The next round creates the pool of the context.
             return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
         state.walk_due = True
         plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
@@ -226,7 +227,7 @@ class WarmPools(Quiet):
             if not self._walk.under_way:
                 plan += self._begin(view, cold)
             if self._walk.under_way:
-                plan += self._go_on(view, cold)
+                plan += self._continue_walk(view, cold)
         if due or view.now >= self._reclaim_at:
             plan += self._reclaim(view)
         return plan
@@ -246,7 +247,7 @@ class WarmPools(Quiet):
         self._first = {}
         for key, state in self.states.all.items():
             state.walk_due = state.short = False
-            plan += self._order_again(view, state, cold)
+            plan += self._replace_lost_replicas(view, state, cold)
             pool = state.pool(now=view.now, idle=len(state.free(reuse=self.reuse)))
             running = [(call, ends_at) for call, ends_at in state.running() if in_rounds(call)]
             for call, ends_at in running:
@@ -259,7 +260,7 @@ class WarmPools(Quiet):
             self._walk.begin(pools, now=view.now)
         return plan
 
-    def _go_on(self, view: View, cold: ColdDevices) -> list[Action]:
+    def _continue_walk(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
         lines = {key: state.line for key, state in self.states.all.items()}
         for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
@@ -272,8 +273,8 @@ class WarmPools(Quiet):
             elif not fate.helped:
                 self._first.setdefault(fate.model, fate.job)
                 state.short = state.short or state.line.is_hopeful(fate.job.id)
-            plan += self._tell(view, state, fate)
-        return plan if self._walk.under_way else plan + self._without_help(view, cold)
+            plan += self._forecast_or_drop(view, state, fate)
+        return plan if self._walk.under_way else plan + self._serve_remaining_jobs(view, cold)
 
     def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
         key = RecipeKey(context.recipe.key)
@@ -283,8 +284,8 @@ class WarmPools(Quiet):
             for (pilot, ids), devices in zip(places, sets, strict=True)
         ], places
 
-    def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order a promise's lost replicas again if its job can be in time, else drop the promise."""
+    def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
+        """Order lost replicas again if their job can meet its deadline; else drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -305,21 +306,21 @@ class WarmPools(Quiet):
 
     # ---- jobs that need a later decision
 
-    def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
+    def _serve_remaining_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
-                too_few = job is not None and self._alive(view, state, most=job.least) < job.least
+                too_few = job is not None and self._count_alive(view, state, most=job.least) < job.least
                 state.lacks = (view.now, job.id) if job is not None and too_few else (math.inf, 0)
         plan: list[Action] = []
         for lacks, id, key in sorted((self.states.all[key].lacks, job.id, key) for key, job in self._first.items()):
             state = self.states.all[key]
             job = state.line.jobs.get(id)
-            if job is None:  # the job left after the walk examined it
+            if job is None:  # the job started or ended after the walk examined it
                 continue
-            wants, alive = self._wants(view, state, job), self._alive(view, state, most=job.least)
+            wants, alive = self._wanted_replicas(view, state, job), self._count_alive(view, state, most=job.least)
             found = cold.pick(key, wants)
-            found += self._beside_others(view, state, wants - len(found), cold)
+            found += self._shared_devices(view, state, wants - len(found), cold)
             plan += self._load(state.context, found)[0]
             if state.short or len(found) < wants:
                 plan += self._evict_for(view, state)
@@ -329,16 +330,16 @@ class WarmPools(Quiet):
                 break
         return plan
 
-    def _wants(self, view: View, state: PoolState, job: PoolJob) -> int:
+    def _wanted_replicas(self, view: View, state: PoolState, job: PoolJob) -> int:
         context, line = state.context, state.line
         if not is_probed(context) and (line.late or line.hopeful):
-            return max(0, job.least - self._alive(view, state, most=job.least))
+            return max(0, job.least - self._count_alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
         if is_probed(context):
             return probes(alive)
         return self.default.worth_loading(context, alive)
 
-    def _alive(self, view: View, state: PoolState, *, most: int) -> int:
+    def _count_alive(self, view: View, state: PoolState, *, most: int) -> int:
         alive = (
             library
             for library in state.context.libraries.values()
@@ -347,7 +348,7 @@ class WarmPools(Quiet):
         )
         return sum(1 for _ in islice(alive, most))
 
-    def _beside_others(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
+    def _shared_devices(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
@@ -366,7 +367,7 @@ class WarmPools(Quiet):
             if pilot.state is not PilotState.HERE:
                 continue
             able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=True))
-            ways = {device: way for device in able if (way := self._cleared(view, context, device))}
+            ways = {device: way for device in able if (way := self._libraries_to_unload(view, context, device))}
             ranked = sorted(ways, key=lambda device: ways[device][0])
             devices = next(device_sets(ranked, context.recipe.needs.devices), None)
             if devices is None:
@@ -377,8 +378,8 @@ class WarmPools(Quiet):
         chosen = {library.id: None for library in best[1]} if best is not None else {}
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
-    def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Return when a device was last used, and its libraries; None if one must stay."""
+    def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
+        """Return when a device was last used, and its libraries; None if a library must stay."""
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
@@ -388,7 +389,7 @@ class WarmPools(Quiet):
 
     # ---- forecasts
 
-    def _tell(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
+    def _forecast_or_drop(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
         job = fate.job
         if not fate.helped and job.deadline_at:
             begins_at = view.now if state.context.libraries else view.now + state.load_s
@@ -409,7 +410,7 @@ class WarmPools(Quiet):
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if state.line:  # a job that waits while replicas are idle needs more of them
+            if state.line:  # if a job waits although replicas are idle, it needs more replicas
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
@@ -425,12 +426,12 @@ class WarmPools(Quiet):
         found: list[tuple[float, LibraryId]] = []
         for other in self.states.all.values():
             if other is not state and not other.line.hopeful:
-                since = sorted((at, id) for id, at in other.idle_since.items() if self._could_hold(view, context, id))
+                since = sorted((at, id) for id, at in other.idle_since.items() if self._could_load(view, context, id))
                 found += since[: max(0, len(other.idle_since) - other.kept)]
         reason = f"idle, and a job of {context.recipe.name} would be late"
         return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
 
-    def _could_hold(self, view: View, context: Context, id: LibraryId) -> bool:
+    def _could_load(self, view: View, context: Context, id: LibraryId) -> bool:
         library = view.libraries.get(id)
         return library is not None and all(
             suits(context, device)
@@ -442,8 +443,8 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """True if a library may be unloaded for a context.
 
-        A pool's replica stays for `window_s`. It leaves earlier for calls of the default policy, and for a context that
-        has lacked replicas for `patience_s` and longer than the pool's jobs.
+        A replica of a pool stays for `window_s`. A replica may leave earlier for calls of the default policy, or for a
+        context that has lacked replicas for `patience_s` and longer than the pool's jobs.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

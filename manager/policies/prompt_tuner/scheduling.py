@@ -1,26 +1,28 @@
-"""Assign devices to jobs with deadlines by their run times: PromptTuner's Workload Scheduler (§4.4).
+"""Assign devices to jobs with deadlines by predicted run time: PromptTuner's Workload Scheduler (§4.4).
 
-Jobs of one model share its *warm pool*: devices with that model. All models share the *cold pool*: empty devices.
-`allot` (Algorithm 1) chooses the waiting jobs that start now, and how many idle warm replicas each gets. `Walk`
-(Algorithm 2, with DelaySchedulable) chooses the devices to warm for jobs. No device is warmed for a job that can wait
-for devices of running jobs.
+Jobs of one model share its *warm pool*: the devices with that model. All models share the *cold pool*: empty devices.
+`allot` (Algorithm 1) chooses the waiting jobs that start now, and the number of idle warm replicas of each job. `Walk`
+(Algorithm 2, with DelaySchedulable) chooses the devices to warm. No device is warmed for a job that can wait for
+devices of running jobs.
 
 Differences from the printed algorithms:
 
 - A deadline is a point in time. The paper's `T_slo` is a duration that does not shrink while a job waits.
-- Algorithm 1 adds devices while `A <= R`, up to R + 1. Here the limits are R and the job's maximum.
-- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on their fewest replicas.
-- Algorithm 2 loops while `T_slo < T_cold`, which ends at once or never. Here it adds devices while the deadline is
-  missed and cold devices are left.
-- Algorithm 2 writes durations (line 19) and reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). Their job owns them, and the idle devices that it needs, until it starts (`Promise`).
-- DelaySchedulable: `k` may be all devices of the pool, and all k devices are taken until the job ends.
-- Idle devices are used before cold devices are warmed. A delayed job keeps no reservation: each round makes new ones.
-- A model's first job measures run times: it gets its fewest replicas at once.
+- Algorithm 1 adds devices while `A <= R`, up to R + 1. Here R and the maximum of the job are the limits.
+- Algorithm 1 never starts a job that can no longer meet its deadline. Here late jobs run last, on their fewest
+  replicas.
+- Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
+  missed and cold devices remain.
+- Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
+  T_cold + T(A). Loading devices, and the idle devices that a job needs, are reserved for it until it starts
+  (`Promise`).
+- In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
+- Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
+- The first job of a model measures run times, so it gets its fewest replicas immediately.
 
-A job's *need* is the least number of replicas that meets its deadline if it begins now. It only grows, so `JobQueue`
-keeps rows of jobs by need, ordered by deadline, and a heap of latest starts. `allot` reads the heads of rows; a walk
-continues where the last round stopped.
+The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. The need never falls.
+So `JobQueue` keeps one row of jobs per need, sorted by deadline, and a heap of latest start times. `allot` reads the
+heads of rows; a walk continues where the last round stopped.
 """
 
 from __future__ import annotations
@@ -35,20 +37,20 @@ from typing import Protocol
 import msgspec
 
 Key = tuple[int, float, int]
-"""Sort key of a job: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
+"""Sort key of a job: class (`HOPEFUL`, `LATE`, `REST`), deadline (for `REST` the negative priority), id."""
 
 HOPEFUL, LATE, REST = 0, 1, 2
-FRONT: Key = (-1, 0.0, 0)  # Before all jobs
+FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
 
-_EARLY_S = 1e-6  # Seconds before its latest start at which a job's need is checked, against rounding
-_FEW = 8  # Up to this many jobs are inserted one by one; for more the row is sorted
+_EARLY_S = 1e-6  # The need of a job is checked this many seconds before its latest start, because of rounding
+_FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jobs the row is sorted
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
     """A waiting job.
 
-    `run_s[a - 1]`: upper bound of its seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; such jobs run
-    last, by `priority`. `least`: fewest replicas allowed. `measures`: its run time is unknown.
+    `run_s[a - 1]`: upper bound of the seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; these jobs run
+    last, by `priority`. `least`: minimum replicas. `measures`: True if the run time is unknown.
     """
 
     id: int
@@ -59,7 +61,7 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
 
     def fewest(self, *, begins_at: float, most: int) -> int:
-        """Return the least number of replicas, up to `most`, that meets the deadline; 0 if no number does."""
+        """Return the fewest replicas, up to `most`, that meet the deadline; 0 if none do."""
         for count, seconds in enumerate(self.run_s[:most], start=1):
             if begins_at + seconds <= self.deadline_at:
                 return count
@@ -80,13 +82,13 @@ class JobQueue:
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
-        self.rows: dict[int, list[Key]] = {}  # Jobs that can meet their deadline, by need
+        self.rows: dict[int, list[Key]] = {}  # By need: jobs that can meet their deadline
         self.late: list[Key] = []
         self.rest: list[Key] = []  # Jobs without a deadline
         self._keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
-        self._due: dict[int, float] = {}  # When the need of each hopeful job may grow
-        self._turns: list[tuple[float, int]] = []  # The same times as a heap; entries that differ from `_due` are old
+        self._due: dict[int, float] = {}  # By hopeful job: time at which its need may grow
+        self._turns: list[tuple[float, int]] = []  # Heap of these times; entries that differ from `_due` are outdated
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -114,7 +116,7 @@ class JobQueue:
                     turns.append((at, id))
             self._keys[id], self._needs[id] = key, need
             fresh.setdefault(need, []).append(key)
-        if len(turns) <= _FEW:
+        if len(turns) <= _FEW_JOBS:
             for turn in turns:
                 heapq.heappush(self._turns, turn)
         else:
@@ -122,7 +124,7 @@ class JobQueue:
             heapq.heapify(self._turns)
         for need, keys in fresh.items():
             row = self._row(need)
-            if len(keys) <= _FEW:
+            if len(keys) <= _FEW_JOBS:
                 for key in keys:
                     insort(row, key)
             else:
@@ -137,7 +139,7 @@ class JobQueue:
         self._due.pop(id, None)
 
     def advance(self, now: float) -> bool:
-        """Update the needs of jobs whose latest start has passed. Return True if any needs more."""
+        """Update the needs of jobs whose latest start has passed. Return True if any need grew."""
         moved = False
         turns = self._turns
         while turns and turns[0][0] <= now:
@@ -165,14 +167,14 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """Return a job's need; 0 if late or without deadline."""
+        """Return the need of a job; 0 if the job is late or has no deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:
         return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
-        """Return the first job after the key `after` that needs at most `most` replicas and is not in `but`."""
+        """Return the first job after the key `after` that needs up to `most` replicas and is not in `but`."""
         found: Key | None = None
         for need, row in self.rows.items():
             if need > most:
@@ -195,8 +197,9 @@ class JobQueue:
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """Replicas that load for a job. `here`: those already loaded. `beside`: idle replicas kept for it. `free_at`: the
-    job's end.
+    """Replicas that load for a job.
+
+    `here`: replicas already loaded. `beside`: idle replicas reserved for the job. `free_at`: end of the job.
     """
 
     job: int
@@ -211,10 +214,10 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A model's pool in a round.
+    """The pool of a model in a round.
 
-    `idle`: warm unused replicas. `busy`: when each other replica is free. `cold_s`: seconds to warm a replica. `held`:
-    idle replicas that each job holds until it has enough (an ablation).
+    `idle`: unused warm replicas. `busy`: times at which other replicas become free. `cold_s`: seconds to warm a
+    replica. `held`: idle replicas that each job holds until it has enough (ablation).
     """
 
     idle: int
@@ -234,9 +237,9 @@ _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Return the number of replicas of each job that starts now. `take` may refuse a job, which then waits.
+    """Return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
 
-    Replicas kept for a job become free if it starts without them or no longer waits.
+    Replicas reserved for a job become free if it starts without them or no longer waits.
     """
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
@@ -244,7 +247,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
     idle = max(0, pool.idle - sum(kept.values()))
     given: dict[int, int] = {}
     done, passed = set(kept), FRONT
-    while key := _next(line, kept, after=passed, idle=idle, done=done):
+    while key := _next_job(line, kept, after=passed, idle=idle, done=done):
         passed, job, mine = key, line.jobs[key[2]], kept.get(key[2], 0)
         count = job.fewest(begins_at=now, most=idle + mine)
         if not count:
@@ -257,12 +260,12 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
         idle += mine - count
         if mine > count:  # an earlier job may need the returned replicas
             passed = FRONT
-    if idle and (line.late or line.rest) and not _counted_on(line, pool, done, idle=idle, now=now):
-        _give_rest(line, pool, given, idle=idle, take=take)
+    if idle and (line.late or line.rest) and not _needs_idle_replicas(line, pool, done, idle=idle, now=now):
+        _start_late_jobs(line, pool, given, idle=idle, take=take)
     return given
 
 
-def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
+def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
         if line.is_hopeful(id) and after < (key := line.key(id)) and (found is None or key < found):
@@ -270,19 +273,20 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
     return found
 
 
-def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """True if a waiting job can meet its deadline on replicas that are idle now or become free later."""
+def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
+    """True if a waiting job can meet its deadline on idle or freed replicas."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
-        for _, _, id in reversed(row):  # jobs with the most time left are likeliest to wait
-            if id not in done and _slot(free, line.jobs[id]):
+        for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait
+            if id not in done and _replicas_in_time(free, line.jobs[id]):
                 return True
     return False
 
 
-def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Give idle replicas to late jobs, then to others. A job that needs more stops later ones, unless it exceeds the
-    pool.
+def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
+    """Give idle replicas to late jobs, then to jobs without a deadline.
+
+    A job that needs more replicas than are idle stops later jobs, unless it needs more than the pool has.
     """
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
@@ -304,13 +308,13 @@ class ColdPool(Protocol):
         """Return how many replicas of a model could be warmed now, up to `most`."""
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        """Take replicas for a job."""
+        """Take cold replicas for a job."""
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """A walk's result for a waiting job: its end (infinite = unknown) and ordered replicas.
+    """A walk's result for a waiting job: its expected end (infinity = unknown) and its ordered replicas.
 
-    `helped`: it waits for ordered devices, or for devices that become free in time.
+    `helped`: True if the job waits for ordered devices, or for devices that become free in time.
     """
 
     model: str
@@ -321,9 +325,9 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over all jobs, nearest deadline first, then late jobs and jobs without a deadline.
+    """Algorithm 2 over all jobs: nearest deadline first, then late jobs, then jobs without a deadline.
 
-    `delay`: jobs may wait for devices of other jobs; False is an ablation.
+    `delay`: jobs may wait for devices of other jobs. False is an ablation.
     """
 
     def __init__(self, *, delay: bool = True) -> None:
@@ -342,37 +346,39 @@ class Walk:
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
-        """Examine the next `looks` jobs; the walk is complete when `under_way` is False."""
+        """Examine the next `looks` jobs. The walk is complete when `under_way` is False."""
         fates: list[Fate] = []
-        for key, model in self._ahead(lines):
+        for key, model in self._remaining_jobs(lines):
             if len(fates) >= looks:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
-            fates.append(self._hopeful(model, job, cold) if key[0] == HOPEFUL else self._rest(model, job))
+            fates.append(
+                self._plan_hopeful_job(model, job, cold) if key[0] == HOPEFUL else self._plan_late_job(model, job)
+            )
         self.under_way = False
         return fates
 
-    def _ahead(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
+    def _remaining_jobs(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
-    def _hopeful(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_hopeful_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         promise = self._served.get(job.id)
         if promise is not None:
             return Fate(model, job, max(promise.free_at, now))
         held = pool.held.get(job.id, 0)
         if not held:
-            return self._waits(model, job, cold)
+            return self._plan_waiting_job(model, job, cold)
         idle = bisect_right(free, now)
         free[:0] = [now] * held
-        found = self._waits(model, job, cold)
-        del free[: max(0, bisect_right(free, now) - idle)]  # held replicas that the job does not need yet stay its own
+        found = self._plan_waiting_job(model, job, cold)
+        del free[: max(0, bisect_right(free, now) - idle)]  # unused held replicas stay reserved for the job
         return found
 
-    def _waits(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_waiting_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
-        slot = _slot(free, job) if self.delay and not job.measures else 0
+        slot = _replicas_in_time(free, job) if self.delay and not job.measures else 0
         if slot:
             ends_at = free[slot - 1] + job.run_s[slot - 1]
             _reserve(free, slot, ends_at)
@@ -382,19 +388,19 @@ class Walk:
         there = idle + cold.count(model, most=max(0, len(job.run_s) - idle))
         count = job.fewest(begins_at=warm_at, most=there)
         if not count:
-            soonest = math.inf if job.measures else _soonest(free, job, warm_at=warm_at, there=there)
+            soonest = math.inf if job.measures else _earliest_end(free, job, warm_at=warm_at, there=there)
             return Fate(model, job, soonest, helped=False)
         ends_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
         more = max(0, count - idle)
         _reserve(free, count - more, ends_at)
-        if not more:  # the job may start at once
+        if not more:  # the job may start immediately
             return Fate(model, job, ends_at)
         for _ in range(more):
             insort(free, ends_at)
         cold.take(model, more, job=job.id)
         return Fate(model, job, ends_at, Promise(job.id, more, count - more, free_at=ends_at))
 
-    def _rest(self, model: str, job: PoolJob) -> Fate:
+    def _plan_late_job(self, model: str, job: PoolJob) -> Fate:
         pool, free = self._pools[model], self._free[model]
         begins_at = free[job.least - 1] if len(free) >= job.least else self._now + pool.cold_s
         ends_at = math.inf if job.measures else begins_at + job.run_s[job.least - 1]
@@ -404,16 +410,17 @@ class Walk:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """Return when each warm or promised replica is free, sorted. If a job overruns, its replicas count as free just
-    after now.
+    """Return the sorted times at which warm or promised replicas become free.
+
+    The replicas of a job that overruns its prediction count as free just after now.
     """
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
-def _slot(free: list[float], job: PoolJob) -> int:
-    """DelaySchedulable: return the least number of replicas that are free in time for a job; 0 if none."""
+def _replicas_in_time(free: list[float], job: PoolJob) -> int:
+    """DelaySchedulable: return the fewest replicas that are free in time for a job; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
         if begins_at + seconds <= deadline_at:
@@ -427,8 +434,8 @@ def _reserve(free: list[float], count: int, until: float) -> None:
     free[place:place] = [until] * count
 
 
-def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """Return when a job that gets no replicas in time would end, if earlier jobs end as expected."""
+def _earliest_end(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
+    """Return the earliest end of a job that cannot be in time, if earlier jobs end as expected."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

@@ -1,7 +1,7 @@
-"""SLINFER (arXiv:2507.00507): many language models share devices; each request is in time or refused early.
+"""SLINFER (arXiv:2507.00507): many language models share devices; each request meets its SLO or is refused early.
 
-Other contexts, and models on several devices (§X), get the default policies. The pilot's part is in
-`stoker.pilot.core`: turns by headroom and shadow validation (`turns`), the order of resizes (`memory`).
+Other contexts, and models on several devices (§X), use the default policies. The part of the pilot is in
+`stoker.pilot.core`: `turns` schedules by headroom and does shadow validation, `memory` orders resizes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def slinfer(
     consolidation: bool = True,
     drops: bool = True,
 ) -> Policies:
-    """Let calls with a time to first token and a time per output token share devices a token at a time.
+    """Let language models share devices one token at a time, for calls with a TTFT and a TPOT objective.
 
     Args:
-        provisioning: replaces the default provisioning.
-        keep_alive_s: seconds for which an unused instance stays.
+        provisioning: replaces the default provisioning policy.
+        keep_alive_s: seconds for which an unused instance stays loaded.
         watermark: share of cache reserved beyond the required cache.
-        cpus: CPUs serve too, before GPUs.
+        cpus: use CPUs too, before GPUs.
         sharing: instances share devices.
-        consolidation: calls go to large batches first, and smaller neighbours make room for them (§VIII).
+        consolidation: offer calls to large batches first, and preempt smaller neighbours (§VIII).
         drops: drop a call that has waited longer than its time to first token.
     """
     sizes, compute = CacheSizes(watermark=watermark), ComputeOutlook()

@@ -1,10 +1,10 @@
-"""SLINFER at the dispatch and residency seams (§V to §VIII).
+"""SLINFER's dispatch and residency policies (§V to §VIII).
 
-A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory;
-the pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all refuse, neighbours
-with smaller batches make room (§VIII-A): an offer names them, and they end if the pilot accepts it. Otherwise the call
-waits for a loading instance that will serve it in time, or one wakes or is loaded (§V). A call that finds none is
-tried again in rounds, and dropped once its first token would be late (§IX-B).
+A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory.
+The pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all instances refuse,
+neighbours with smaller batches make room (§VIII-A): an offer names them, and they stop if the pilot accepts it.
+Otherwise the call waits for a loading instance that will serve it in time, or an instance wakes or is loaded (§V). A
+call without an instance is tried again in rounds, and dropped once its first token would be late (§IX-B).
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 _ROUND_S = 0.1  # Seconds between two rounds
 
 _MOST_TRIED = 32
-"""Waiting calls of a context that are tried in one round, oldest first. This bounds a round's time (0.3 ms a call)."""
+"""Maximum waiting calls of a context tried per round, oldest first. The maximum limits the time of a round (0.3 ms per
+call).
+"""
 
-_MOST_LOOKED_AT = 200  # Most instances examined to find when a dropped call may be tried again
+_MOST_LOOKED_AT = 200  # Maximum instances examined to find when a dropped call may be tried again
 
 _LEAST_RETRY_S = 0.5
 
@@ -58,15 +60,16 @@ _NO_GANGS = "the policy slinfer runs a call of a language model in one library; 
 
 
 class _Refusal(NamedTuple):
-    """Why an instance refused a call: it lacks memory, decode steps would be too long, or something else."""
+    """Why an instance refused a call: too little memory, too long decode steps, or neither (0)."""
 
     required_bytes: int = 0
     over_s: float = 0.0
 
 
 class OfferByHeadroom(HottestFirst):
-    """SLINFER's offers, preemption, drops and keep-alive. `consolidates`: offer to the largest batch first, and preempt
-    neighbours with smaller batches (§VIII).
+    """SLINFER's offers, preemption, drops and keep-alive.
+
+    `consolidates`: offer to the largest batch first, and preempt neighbours with smaller batches (§VIII).
     """
 
     period_s = _ROUND_S
@@ -83,8 +86,8 @@ class OfferByHeadroom(HottestFirst):
         self._consolidates = consolidates
         self._drops = drops
         self._offered: dict[int, Send] = {}  # Last offer of each call
-        self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # Refusals of a call since its last new try
-        self._why: dict[int, str] = {}  # Last refusal of each call
+        self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # Refusals of each call in the current round of offers
+        self._why: dict[int, str] = {}  # Last reason for a refusal of each call
         self._expected: dict[LibraryId, dict[int, Call]] = {}  # Waiting calls that each loading instance will serve
         self._asked: set[str] = set()  # Contexts whose step times were requested
 
@@ -99,7 +102,7 @@ class OfferByHeadroom(HottestFirst):
             return FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
         if context.recipe.key not in self._asked:
             self._asked.add(context.recipe.key)
-            return (Ask(RecipeKey(context.recipe.key)),)  # the answer comes at once, or the next round places the call
+            return (Ask(RecipeKey(context.recipe.key)),)  # the answer, or the next round, places the call
         last = self._offered.pop(call.id, None)
         if last is None:
             return self._plan(view, call)
@@ -108,7 +111,7 @@ class OfferByHeadroom(HottestFirst):
         refused[last.library] = _Refusal()
         if library is not None:
             self._why[call.id] = library.refusal
-        if library is not None and not again and library.admits(call):  # once only: it may refuse again
+        if library is not None and not again and library.admits(call):  # repeat an offer once, with more memory
             refused[last.library] = _Refusal(library.required_bytes, library.over_s)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
             if grows:
@@ -119,10 +122,10 @@ class OfferByHeadroom(HottestFirst):
         return self._offers(view, library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """End an idle instance early, or let it sleep: loads are fast, and it occupies a device (§IX-I4)."""
+        """Stop an idle instance early, or put it to sleep, because loads are fast and it occupies a device (§IX-I4)."""
         if not shares_by_token(library.context):
             return super().dry(view, library)
-        if library.context.limits.keep_alive_s is not None:  # residency unloads it after this time
+        if library.context.limits.keep_alive_s is not None:  # residency unloads the library after this time
             return ()
         return self._idle.idle(view, library)
 
@@ -180,7 +183,6 @@ class OfferByHeadroom(HottestFirst):
     # ---- one call
 
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
-        """Yield the actions for a call; nothing if it must wait."""
         context, refused = call.group.context, self._refused.get(call.id, {})
         hindered: list[tuple[Library, _Refusal]] = []
         for library in instances(context, largest_first=self._consolidates):
@@ -210,7 +212,7 @@ class OfferByHeadroom(HottestFirst):
                     self._expected[library.id] = {call.id: call}
 
     def _preempt(self, view: View, library: Library, call: Call, refusal: _Refusal) -> Send | None:
-        """Offer a call to an instance whose growth neighbours hinder, by memory or by decode time (§VIII-A)."""
+        """Offer a call to an instance that lacks memory or decode time because of its neighbours (§VIII-A)."""
         required = refusal.required_bytes
         lacks = self._sizes.lacks(library, required) if required else 0
         if lacks <= 0 and refusal.over_s <= 0:
@@ -223,14 +225,14 @@ class OfferByHeadroom(HottestFirst):
         return self._offer(call, library, self._sizes.size_without(library, required, victims), *victims)
 
     def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
-        """True if a call is late for an instance, and waits for a loading one, whose load will count (§IX-A)."""
+        """True if a call is late for an instance, but in time for a loading instance that it waits for (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
         if first_token_left_s(view, call) + load_s >= 0:
             return False
         return any(call.id in self._expected.get(library.id, ()) for library in loading(call.group.context))
 
     def _waits_for_load(self, view: View, call: Call) -> bool:
-        """True if a loading instance will serve a waiting call in time, together with others that wait for it."""
+        """True if a loading instance will serve a call in time, with the other calls that wait for it."""
         context = call.group.context
         on_their_way = loading(context)
         if on_their_way and is_probed(context):
@@ -252,9 +254,9 @@ def _is_loading(view: View, id: LibraryId) -> bool:
 
 
 def _frees_in_s(view: View, call: Call) -> float:
-    """Return the seconds until an instance of the call's context, or else of any context, may end a request.
+    """Return the seconds until an instance of the call's context, or else of any context, may finish a request.
 
-    A request runs for as long as the mean of its context, or one time to first token if none has ended.
+    A request is assumed to run for its context's mean time, or one time to first token if none has ended.
     """
     wanted_s = first_token_s(call)
     own = instances(call.group.context)
@@ -268,8 +270,9 @@ def _frees_in_s(view: View, call: Call) -> float:
 
 
 def _late_s(view: View, call: Call) -> float:
-    """Return the least seconds that a waiting call's first token is late, without its load (§IX-A); negative if
-    evicted.
+    """Return the seconds by which a waiting call's first token is at least late, without its load (§IX-A).
+
+    The result is negative for an evicted call.
     """
     wanted_s = first_token_s(call)
     if not wanted_s or call.id in view.reports:
@@ -278,9 +281,11 @@ def _late_s(view: View, call: Call) -> float:
 
 
 class ResizeLate(LoadWhereWanted):
-    """Shrinks instances that are far too large (§VII-B), grows those whose requests outgrow their estimates (§VII-D),
-    and keeps the least number of each context loaded. Dispatch loads instances for calls, and unloads idle ones of
-    contexts without a keep-alive of their own.
+    """SLINFER's residency policy.
+
+    The policy shrinks instances that are far too large (§VII-B), grows instances whose requests exceed their estimates
+    (§VII-D), and keeps the minimum of each context loaded. Dispatch loads instances for calls, and unloads idle
+    instances of contexts without their own keep-alive.
     """
 
     period_s = _ROUND_S
@@ -292,10 +297,10 @@ class ResizeLate(LoadWhereWanted):
         self._sizes = sizes
         self._placement = placement
         self._resizes = resizes
-        self._answered: dict[LibraryId, float] = {}  # Times of the reports of short caches that were answered
+        self._answered: dict[LibraryId, float] = {}  # Time of the last handled report of a short cache
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Fail calls of a model that can be loaded nowhere."""
+        """Fail the calls of a model that no device can load."""
         if not shares_by_token(context):
             return super().wanted(view, context)
         is_somewhere = loading(context) or instances(context) or sleeping(context)
@@ -303,7 +308,7 @@ class ResizeLate(LoadWhereWanted):
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the promised bytes; without a declared size the measured bytes: the first offer reserves a cache."""
+        """Return the promised bytes. Without a declared size, return the measured bytes; the first offer adds cache."""
         context, device = library.context, library.devices[0]
         if not shares_by_token(context) or cache_of(context, device).is_fixed:
             return super().measured(view, library)
@@ -319,12 +324,13 @@ class ResizeLate(LoadWhereWanted):
                 yield from self._grow(view, library) or self._sizes.shrink(library)
         for context in view.contexts.values():
             is_kept = context.limits.least and shares_by_token(context)
-            if is_kept and not loading(context) and context.last_failure is None:  # else only calls try a load again
+            if is_kept and not loading(context) and context.last_failure is None:  # else only calls load it
                 yield from self._placement.least_instance(view, context)
 
     def _grow(self, view: View, library: Library) -> tuple[Action, ...]:
-        """Grow an instance whose engine reports a cache that will be too small; else evict a call that waits there for
-        memory, if another instance can take it.
+        """Grow an instance whose engine reports that its cache will be too small.
+
+        If the instance cannot grow, evict a call that waits for memory and can run on another instance.
         """
         batch, at = library.batch, library.batch_at
         if batch is None or not batch.is_short or library.resizing or self._answered.get(library.id) == at:
@@ -337,7 +343,7 @@ class ResizeLate(LoadWhereWanted):
         return (Evict(call.id),) if call is not None else ()
 
     def rests(self, view: View) -> bool:
-        """True without instances, and without a context that keeps some loaded."""
+        """True if there are no instances, and no context has a minimum number of instances."""
         contexts = {library.context: None for library in view.libraries.values()}
         kept = (context for context in view.contexts.values() if context.limits.least)
         return not any(shares_by_token(context) for some in (contexts, kept) for context in some)

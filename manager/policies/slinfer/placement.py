@@ -1,12 +1,12 @@
-"""Place instances by their memory (§VII) and their computing (§VI) on a device (§VIII-B), and find room for calls that
-would leave a preempted instance (§VIII-A).
+"""Place instances on devices by memory (§VII), compute (§VI) and batch size (§VIII-B); find room for the calls of a
+preempted instance (§VIII-A).
 
-An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only when it is far too large,
-because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
-come first, then instances with large batches, so that small batches end. A new instance goes to the pilot where it
-leaves the least memory (bin-packing, §V), and there to the least busy device. (The paper's nodes have one GPU.) An
-instance that makes room may sleep, and a sleeper wakes before one is loaded; the paper has no sleepers. Only the pilot
-knows how many tokens a request has written (O_r of eq. 2); its refusal states the required bytes.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). An instance shrinks only if it is far too
+large, because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough
+(§VII-D). CPUs come first, then instances with large batches, so that small batches end. A new instance is loaded on the
+pilot where it leaves the least memory (bin-packing, §V), on the least busy device. (The paper's nodes have one GPU.) An
+instance that makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only
+the pilot knows how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stoker.manager.policies.where_to_load import known_bytes, may_load, suits
 from stoker.pilot.core.memory import token_cache
 from stoker.protocol.ids import RecipeKey
 
-_CUT_S = 3.0  # Seconds after which the libraries of a disconnected pilot no longer count for a limit
+_CUT_S = 3.0  # Seconds after which libraries of a disconnected pilot no longer count towards a limit
 
 
 class CacheSizes:
@@ -40,16 +40,16 @@ class CacheSizes:
         self.watermark = watermark
 
     def required(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
-        """Return the bytes that these calls need at their peaks (eq. 2, with weights)."""
+        """Return the bytes that these calls need at their peaks (eq. 2), including weights."""
         cache = cache_of(context, device)
         return cache.weights_bytes + cache.token_bytes * _peak_tokens(calls)
 
     def of_a_load(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
-        """Return the bytes that a load and then these calls need: at least the context's known size."""
+        """Return the bytes for a load followed by these calls, at least the known size of the context."""
         return max(known_bytes(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
-        """Return `required`, at least a small cache, plus the watermark of the cache."""
+        """Return `required`, or the size with a small cache if larger, plus the watermark."""
         cache = cache_of(context, device)
         least = cache.weights_bytes + cache.token_bytes * cache.tokens
         return self._with_watermark(max(least, required), cache.weights_bytes)
@@ -58,18 +58,18 @@ class CacheSizes:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """Return the bytes to reserve for one more call: 0 if enough is reserved, None if they do not fit."""
+        """Return the bytes to reserve for one more call; 0 if enough is reserved, None if the call does not fit."""
         cache = cache_of(library.context, library.devices[0])
         if cache.is_fixed:
             return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
         return self.grow(library, self.with_call(library, call))
 
     def with_call(self, library: Library, call: Call) -> int:
-        """Return the bytes that an instance requires for its calls and one more (eq. 2)."""
+        """Return the bytes that an instance requires for its calls and one more call (eq. 2)."""
         return self.required(library.context, library.devices[0], (*library.held.values(), call))
 
     def lacks(self, library: Library, required: int) -> int:
-        """Return the bytes that other instances hold of what an instance requires."""
+        """Return how many of the required bytes other instances have reserved."""
         return required - library.promised_bytes - library.devices[0].budget_bytes
 
     def grow(self, library: Library, required: int) -> int | None:
@@ -83,8 +83,9 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
-        """Return the bytes that an instance with `promised` bytes (0: a new one) lacks for calls; None if its cache is
-        too small for them and cannot be resized.
+        """Return the additional bytes that an instance needs for calls; None if a fixed cache is too small.
+
+        `promised`: bytes of the instance; 0 = a new instance.
         """
         cache, calls = cache_of(context, device), tuple(calls)
         if not promised:
@@ -94,7 +95,7 @@ class CacheSizes:
         return max(0, self.required(context, device, calls) - promised)
 
     def size_without(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
-        """Return the bytes to reserve for `required` after other libraries have left; 0 if enough is reserved."""
+        """Return the bytes to reserve for `required` after other libraries stop; 0 if enough is reserved."""
         if required <= library.promised_bytes:
             return 0
         room = library.promised_bytes + library.devices[0].budget_bytes + sum(x.promised_bytes for x in leaving)
@@ -108,7 +109,7 @@ class CacheSizes:
         return 0 if cache.is_fixed else cache.weights_bytes + cache.token_bytes * library.batch.peak_tokens
 
     def shrink(self, library: Library) -> tuple[Resize, ...]:
-        """Shrink an instance that is far too large (§VII-B), unless a resize is running."""
+        """Shrink an instance that is far too large (§VII-B), unless a resize is in progress."""
         if library.resizing or library.state is not LibraryState.READY:
             return ()
         context, device = library.context, library.devices[0]
@@ -118,7 +119,7 @@ class CacheSizes:
         weights = cache.weights_bytes
         least = self._with_watermark(weights + cache.token_bytes * cache.tokens, weights)
         if library.promised_bytes <= self._with_watermark(least, weights):
-            return ()  # it has the size of an instance without calls: the common case must be cheap
+            return ()  # the size of an instance without calls: the common case must be fast
         required = max(self.required(context, device, library.held.values()), self.reported(library))
         recommended = self.recommended(context, device, required)
         enough = self._with_watermark(recommended, weights)
@@ -130,9 +131,9 @@ def _peak_tokens(calls: Iterable[Call]) -> int:
 
 
 def cache_of(context: Context, device: Device) -> TokenCache:
-    """Return a context's memory on a device: as its last load there reported, else as declared, else without a cache.
+    """Return the memory of a context on a device: reported by its last load, or declared, or without a cache.
 
-    Where nothing is known, a load takes a third of the device at least, as in the default policy.
+    If nothing is known, a load gets at least a third of the device, as in the default policy.
     """
     facts, advice = device.facts, context.advice.get(device.facts.kind)
     reported, measured = (advice.cache, advice.resident_bytes) if advice is not None else (None, 0)
@@ -141,7 +142,7 @@ def cache_of(context: Context, device: Device) -> TokenCache:
 
 
 def shares_by_token(context: Context) -> bool:
-    """True for a model on one device whose memory by cached tokens is declared, or was reported by a load."""
+    """True for a model on one device whose memory per cached token was declared, or reported by a load."""
     needs = context.recipe.needs
     if needs.devices != 1:
         return False
@@ -151,7 +152,7 @@ def shares_by_token(context: Context) -> bool:
 
 
 def instances(context: Context, *, largest_first: bool = True) -> list[Library]:
-    """Return ready libraries: CPUs first (§V), then by batch (§VIII-B)."""
+    """Return ready libraries: CPUs first (§V), then by batch size (§VIII-B)."""
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY and x.usable]
     sign = -1 if largest_first else 1
     ready.sort(key=lambda x: (not x.devices[0].facts.on_host, sign * len(x.held), x.id))
@@ -167,7 +168,7 @@ def sleeping(context: Context) -> list[Library]:
 
 
 def _leavable(libraries: Iterable[Library]) -> list[Library]:
-    """Return idle libraries and sleepers that no call waits for, least recently used first."""
+    """Return idle libraries, and sleepers that no call waits for, least recently used first."""
     found = [
         x
         for x in libraries
@@ -177,7 +178,7 @@ def _leavable(libraries: Iterable[Library]) -> list[Library]:
 
 
 def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
-    """Return the first libraries whose end frees `size` bytes of a device, and the bytes that are then free."""
+    """Return the first libraries whose stop frees `size` bytes of a device, and the bytes that are then free."""
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
         if room >= size:
@@ -188,7 +189,7 @@ def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tu
 
 
 def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: Context) -> tuple[list[Action], int]:
-    """Return actions that end libraries or let them sleep for `size` bytes of a context, and the bytes then free."""
+    """Return actions that stop libraries, or let them sleep, for `size` bytes of a context; and the free bytes."""
     why = f"{of.recipe.name} needs the memory, and no call runs here"
     if not any(map(may_sleep, gone)):
         return [Unload(library.id, why) for library in gone], room
@@ -197,16 +198,15 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
 
 
 def _has_most(view: View, context: Context) -> bool:
-    """True if a context has its largest number of libraries (`max_libraries`)."""
     room = room_for_more(view, context, cut_s=_CUT_S)
     return room is not None and room <= 0
 
 
 def _load_disturbs(context: Context, device: Device) -> bool:
-    """True if another load of a context takes a CPU's cores from accepted calls for longer than their next token may
-    take.
+    """True if a load would take a CPU's cores from running calls for longer than their time per output token.
 
-    Load times are those of its libraries on this kind of device. The paper's CPUs have all models in memory (§IX-A).
+    The load time is that of the context's libraries on this kind of device. The paper's CPUs have all models in memory
+    (§IX-A).
     """
     if not device.facts.on_host:
         return False
@@ -227,7 +227,7 @@ class _Rank(NamedTuple):
 
 
 class InstancePlaces:
-    """Chooses devices for new instances. `shares`: instances may share a device. `uses_cpus`: CPUs serve too."""
+    """Chooses devices for new instances. `shares`: instances may share a device. `uses_cpus`: use CPUs too."""
 
     def __init__(self, sizes: CacheSizes, compute: ComputeOutlook, *, shares: bool, uses_cpus: bool) -> None:
         self._sizes = sizes
@@ -236,7 +236,7 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Wake or load an instance for a call, and end idle ones if needed; empty if none would serve it in time."""
+        """Wake or load an instance for a call, and stop idle instances; empty if none can serve the call in time."""
         if wakes := self._wake(view, call):
             return wakes
         found: list[tuple[_Rank, Device, int, int, list[Library]]] = []
@@ -254,7 +254,7 @@ class InstancePlaces:
         return []
 
     def _wake(self, view: View, call: Call) -> list[Action]:
-        """Wake the last used sleeper that will serve a call in time; other idle libraries make room for it."""
+        """Wake the last used sleeper that will serve a call in time. Other idle libraries make room."""
         context, soon_s = call.group.context, left_s(view, call)
         for sleeper in wakeable(view, context):
             [device], needed = sleeper.devices, more_to_wake(sleeper)
@@ -268,7 +268,7 @@ class InstancePlaces:
         return []
 
     def least_instance(self, view: View, context: Context) -> list[Action]:
-        """Wake an instance, or load one on free memory, if a context has less than its least number."""
+        """If a context has too few instances, wake an instance, or load one in free memory."""
         ready = instances(context)
         if len(ready) >= context.limits.least:
             return []
@@ -291,7 +291,7 @@ class InstancePlaces:
         return [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
 
     def _rank(self, view: View, device: Device, *, left_bytes: int, unloads: int = 0) -> _Rank:
-        """Return a sort key: CPUs first (§V), then the fullest pilot, and its least busy device."""
+        """Return a sort key: CPUs first (§V), then the fullest pilot, then its least busy device."""
         elsewhere = sum(other.budget_bytes for other in device.pilot.devices.values() if other is not device)
         busy_s, here = self._compute.cycle_s(device, now=view.now), len(staying(device))
         name = f"{device.pilot.id}/{device.id}"
@@ -303,7 +303,7 @@ class InstancePlaces:
         return self._sizes.of_a_load(call.group.context, device, (call,))
 
     def _promised(self, context: Context, device: Device, size: int, room: int) -> int:
-        """Return the bytes to promise a load of at least `size` bytes: all free bytes if its cache is unknown."""
+        """Return the bytes to promise to a load of at least `size` bytes; all free bytes if its cache is unknown."""
         if not cache_of(context, device).token_bytes:
             return room
         return min(room, self._sizes.recommended(context, device, size))
@@ -311,15 +311,15 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices that have the memory for a new instance and are fast enough for a call, its bytes, and idle
-        instances, least recently used first.
+        """Yield devices with enough memory and speed for a new instance for a call.
 
-        With `ends_idle`, these may end or sleep. `shadow`: assumed departures and moves.
+        Also yield its bytes, and the idle instances on the device, least recently used first. With `ends_idle`, these
+        may stop or sleep. `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
         if _has_most(view, context):
             return
-        for device in view.devices():  # cheap checks first: a waiting call is checked often
+        for device in view.devices():  # fast checks first, because a waiting call is checked often
             if (device.facts.on_host and not self._uses_cpus) or not suits(context, device, unnamed_spares=True):
                 continue
             if self._compute.is_too_slow(device, call, left_s=soon_s):
@@ -344,7 +344,7 @@ class InstancePlaces:
     # ---- calls that are assumed to move
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
-        """Move a call in the shadow to an instance (None: a new one of the shadow) if memory and time allow it."""
+        """Move a call in the shadow to an instance (None: a new one) if memory and time allow this."""
         context, soon_s = call.group.context, left_s(view, call)
         held, promised = (library.held.values(), library.promised_bytes) if library is not None else ((), 0)
         calls = (*held, *shadow.calls(device, context), call)
@@ -362,8 +362,8 @@ class InstancePlaces:
         return True
 
     def moves(self, view: View, calls: Collection[Call], shadow: Shadow, *, away_from: Sequence[Device]) -> bool:
-        """Move calls in the shadow to other devices; False if one of them would be late or does not fit."""
-        # most calls that run have no time left to start again: look for them before any device
+        """Move calls in the shadow to other devices. Return False if a call would be late or does not fit."""
+        # Most running calls have no time left to start again, so check this before any device.
         if any(left_s(view, call) < 0 for call in calls):
             return False
         return all(self._move(view, call, shadow, away_from) for call in calls)
@@ -384,7 +384,7 @@ class InstancePlaces:
         return False
 
     def serve_together(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
-        """True if a loading instance will serve one more call in time after the calls that wait for it."""
+        """True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
             shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=0)
@@ -398,11 +398,11 @@ class InstancePlaces:
         return None
 
     def victims(self, view: View, library: Library, *, lacks_bytes: int, over_s: float) -> tuple[Library, ...]:
-        """Return neighbours that end so that a library can take a call (§VIII-A); empty if they cannot make room.
+        """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if they cannot make room.
 
-        The smallest batches end first, and none that is larger than the library's with the call. The calls of all
-        victims together must meet their objectives elsewhere. `over_s`: seconds by which a decode step of each
-        instance on the device is too long.
+        The smallest batches stop first, but none larger than the library's batch with the call. The calls of all
+        stopped neighbours must meet their objectives elsewhere. `over_s`: seconds by which a decode step is too long on
+        the device.
         """
         device, most = library.devices[0], len(library.held) + 1
         neighbours = [

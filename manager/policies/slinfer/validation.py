@@ -1,15 +1,15 @@
-"""Shadow validation in the manager (SLINFER §VI-C), for instances that no pilot can weigh a call for.
+"""Shadow validation in the manager (SLINFER §VI-C), for cases that no pilot can check.
 
-The manager must know in advance whether
+The manager must predict whether
 
 - a new instance would serve a call in time ("the same validation procedure", §V),
-- a loading instance will serve the calls that wait for it, and
+- a loading instance will serve its waiting calls in time, and
 - the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
 
-It runs the pilots' simulation (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work: since a call
-was sent and its prompt was read, it has written a token in each decode cycle of its device. A `Shadow` is an
-assumed future: libraries that have ended, and calls that have moved. Of several calls that would move, each is judged
-with the memory and the time that the others take on its new device.
+The manager runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work:
+after its prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed
+future, in which libraries have stopped and calls have moved. If several calls would move, each is checked with the
+memory and time that the others need on its new device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from stoker.manager.core.seams import View
 from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, LateRefusal, OpenAnswer, UnreadPrompt, why_late
 from stoker.protocol.ids import LibraryId
 
-LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected time of a load that overruns it
+LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load that takes longer than expected
 
-_NEW = LibraryId(-1)  # Number of the instance that is not loaded yet
+_NEW = LibraryId(-1)  # Id of the instance that is not loaded yet
 
 
 def prompt_tokens(call: Call) -> int:
@@ -56,16 +56,16 @@ def first_token_s(call: Call) -> float:
 
 
 def first_token_left_s(view: View, call: Call) -> float:
-    """Return the seconds until a waiting call's first token is due, not counting its load (§IX-A).
+    """Return the seconds until the first token of a waiting call is due, without its load time (§IX-A).
 
-    An evicted call has no limit.
+    An evicted call has no such limit.
     """
     wanted_s = first_token_s(call)
     return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
 
 
 def cold_start_s(view: View, call: Call) -> float:
-    """Return the longest load of a call's context that is running, or ended after the call arrived; 0 if none."""
+    """Return the longest load of the call's context that runs or ended after the call arrived; 0 if none."""
     longest_s = 0.0
     for library in call.group.context.libraries.values():
         if library.state is LibraryState.LOADING and library.usable:
@@ -77,15 +77,15 @@ def cold_start_s(view: View, call: Call) -> float:
 
 
 class Shadow:
-    """An assumed future: the libraries `leaving` have ended, and calls have moved to other devices."""
+    """An assumed future: the libraries `leaving` have stopped, and calls have moved to other devices."""
 
     def __init__(self, leaving: Iterable[LibraryId] = ()) -> None:
         self.leaving = frozenset(leaving)
-        self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}  # Calls, with their prompts
-        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Growth of the instances that they join
+        self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}  # Moved calls and their prompts
+        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Growth of the instances that get moved calls
 
     def also_without(self, library: LibraryId) -> Shadow:
-        """Return a copy in which another library has ended."""
+        """Return a copy in which another library has stopped."""
         other = Shadow(self.leaving | {library})
         for device, moved in self.moved.items():
             other.moved[device] = {context: list(calls) for context, calls in moved.items()}
@@ -96,7 +96,6 @@ class Shadow:
         return [call for call, _ in self.moved.get(device, {}).get(context, ())]
 
     def prompts(self, device: Device) -> dict[Context, list[UnreadPrompt]]:
-        """Return the unread prompts of the calls that have moved to a device."""
         moved = self.moved.get(device, {})
         return {context: [prompt for _, prompt in calls] for context, calls in moved.items()}
 
@@ -104,30 +103,30 @@ class Shadow:
         return [device for device, moved in self.moved.items() if context in moved]
 
     def room_bytes(self, device: Device, *, but: Context) -> int:
-        """Return a device's budget without the growth of other contexts' instances."""
+        """Return the budget of a device minus the growth of the instances of other contexts."""
         taken = self.grown_bytes.get(device, {})
         return device.budget_bytes - sum(size for context, size in taken.items() if context is not but)
 
     def move(self, call: Call, device: Device, prompt: UnreadPrompt, *, grows: int) -> None:
-        """Assume that a call has moved. `grows`: bytes by which its context's instance there is then larger."""
+        """Assume that a call has moved. `grows`: bytes by which the instance of its context grows."""
         context = call.group.context
         self.moved.setdefault(device, {}).setdefault(context, []).append((call, prompt))
         self.grown_bytes.setdefault(device, {})[context] = grows
 
 
 class ComputeOutlook:
-    """Estimates engines' work from measured step times (`ContextAdvice.steps`)."""
+    """Estimates the work of engines from measured step times (`ContextAdvice.steps`)."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """By the identity of a table, which contexts of one model share."""
+        """Step times by the identity of their table, because contexts of one model share a table."""
         self._at = -1.0
         self._cycles: dict[Device, float] = {}
         self._outlooks: dict[int, tuple[int, EngineOutlook | None]] = {}
-        """Outlooks of this moment, by library, each with the number of its calls."""
+        """Outlooks at the present time, by library, each with the number of its calls."""
 
     def cost(self, context: Context, device: Device) -> StepSeconds | None:
-        """Return an engine's step times on a device; None if unmeasured."""
+        """Return the step times of an engine on a device; None if not measured."""
         advice = context.advice.get(device.facts.kind)
         times = advice.steps if advice is not None else None
         if times is None or not times.prefill or not times.decode:
@@ -152,7 +151,7 @@ class ComputeOutlook:
         return OVERESTIMATE * cost.decode_s(rows, tokens / rows)[0]
 
     def cycle_s(self, device: Device, *, now: float) -> float:
-        """Return the seconds of one decode step of each library on a device."""
+        """Return the seconds for one decode step of each library on a device."""
         self._forget(now)
         known = self._cycles.get(device)
         if known is None:
@@ -160,7 +159,7 @@ class ComputeOutlook:
         return known
 
     def by_headroom(self, view: View, library: Library) -> list[Call]:
-        """Return the calls that a library holds, longest headroom first (eq. 1)."""
+        """Return a library's calls, longest headroom first (eq. 1)."""
         device = library.devices[0]
         cost, cycle_s = self.cost(library.context, device), self.cycle_s(device, now=view.now)
         dues_at = {
@@ -173,8 +172,10 @@ class ComputeOutlook:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest), and
-        answers may be endless.
+        """True if a decode step of a new instance would leave the other instances too little time (case 3, the cheapest
+        check).
+
+        The check applies to calls without a limit on their output.
         """
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
         if cost is None or not tpot_s or longest_output(call):
@@ -182,7 +183,7 @@ class ComputeOutlook:
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
     def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
-        """Return why an instance of a call's context on a device should not take the call (§VI-C); None if it may."""
+        """Return why an instance on a device should refuse a call (§VI-C); None if the instance may accept the call."""
         context = call.group.context
         cost = self.cost(context, device)
         if cost is None:
@@ -196,7 +197,7 @@ class ComputeOutlook:
             if library.context is context:
                 to = library.id
             elif found is not None and not more and library.state is LibraryState.LOADING:
-                found = replace(found, rows=1, length=1.0)  # a request will come
+                found = replace(found, rows=1, length=1.0)  # a request will arrive
             if found is not None:
                 engines.append(_joined(found, more))
         for number, (other, prompts) in enumerate(joined.items()):
@@ -252,7 +253,7 @@ class ComputeOutlook:
 
 
 def _written(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> int:
-    """Return the tokens that a held call has probably written (O of eq. 1); 0: its prompt is unread."""
+    """Return the tokens that a held call has probably generated (O of eq. 1); 0 if its prompt is unread."""
     tokens = prompt_tokens(call)
     decodes_s = now - call.sent_at - OVERESTIMATE * cost.prefill_s(tokens, tokens / 2)
     return 1 + int(decodes_s / cycle_s) if decodes_s >= 0 and cycle_s else 0
@@ -263,9 +264,9 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 
 
 def left_s(view: View, call: Call) -> float:
-    """Return the seconds until a call's prompt must be read on the device that it comes to; infinity without a limit.
+    """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
 
-    A held call that moves starts again (O = 0 in eq. 1), so it is in time elsewhere only if its first token is.
+    A held call that moves starts again (O = 0 in eq. 1). The call is in time only if its first token is.
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
@@ -274,7 +275,7 @@ def left_s(view: View, call: Call) -> float:
 
 
 def _due_at(call: Call, library: Library, *, written: int) -> float:
-    """Return when a held call's next token is due (eq. 1), with its library's load (§IX-A); infinity: never."""
+    """Return when the next token of a held call is due (eq. 1), including the load time (§IX-A); infinity = never."""
     objective, wanted_s = call.group.options.objective, first_token_s(call)
     if not wanted_s or (written and not objective.tpot_s):
         return math.inf
