@@ -1,6 +1,7 @@
-"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts and restarts it.
+"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts and restarts the process.
 
-In a session that outlives programs (`stoker up`) it is `--detached`, and its parent restarts it (`--kept`).
+In a session that outlives programs (`stoker up`) the manager runs with `--detached`, and a parent process restarts it
+(`--kept`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from stoker.site import Session
 def main(arguments: list[str] | None = None) -> int:
     """Run a manager until its session ends.
 
-    Returns the exit status: 0 ended, 1 cannot start, 3 another manager runs, 4 cannot continue, 5 no free port at a
-    restart.
+    Returns the exit status: 0 = session ended, 1 = cannot start, 3 = another manager runs, 4 = cannot continue, 5 = no
+    free port at a restart.
     """
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     except StokerError as error:
         if not over or isinstance(error, TakenError):
             return _ended_by(error, folder)
-        # No restart is needed to write the last records of a journal.
+        # A restart cannot help: only the last records of the journal are not written.
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
     except Exception:
@@ -133,7 +134,7 @@ def _cannot_start(error: StokerError) -> int:
 
 
 def _ended_by(error: StokerError, folder: SessionFolder) -> int:
-    """Return the exit status. A restart may help if the session has begun."""
+    """Return the exit status. If the session has begun, the status permits a restart."""
     if isinstance(error, TakenError) or not folder.file.exists():
         return _cannot_start(error)
     logging.critical("%s", error)

@@ -1,4 +1,4 @@
-"""Turn the end of a call into a value, the user's exception, or one of Stoker's errors."""
+"""Convert the end of a call to a value, the user's exception, or a Stoker error."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL: a pickle of protocol 4 or later without this byte contains only builtin types."""
+"""The opcode STACK_GLOBAL. A pickle of protocol 4 or later without this byte contains only builtin types."""
 
 
 def opens_at_once(end: CallEnd) -> bool:
-    """True if unpickling this end runs only Stoker's code and reads no file."""
+    """Return True if unpickling this end runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -62,7 +62,7 @@ def opens_at_once(end: CallEnd) -> bool:
 
 
 def outcome(end: CallEnd, *, session: str = "") -> Any:
-    """Return the call's result, or raise its exception or a StokerError."""
+    """Return the call's result, or raise the call's exception or a StokerError."""
     if end.ok:
         return open_value(_bytes(end), call=end.call)
     if end.failure is not None:
@@ -77,9 +77,9 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
             error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
             text = f"call {call} raised {error!r}, which would end the loop that takes its result"
-            raise RuntimeError(text) from error  # as Python does for generators
+            raise RuntimeError(text) from error  # Python does this for generators
         raise error
-    # SystemExit and other errors that are not an Exception would end this program.
+    # Exceptions that do not inherit from Exception (SystemExit) would end this program.
     raise RemoteCallError(
         f"call {show_call(end.call)} raised {error!r}, which would have ended its process; return instead, or raise "
         "an Exception",
@@ -153,13 +153,13 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with an exit code other than 0.
+    """Error of a `bash_app` whose command ended with a nonzero exit code.
 
     Attributes:
-        app_name: As Parsl's.
-        exitcode: As Parsl's.
+        app_name: Name of the app.
+        exitcode: Exit code of the command.
         command: The command that ran.
-        last_lines: Its last output.
+        last_lines: Last lines of the command's output.
     """
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:

@@ -1,5 +1,5 @@
-"""Options of sessions and calls, checked before anything is started or sent. The error for a wrong option of a call
-names its key and the valid keys."""
+"""Options of sessions and calls, checked before the client starts or sends anything. The error for a wrong option of a
+call contains the option's key and the valid keys."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ KEYS = {
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """A wrong specification; also Parsl's InvalidResourceSpecification. Facts: `key`, `invalid_keys`."""
+    """Error for a wrong specification; also Parsl's InvalidResourceSpecification. Facts: `key`, `invalid_keys`."""
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))
 
 
 class CallPlace(NamedTuple):
-    """The folder in which calls run: the user's `folder`, or else the program's folder `home`."""
+    """The folder in which calls run: the user's `folder`, or the program's folder `home` if `folder` is empty."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -171,8 +171,8 @@ ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """A parsed specification. `deadline_s`: seconds from submission (0 = none). With a `family`, `recipe` is the
-    longest context until `chosen` selects the context for a call."""
+    """A parsed specification. `deadline_s`: seconds from submission; 0 for no deadline. With a `family`, `recipe` is
+    the longest context until `chosen` selects the context for a call."""
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -182,7 +182,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """Wants of calls to a family, by the key of the shortest context that is long enough."""
+    """Wants of calls to a family, by the key of the shortest sufficient context."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -190,21 +190,21 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `Family.count`: functions that call apps are pickled with it, and libraries count nothing."""
+        """Pickle without `Family.count`: libraries unpickle functions that call apps, and count no input lengths."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """True if the calls have a family and this input's length is known: it is given, or no future."""
+        """Return True if the calls have a family and the input length is known: as a feature, or from an argument."""
         return self.family is not None and (
             _said_length(self.features) > 0 or not isinstance(_first(args, kwargs), Future)
         )
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the wants of a call with these arguments: the shortest context that is long enough, with longer
-        contexts as variants. Raises InputTooLongError, ConfigError."""
+        """Return the wants of a call with these arguments: the shortest sufficient context, with longer contexts as
+        variants. Raises InputTooLongError, ConfigError."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))

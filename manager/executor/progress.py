@@ -1,10 +1,10 @@
 """Progress: the bar of a map, and log lines while its calls wait.
 
-Results kept from an earlier run count as done, but not in the rate. On a pipe, a line every ten seconds replaces the
-bar.
+Results from an earlier run count as done, but not in the rate. If stderr is a pipe, a line every 10 seconds replaces
+the bar.
 
-While calls wait, `WaitNotices` logs why: no pilot runs them, a loader is slow, pilots cannot reach each other, or the
-disk is full. Each reason appears at most once a minute, above the bar or in the log `stoker.news`.
+While calls wait, `WaitNotices` logs the reason: no pilot runs them, a loader is slow, pilots cannot reach each other,
+or the disk is full. Each reason appears at most once per minute, above the bar or in the log `stoker.news`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.units import show_seconds
 
 
 Follow = Callable[[int, int | None], None]
-"""A callback with the number of results taken, and the total (None = not known)."""
+"""A callback with the number of results received, and the total (None if unknown)."""
 
 REDRAW_S = 0.1
 NOTEBOOK_S = 0.5
@@ -145,7 +145,7 @@ _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Watches a session on its own thread while `calls_wait`, and logs why.
+    """Watches a session on a separate thread while calls wait, and logs the reason.
 
     `ask` returns the session's status, or None. `is_ours`: True for a context key of this program's calls. `why_silent`
     and `journal_trouble` return a fault of the manager, or "". With `faults_only`, only faults are logged.
@@ -175,7 +175,7 @@ class WaitNotices:
         self._alone_at: float | None = None
         self._said_at = 0.0
         self._said: dict[str, float] = {}
-        """Reasons logged in the last minute, with the time of each."""
+        """Reasons logged in the last minute, with the time of each reason."""
         self._of_peers = ""
         self._journal_trouble = journal_trouble
         self._of_journal = ""
@@ -269,7 +269,7 @@ class WaitNotices:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
             try:
                 self.tell_if_due(time.monotonic())
-            except Exception:  # a line that cannot be printed must not stop the display
+            except Exception:  # a failed print must not stop this thread
                 logger.exception("the session's status could not be shown")
 
 
@@ -289,7 +289,7 @@ class NotebookLine:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        from IPython.display import display  # only a notebook has it
+        from IPython.display import display  # installed only with notebooks
 
         data = {"text/plain": text}
         if self._handle is None:
