@@ -3,17 +3,16 @@
 Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
 an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`.
 
-The key covers Python, each distribution's version and RECORD, the names at the top of each folder, and the length and
-time of each file of editable sources, but no edits of installed files.
+The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and
+time of each file of editable sources. The key does not cover edits of installed files.
 
 An archive has the layout of a virtual environment:
 
     lib/python3.11/site-packages/    every package, editable packages from their sources
-    bin/                             programs; their first line finds the Python next to them
+    bin/                             programs; their first line finds the Python in this folder
     lib/, share/, ...                libraries and data of a conda environment
-    base/bin/python3.11              the interpreter with its standard library, if it travels
-    base/lib/python3.11/
-    base/lib/bundled/                shared libraries of this system for the interpreter
+    base/bin/python3.11              the interpreter with its standard library, if compute nodes have none
+    base/lib/python3.11/ base/lib/bundled/                shared libraries of this system for the interpreter
 
 Bytecode is packed, because compiling PyTorch takes tens of seconds.
 """
@@ -52,7 +51,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """`link`: the target, for a link within the folder. Other links are followed."""
+    """A file below a folder. `link`: the target of a link within the folder. Other links are followed."""
 
     name: str
     path: str
@@ -88,7 +87,7 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
                     yield from _walk(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
                 yield FoundFile(name, entry.path, entry.stat())
-        except OSError:  # a broken link, or a file that was just removed
+        except OSError:  # a broken link, or a file that was removed meanwhile
             continue
 
 
@@ -108,7 +107,7 @@ def listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""A part of the key. Change it if the same environment gets another archive."""
+"""Part of the key. Change this text if the same environment must be packed into a different archive."""
 
 
 class Editable(msgspec.Struct, frozen=True):
@@ -120,7 +119,8 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """An environment. `scripts`: the folder of its programs; empty for the system's. `conda`: its prefix, or empty."""
+    """An environment. `scripts`: folder of its programs; empty for the system's. `conda`: the conda prefix, or
+    empty."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -249,13 +249,13 @@ class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """A file whose first line names this environment's Python."""
+    """A file whose first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """A file of bytecode: the time of the source in its header is rewritten."""
+    """A bytecode file. Packing rewrites the source time in its header."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file in the archive. `path`: source, or link's target."""
+    """A file in the archive. `path`: the source, or the target of a link."""
 
     name: str
     path: str
@@ -298,7 +298,7 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """Return the interpreter with its standard library. Raises ConfigError."""
+    """Return the interpreter and its standard library as archive members. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):

@@ -1,7 +1,7 @@
-"""A site whose jobs run on some nodes only: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
+"""Restrict a site's jobs to allowed nodes: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
 
-The last of two equal settings counts for both, so the site's own nodes and requirements are merged into the new
-setting.
+If a setting is given twice, the batch system uses only the last value. So the site's own nodes and requirements are
+merged into the new setting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REQUIREMENTS = re.compile(r"\s*requirements\s*=\s*(.*)", re.IGNORECASE)
 
 
 def placed(site: Site, allowed: AllowedNodes) -> Site:
-    """Return the site with settings that keep its jobs on the allowed nodes."""
+    """Return the site with settings that restrict its jobs to the allowed nodes."""
     if allowed == ANYWHERE:
         return site
     provider = site.provider
@@ -38,7 +38,7 @@ def placed(site: Site, allowed: AllowedNodes) -> Site:
 
 
 def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
-    # Options at the start of worker_init count as well, so ours must follow them.
+    # Slurm also reads options at the start of worker_init, so Stoker's options must follow these options.
     moved, rest = site_options.split_worker_init(provider.kind.value, provider.worker_init)
     options = (*provider.options, *moved)
     if allowed.only:
@@ -55,7 +55,7 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the nodes of `--exclude`; a value with a slash is a file with their names. None: it cannot be read."""
+    """Return the nodes of `--exclude`. A value with a slash is a file of node names; None if it cannot be read."""
     if "/" not in value:
         return [value] if value else []
     try:

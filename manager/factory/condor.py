@@ -1,9 +1,9 @@
 """The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider knows no holds, walltimes or GPUs. Here `condor_q -json` shows all jobs of the session by their
-attributes, and `condor_history` shows jobs that have left the queue. `condor_submit` only warns of an unknown setting,
-so a waiting job's reason repeats the warning. For a job that matches no slot, `condor_q -better-analyze` is run every
-few minutes.
+Parsl's CondorProvider does not support holds, walltimes or GPUs. `condor_q -json` lists all jobs of the session by
+their attributes, and `condor_history` lists jobs that have left the queue. `condor_submit` only warns about an unknown
+setting, so the reason of a waiting job repeats the warning. If a job matches no slot, `condor_q -better-analyze` runs
+every 5 minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """Seconds until an analysis without result is repeated."""
 _UNSEEN_S = 180.0
-"""Seconds without a negotiator's visit after which a waiting job's reason says so."""
+"""Seconds without a negotiation cycle after which the reason of a waiting job says so."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
@@ -50,14 +50,14 @@ _NOT_NOW = re.compile(
     r"|try again",
     re.IGNORECASE,
 )
-"""Errors of condor_submit that are not the job's fault: it may be submitted later."""
+"""Temporary errors of condor_submit: the same job may be submitted later."""
 _ADDRESS = re.compile(r"(?<=\d)\?[^>\s]*>")
-"""The end of an address, from the `?` on: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
+"""The end of an address, starting at `?`: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
 _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' state.*)|Couldn't find/remove .*)$")
 
 
 class CondorBatch:
-    """HTCondor's jobs. `files` and the block's key are transferred with each job."""
+    """HTCondor as a batch system. `files` and the block's key are transferred with each job."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the jobs' statuses. Remove jobs that HTCondor holds permanently."""
+        """Return the statuses of jobs. Remove jobs that HTCondor holds permanently."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -144,7 +144,7 @@ class CondorBatch:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        # A job is listed until its removal is complete, because its machine may not answer.
+        # A removed job is listed until its machine answers.
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._queue().items()
@@ -210,7 +210,7 @@ class CondorBatch:
             self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
             if not self._analysis:
                 self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
-        except BatchTrouble as error:  # in a large pool the analysis may take too long
+        except BatchTrouble as error:  # the analysis may time out in a large pool
             log.info("no analysis of job %s: %s", job, error)
 
     def _ask_negotiator(self) -> None:
@@ -238,13 +238,13 @@ def warnings(err: str) -> list[str]:
 
 
 def in_short(said: CommandResult) -> str:
-    """Return why a command failed, without HTCondor's advice, and with addresses cut to host and port."""
+    """Return why a command failed, without HTCondor's advice. Addresses are shortened to host and port."""
     error = _ADDRESS.sub(">", said.err.partition("Extra Info:")[0])
     return msgspec.structs.replace(said, err=error).words
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the error of a submission. A failed commit's reason follows condor_submit's error."""
+    """Return the error of a submission. The reason of a failed commit follows the error of condor_submit."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

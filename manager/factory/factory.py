@@ -1,8 +1,8 @@
-"""The factory's loop: passes the manager's orders to the sites' threads, and their updates to the manager.
+"""The factory's loop: it passes the manager's orders to the threads of the sites, and their updates to the manager.
 
 The loop ends in three cases: the session ends; the manager is absent for longer than the session's lease, so waiting
-blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates travel
-in numbered frames, which are kept until acknowledged and sent again after every connection.
+blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates are
+sent in numbered frames. Frames are kept until acknowledged, and sent again after every connection.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects our
-        key."""
+        """Return True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects
+        this factory's key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
@@ -99,7 +99,7 @@ class FactoryLink:
         return out
 
     def tell(self, messages: Iterable[FactoryUpdate]) -> None:
-        """Send updates now, or after the next connection."""
+        """Send updates now; without a connection, after the next connection."""
         batch = list(messages)
         if batch:
             sequence = self.outbox.next()
@@ -109,10 +109,10 @@ class FactoryLink:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """Read the manager's address again: a restarted manager may have another."""
+        """Read the manager's address again, because a restarted manager may have a new address."""
         try:
             address = self._folder.read().address
-        except SessionError as error:  # the file is being replaced, or the file system is away: read it again later
+        except SessionError as error:  # the next call retries
             log.debug("session file: %s", error)
             return
         self.dealer.move_to(address)
@@ -158,7 +158,7 @@ class Factory:
 
     def _worker(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
         def make() -> Batch:
-            # Import on the site's own thread, so that no other site waits for the import of Parsl.
+            # Import Parsl on the site's own thread, so that other sites do not wait for the import.
             from stoker.manager.factory.batches import make_batch
 
             session = self._link.session.session
@@ -231,7 +231,7 @@ class Factory:
                 continue
             updates.append(said)
             if isinstance(said, BlockUpdate):
-                if said.source:  # else no order to cancel the block would find its site
+                if said.source:  # needed to cancel the block at its site
                     self._owners.setdefault(said.block, said.source)
                 if said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
                     revoke_block_key(self._folder, said.block)
@@ -345,7 +345,7 @@ class Factory:
         for name in self._stopping:
             log.error("source %s did not answer before the factory's end", name)
             kept = list(self._workers[name].keeper.blocks.values())
-            # A job whose submission is in progress has no id yet, but a name.
+            # A job whose submission is in progress has no id yet, but has a name.
             session = self._link.session.session
             self._left[name] = tuple(block.job or job_name(session, block.block) for block in kept)
         left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
@@ -358,7 +358,7 @@ class Factory:
 
 
 def note_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write the jobs that still exist. On a full disk, remove the file: an empty file would mean no jobs."""
+    """Write the jobs that still exist. If the disk is full, remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""PBS, LSF and Grid Engine: Parsl's providers submit; one command lists all jobs.
+"""PBS, LSF and Grid Engine: Parsl's providers submit jobs; one command lists all jobs.
 
 Parsl's providers report a suspended job as cancelled (LSF) or failed (Grid Engine). For an unlisted job, the accounting
-(`qacct`, `bhist`) shows the end. Without it the job is absent, and only its output may show how it ended.
+(`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and only its output may show how it ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A listed job. `expected_at`: wall-clock time of its start (0: unknown). `failed`: its output may show the
+    """A listed job. `expected_at`: wall-clock time of its start, 0 if unknown. `failed`: the job's output may show the
     cause."""
 
     name: str
@@ -55,7 +55,7 @@ class ListedJob(msgspec.Struct, frozen=True):
     failed: bool = False
 
     def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """Return the job's status. `now`: wall-clock time. `output`: the job's last lines."""
+        """Return the job's status. `now`: wall-clock time. `output`: the last output lines of the job."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
@@ -66,7 +66,7 @@ Read = Callable[[str], dict[str, ListedJob]]
 
 
 def read_pbs(text: str) -> dict[str, ListedJob]:
-    """Read the output of `qstat -x -f -F json`, also with a site's added lines. Raises ValueError without JSON."""
+    """Read the output of `qstat -x -f -F json`; ignore text before the JSON. Raises ValueError without JSON."""
     start = re.search(r"^\s*\{", text, re.MULTILINE)
     answer: dict[str, Any] = {}
     if text.strip():
@@ -118,7 +118,7 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
 
 
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
-    """Read the output of `qstat -xml`, also with a site's added lines. Raises ValueError without XML."""
+    """Read the output of `qstat -xml`; ignore text around the XML. Raises ValueError without XML."""
     found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner element has the same name
     try:
         tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
@@ -141,7 +141,7 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
 
 
 def read_qacct(text: str) -> ListedJob | None:
-    """Read `qacct -j ID`'s output."""
+    """Read the output of `qacct -j ID`."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -157,8 +157,8 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """Read `bhist -l ID`'s output."""
-    text = re.sub(r"\n {10,}", "", text)  # bhist breaks lines anywhere
+    """Read the output of `bhist -l ID`."""
+    text = re.sub(r"\n {10,}", "", text)  # bhist may break a line at any character
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
     found = re.search(r"Job Name <([^>]*)>", text)
@@ -178,7 +178,7 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows a job's end, and its reader. PBS needs none: `qstat -x` lists ended jobs."""
+"""The command that shows a job's end, and its reader. PBS needs no such command: `qstat -x` lists ended jobs."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
@@ -241,7 +241,7 @@ class ListedBatch:
             case ProviderKind.PBS:
                 if jobs is None:
                     jobs = self._select([])
-                # PBS reports an error for a job that it has forgotten, but lists the other jobs.
+                # PBS reports an error for an unknown job, but lists the other jobs.
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
                 return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
@@ -273,7 +273,7 @@ class ListedBatch:
         text = self._say(words)
         try:
             return read(text)
-        # The output has another form than expected.
+        # The output has an unexpected format.
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
             raise BatchTrouble(f"{words[0]} printed something that cannot be read ({error}): {text[:80]!r}") from error
 

@@ -1,11 +1,12 @@
 """The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
-A session has one factory at a time, by two locks (flock) in the session folder.
+A session has one factory at a time. Two locks (flock) in the session folder ensure this.
 
-- A factory holds `factory.lock`. A second factory waits for it. A holder that does not exit within `TURN_LIMIT_S` is
-  killed.
-- Every command of a batch system inherits `commands.lock`, and holds it even after its factory's death. A submission in
-  progress must not be repeated. So the new factory waits for the command's time limit, and then kills the command.
+- A factory locks `factory.lock`. A second factory waits for this lock. If the first factory does not exit within
+  `TURN_LIMIT_S` seconds, it is killed.
+- Every command of a batch system inherits `commands.lock` and keeps the lock even after its factory's death. A
+  submission in progress must not be repeated. So the new factory waits for the command's time limit, and then kills the
+  command.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
 
 
 def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
-    """Become the session's only factory. Return False if our manager exits first."""
+    """Become the session's only factory. Return False if this factory's manager exits first."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if locks.take(descriptor):
         return True
@@ -111,7 +112,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
 
 
 def wait_for_commands(file: Path, *, limit_s: float) -> None:
-    """Wait until a killed factory's commands have ended, then take their lock for ours."""
+    """Wait until the commands of a killed factory have ended, then take their lock for this factory's commands."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.take(descriptor):
         age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)

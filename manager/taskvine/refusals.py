@@ -1,7 +1,7 @@
-"""Requests of sites and calls that TaskVine cannot honour, each with the sentence that refuses it.
+"""Requests of sites and calls that TaskVine cannot honour, each with the error text that refuses it.
 
-TaskVine decides where a call runs and which library is evicted, and knows no deadlines. Running calls cannot report or
-move.
+TaskVine selects where a call runs and which library is evicted, and has no deadlines. Running calls cannot report
+progress or move.
 """
 
 from __future__ import annotations
