@@ -44,7 +44,7 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _LEAST = 6
-"""Values of options and tokens with fewer characters are ordinary words or settings."""
+"""Minimum characters of a secret value of an option or token. Shorter values are ordinary words or settings."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 
@@ -80,7 +80,7 @@ def _keep_name(found: re.Match[str]) -> str:
     if _HARMLESS.fullmatch(value) and "pass" not in name.lower():
         return found[0]
     if name[-1] not in ":=" and not name.rstrip().endswith((":", "=")):
-        # Only a blank separates name and value: a command-line option, or two words of a sentence.
+        # A blank separates name and value, so the name is a command-line option or a word of a sentence.
         if not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()]) or len(value) < _LEAST:
             return found[0]
     elif "token" in name.lower() and len(value) < _LEAST:

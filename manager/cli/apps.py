@@ -6,11 +6,11 @@ Installed packages add to the command line by entry points:
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-An entry point is loaded on use, so that a broken application disturbs no other. The checkout's setup.cfg is read too,
-because an editable install keeps old entry points.
+An entry point is loaded on use, so that a broken application does not affect other applications. The checkout's
+setup.cfg is also read, because an editable install keeps old entry points.
 
-`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"`, a click command in
-it called `command` gets the arguments.
+`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"` and defines a click
+command called `command`, this command receives the arguments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The checkout's setup.cfg, which an installed Stoker lacks."""
+"""The setup.cfg of a checkout. An installed Stoker does not have this file."""
 
 
 def names(group: str) -> list[str]:
@@ -57,7 +57,7 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if it is broken or declared twice."""
+    """Load an entry point. Raises StokerError if the entry point is broken or declared twice."""
     points = {point.value: point for point in _points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
@@ -88,7 +88,7 @@ def load_command(group: str, name: str) -> click.Command:
 
 
 def _points(group: str) -> Iterable[EntryPoint]:
-    from importlib.metadata import EntryPoint, entry_points  # its import takes a fifth of a command's start
+    from importlib.metadata import EntryPoint, entry_points  # slow import: a fifth of a command's start
 
     found = entry_points(group=group)
     declared = configparser.ConfigParser()
@@ -129,7 +129,7 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
     sys.argv = [str(path), *arguments]
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
-    except Exception as error:  # print Python's traceback, but without the frames of `stoker run`
+    except Exception as error:  # print the traceback without the frames of `stoker run`
         frames = error.__traceback__
         sys.excepthook(type(error), error.with_traceback(frames.tb_next if frames is not None else None), None)
         raise SystemExit(1) from None
@@ -181,7 +181,7 @@ class Apps(FromEntryPoints):
         assert command is not None
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
-        if name.endswith(".py"):  # raise here, not in the detached process, errors that would end it at once
+        if name.endswith(".py"):  # raise early errors here, not in the detached process
             read_program(Path(name))
         if joined := below.params.get("session") or session:
             find_session(joined)
@@ -221,7 +221,7 @@ def with_session(command: click.Command) -> click.Command:
             raise click.UsageError("--session and --site exclude each other; give one")
         if session:
             wait_for_begun(session)
-            if over := find_session(session).over():  # print one line here; the program would print a traceback
+            if over := find_session(session).over():  # print one line instead of the program's traceback
                 raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session
         return inner(*args, **options)

@@ -1,4 +1,4 @@
-"""`stoker calls`: the names and states of calls."""
+"""`stoker calls`: list the names and states of calls."""
 
 from __future__ import annotations
 

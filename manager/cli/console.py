@@ -1,6 +1,7 @@
-"""All output of the command line (no other module prints), and types of its options.
+"""All output of the command line, and types of its options. Other modules do not print.
 
-On a terminal some words have colour and `--watch` redraws in place. With `--json` stdout gets only one document.
+On a terminal some words have colour and `--watch` redraws in place. With `--json` stdout contains only one JSON
+document.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """True if stdout is a terminal."""
+    """Return True if stdout is a terminal."""
     return _out.is_terminal
 
 
@@ -52,7 +53,7 @@ def line(text: str = "") -> None:
     """Print one line.
 
     Args:
-        text: Without a line end.
+        text: The line, without a line end.
     """
     lines([text])
 
@@ -61,7 +62,7 @@ def note(text: str) -> None:
     """Print a remark on stderr.
 
     Args:
-        text: Without a line end.
+        text: The remark, without a line end.
     """
     with _without_terminal():
         _err.print(Text(text, style="dim"))
@@ -71,7 +72,7 @@ def error(text: str) -> None:
     """Print an error on stderr.
 
     Args:
-        text: Without a line end.
+        text: The error, without a line end.
     """
     first, _, rest = text.partition("\n")
     with _without_terminal():
@@ -93,9 +94,9 @@ def json(value: Any) -> None:
     """Print a value as one JSON document.
 
     Args:
-        value: Anything that `json.dumps` takes.
+        value: A value that msgspec can encode as JSON.
     """
-    if sys.stdout is None:  # None if stdout was closed before the command began
+    if sys.stdout is None:  # stdout is None if it was closed before the command began
         return
     with survive_closed_pipe():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
@@ -112,13 +113,13 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that a terminal redraws in place and a pipe repeats. Made by `redrawn`."""
+    """Lines that change. A terminal redraws them in place; a pipe receives them again. Made by `redrawn`."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the lines.
+        """Replace the displayed lines.
 
         Args:
             texts: All lines of the block.
@@ -131,11 +132,11 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Yield a place for lines that change."""
+    """Yield a Redrawn object, which displays lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
-    wrapping = Console(highlight=False)  # wraps lines, because redrawing needs the number of lines on the screen
+    wrapping = Console(highlight=False)  # wraps lines: redrawing needs the number of screen lines
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
@@ -146,8 +147,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def survive_closed_pipe() -> Iterator[None]:
-    """End the command silently if the pipe's reader is gone (`stoker logs | head`), with an error if the disk is
-    full."""
+    """End the command silently if the reader of the pipe has exited (`stoker logs | head`), with an error if the disk
+    is full."""
     try:
         yield
     except BrokenPipeError:
@@ -187,8 +188,8 @@ class WholeNumber(click.ParamType[int]):
     """A click type for whole numbers within bounds.
 
     Args:
-        least: Smallest allowed number.
-        most: Largest allowed number.
+        least: Minimum number.
+        most: Maximum number.
     """
 
     name = "number"
@@ -198,7 +199,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As `click.ParamType.convert`."""
+        """Convert the text of an option; see `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -209,12 +210,12 @@ class WholeNumber(click.ParamType[int]):
 
 
 class ByteSize(click.ParamType[int]):
-    """A size in bytes, written with its unit."""
+    """A click type for a size in bytes, written with its unit."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As `click.ParamType.convert`."""
+        """Convert the text of an option; see `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

@@ -1,7 +1,7 @@
-"""`stoker doctor`: check this machine and site files, and show how to repair faults.
+"""`stoker doctor`: check this machine and site files, and show how to fix problems.
 
-`CHECKS` lists all checks. `doctor_machine` checks the machine, `doctor_site` batch systems and site files, this module
-remains of sessions.
+`CHECKS` lists all checks. `doctor_machine` checks the machine, `doctor_site` checks batch systems and site files. This
+module checks remains of sessions.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def excluded_nodes() -> Iterator[Finding]:
 
 
 def clear_node(node: str) -> Iterator[str]:
-    """Yield what was cleared. Raises StokerError for a node that is not excluded."""
+    """Yield a message for each cleared record. Raises StokerError for a node that is not excluded."""
     for record in node_store.clear(node):
         yield (
             f"blocks of site {record.source} may start on {node} again; running sessions notice it within"
@@ -117,7 +117,7 @@ def clear_node(node: str) -> Iterator[str]:
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two looks: a session may be ending, or a program restarting its killed manager."""
+"""Seconds between two looks: a session may be ending, or a program may be restarting its killed manager."""
 
 
 def orphaned_processes() -> Iterator[Finding]:
@@ -138,7 +138,7 @@ def orphaned_jobs() -> Iterator[Finding]:
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
-    """A process of an ended session."""
+    """A process whose session has ended."""
 
     pid: int
     kind: str
@@ -146,7 +146,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 
 def orphaned() -> Iterator[OrphanProcess]:
-    """Yield this machine's orphans, even pilots whose lease has not expired."""
+    """Yield orphaned processes on this machine, including pilots whose lease has not expired."""
     found = list(session_remains.own_processes())
     gone = _gone(found)
     if any(path.exists() for path in gone):

@@ -33,11 +33,11 @@ from stoker.units import show_bytes
 class Level(enum.Enum):
     OK = "ok"
     NO = "no"
-    """A finding: missing, but not needed on this machine."""
+    """Level of a finding that is missing but not needed on this machine."""
     WARN = "warn"
-    """A finding with which Stoker works, but slower or with less."""
+    """Level of a finding with which Stoker works, but slower or with fewer features."""
     NEED = "need"
-    """A finding: missing, and Stoker needs it."""
+    """Level of a finding that is missing and that Stoker needs."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ def _version(name: str) -> str:
 
 
 def satisfied(version: str, bounds: str) -> bool:
-    """True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
+    """Return True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
     have = _numbers(version)
     limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
     return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
@@ -226,7 +226,7 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the driver's version, the number of GPUs, and the driver's newest CUDA (13020 is 13.2)."""
+    """Return the driver's version, the number of GPUs, and the newest CUDA version of the driver (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -235,7 +235,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _torch_cuda() -> str | None:
-    """Return torch's CUDA version, without importing torch; `""`: a CPU build, None: no torch."""
+    """Return the CUDA version of torch without importing torch; `""` for a CPU build, None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -261,7 +261,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files: one per pilot, some per client."""
+    """Check the limit of open files. Each pilot needs one open file, and each client needs several."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:

@@ -1,6 +1,7 @@
-"""`stoker explain`: why a call, pilot, library, context or block is in its state.
+"""`stoker explain`: show why a call, pilot, library, context or block is in its state.
 
-For a failure it also shows the cause, a remedy and the recovery so far. It reads only logs that this machine sees.
+For a failure, the command also shows the cause, a remedy and the recovery so far. It reads only logs that this machine
+can access.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed. None without a readable log, or if several calls share the
-    library."""
+    """Return the progress that a running call has printed. Return None if the log is unreadable or several calls share
+    the library."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -43,7 +44,7 @@ def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
 
 
 def progress_line(progress: LoggedProgress) -> str:
-    """`90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    """Return a line such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
     rate = progress.rate_per_s
@@ -57,7 +58,7 @@ def progress_line(progress: LoggedProgress) -> str:
     return f"  progress  {', '.join(parts)} (judged by its output)"
 
 
-# ---- whose fault
+# ---- the cause of a failure
 
 
 _RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
@@ -118,7 +119,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
         own = [file for file in files(folder) if file.name.startswith(f"{subject}.")]
         parts = [*(LogPart(file.name, path=file.path) for file in own), *map(told_part, said)]
-    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # the story of a pilot or a library
+    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # a pilot or a library
         said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
         own = [file for file in files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
         parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own]

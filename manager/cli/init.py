@@ -1,4 +1,4 @@
-"""`stoker init`: write a short site file for this host's batch system, each line with its reason."""
+"""`stoker init`: write a short site file for this host's batch system. Each line contains its reason."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WALLTIME_S = 4 * 3600.0
 """Walltime of a block in seconds. Shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
-"""Cores and memory to request with a GPU if the machines are unknown."""
+"""Cores and bytes of memory to request with a GPU if the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
 """Bytes of memory per CPU device: enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""Bytes that count as no information: Slurm reports 1 MiB for a node without configured memory."""
+"""Bytes of memory up to which a value means unknown: Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
@@ -53,7 +53,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition: preferably with GPUs, then preemptible, because a lost pilot costs little."""
+    """Return the best partition: first with GPUs, then preemptible, because a lost pilot costs little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -142,7 +142,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return cores, memory and a comment: one GPU's share of the smallest machine, else that machine."""
+    """Return cores, memory and a comment: the share of one GPU on the smallest machine; without GPUs, that machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -259,7 +259,7 @@ def init(*, output: Path, partition: str) -> None:
     if output.exists() and not to_stdout:
         raise ConfigError(f"{output} already exists; name another file: stoker init --output FILE", file=str(output))
     made = draft(inspect_host(), partition=partition)
-    parse_site(made.text, file=str(output))  # prove that Stoker can read the file that it writes
+    parse_site(made.text, file=str(output))  # check that Stoker can read the written file
     if to_stdout:
         console.raw(made.text.encode())
         return

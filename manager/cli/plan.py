@@ -1,4 +1,4 @@
-"""`stoker plan`: forecast a run on a site before anything is submitted."""
+"""`stoker plan`: forecast a run on a site before its submission."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     if ":" in app and app in measured:
         return app
     found = [each for each in measured if each.rpartition(":")[2] == app]
-    # Older versions stored function names without their file; prefer names with a file.
+    # Older versions stored function names without the file. Prefer names with a file.
     found = [each for each in found if ":" in each] or found
     if len(found) > 1:
         offered = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])

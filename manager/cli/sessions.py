@@ -1,6 +1,6 @@
 """`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
 
-Caches contain objects (models, snapshots) and environments of all sessions. Their size is bounded, and unused files
+Caches contain objects (models, snapshots) and environments of all sessions. Their size is limited, and unused files
 expire.
 """
 
@@ -39,7 +39,7 @@ _OLDER = "14d"
 _DAY_S = 86400.0
 _ASKED_AT_ONCE = 16
 _MADE_S = 60.0
-"""A new session's manager starts to listen within this many seconds."""
+"""Seconds within which the manager of a new session starts to listen."""
 
 
 class SessionState(enum.Enum):
@@ -52,7 +52,7 @@ class SessionState(enum.Enum):
 
 
 class KnownSession(msgspec.Struct, frozen=True):
-    """A session whose folder exists. `idle_s`: seconds since the last write there."""
+    """A session whose folder exists. `idle_s`: seconds since the last write to the folder."""
 
     session: str
     folder: str
@@ -105,7 +105,7 @@ def known_sessions() -> list[KnownSession]:
     begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not holds_session(place)]
     found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a check of a manager on another machine may take seconds
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # checking a manager on another machine may take seconds
         return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
 
 
@@ -141,10 +141,10 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """Return a session's state; None if it is damaged or removed."""
+    """Return a session's state; None if the session is damaged or removed."""
     folder = SessionFolder(path)
     try:
-        if not folder.file.exists():  # the session is starting, or the command that made it was killed
+        if not folder.file.exists():  # the session is starting, or its command was killed
             up, lost = idle_s < _MADE_S or is_coming_up(folder.path), False
         else:
             up = detached.is_up(folder)
@@ -200,7 +200,8 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired (`clear`: all) unused files from the caches here; return the rest. Raises StokerError."""
+    """Remove expired unused files from the caches here; with `clear`, remove all unused files. Return the contents that
+    stay. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         raise ConfigError(
@@ -213,10 +214,10 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.tidy_snapshots(cache)  # as a pilot does at its start
+        store.tidy_snapshots(cache)  # a pilot also does this at its start
         if clear:
             sweep(base)
-            if not any(base.glob("pilot-*")):  # else a library of a live pilot may be loading a snapshot
+            if not any(base.glob("pilot-*")):  # a library of a live pilot may be loading a snapshot
                 store.sweep_snapshots(cache, kept_s=0.0)
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
@@ -225,7 +226,7 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return lines on files that a session of these sites keeps on nodes."""
+    """Return lines about the files that a session of these sites leaves on nodes."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"

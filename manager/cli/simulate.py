@@ -1,4 +1,4 @@
-"""The options of `stoker simulate`. Only a simulation imports `simulating`, which takes time."""
+"""The options of `stoker simulate`. The slow module `simulating` is imported only for a simulation."""
 
 from __future__ import annotations
 

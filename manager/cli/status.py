@@ -65,7 +65,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """A session, redrawn on a terminal; on a pipe only changes. `folder`: to show gateways."""
+    """A session, redrawn on a terminal; a pipe receives only changes. `folder`: needed to show gateways."""
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -91,7 +91,8 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed since `before`, one if only calls have, else none."""
+    """Return all lines if pilots, blocks or contexts have changed since `before`, one line if only calls have changed,
+    otherwise no line."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -143,7 +144,7 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""The program or keeper of a dead manager restarts it within this many seconds."""
+"""Seconds within which the program or keeper of a dead manager restarts it."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
@@ -171,7 +172,7 @@ def attach(*, session: str) -> None:
 
 
 def revive(folder: SessionFolder) -> None:
-    """Restart a dead manager. Raises SessionEndedError for an ended session, else SessionError."""
+    """Restart a dead manager. Raises SessionEndedError if the session has ended, or another SessionError."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
@@ -184,8 +185,8 @@ def revive(folder: SessionFolder) -> None:
 
 
 def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning about pilots that cannot find a moved manager, because they see only a copied session folder.
-    `before`, `now`: addresses."""
+    """Return a warning about pilots that cannot find a moved manager, because they have only a copy of the session
+    folder. `before`, `now`: addresses of the manager."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""

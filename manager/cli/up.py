@@ -86,7 +86,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     """
     wanted = new_sessions.collect(sites)
     idle_s = _idle(idle)
-    path = Path(folder)  # the folder must be empty, because it is removed if the session fails to start
+    path = Path(folder)  # must be empty: a failed start removes the folder
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
         raise ConfigError(f"--folder: {path} is not empty; name a new or empty folder", key="folder")
     for note in doctor_site.refuse(wanted):
@@ -102,7 +102,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         holder = detached.start(made, waiting=console.note)
         status = heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
-        if not made.file.exists():  # its manager never listened
+        if not made.file.exists():  # the manager never listened
             detached.forget(made)
             raise
         name = made.read().session

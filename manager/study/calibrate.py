@@ -1,10 +1,10 @@
-"""Makes a simulated world from a live session's measurements.
+"""Create a simulated world from a live session's measurements.
 
-The module replays the session's journal through the core, whose commands show where libraries were loaded and calls
-sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. Its run time is
-the mean, or with different numbers of items a fixed part and a part per item (least squares). The extra time of a
-library's first call is its warm-up. The gap between two calls is the library's own time, and also two messages if the
-next call did not wait.
+The module replays the session's journal through the core. The core's commands show where libraries were loaded and
+calls sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. Its run
+time is the mean; if calls have different numbers of items, it is a fixed part and a part per item (least squares). The
+extra time of a library's first call is its warm-up. The gap between two calls is the library's own time, plus the time
+of two messages if the next call was sent after the first ended.
 
 Links are not modelled. Calls keep their recorded arrival times.
 """
@@ -51,7 +51,7 @@ from stoker.site import Duration, Size
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A successful load. `whole_s`: from the order to its reported end."""
+    """A successful load. `whole_s`: seconds from the order to its reported end."""
 
     recipe: str
     kind: str
@@ -64,9 +64,9 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 class RecordedRun(msgspec.Struct, frozen=True):
     """A run of a call.
 
-    `first`: True for the library's first call. `between_s`: seconds since the library's previous call ended or this one
-    was dispatched (the later), without the run (-1: unknown, for several slots). `waiting`: True if the call was sent
-    before the library was free.
+    `first`: True for the library's first call. `between_s`: seconds without a run since the library's previous call
+    ended or this call was dispatched, whichever is later (-1: unknown, for several slots). `waiting`: True if the call
+    was sent before the library was free.
     """
 
     recipe: str
@@ -87,7 +87,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """A pilot's presence. `left_at`: infinite until it leaves."""
+    """A pilot's presence. `left_at` is infinite until the pilot leaves."""
 
     devices: tuple[DeviceFacts, ...]
     came_at: float
@@ -106,12 +106,12 @@ class _Held(msgspec.Struct):
 
 
 class RecordedSession:
-    """A session by its journal. Times are in seconds since the epoch."""
+    """The facts of a session from its journal. Times are in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """Time from which a compacted journal tells events; 0 = the journal is complete."""
+        """Time from which a compacted journal contains events; 0 for a complete journal."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
@@ -130,7 +130,7 @@ class RecordedSession:
         calls = self.calls
         return max(self.ended.values()) - calls[0].at if calls else 0.0
 
-    # ---- while it is read
+    # ---- updates while the journal is read
 
     def begin(self, state: State, *, since: float) -> None:
         self.since = since
@@ -144,7 +144,7 @@ class RecordedSession:
             self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # the mean of the context's loads, on the device kind of its libraries
+            if context.loads:  # mean of the loads, on the device kind of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
                 self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
@@ -212,7 +212,7 @@ class RecordedSession:
         )
 
     def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # ends of other calls are repeated reports
+        known = [end for end in ends if end.call in library.sent]  # repeated reports contain other calls
         if not known:
             return
         busy_s = sum(end.run_s for end in known)
@@ -230,7 +230,7 @@ class RecordedSession:
 
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
-    """Return the session of a journal that `policies` ran. Raises SessionError if no call completed."""
+    """Return the recorded session of a journal that `policies` ran. Raises SessionError if no call completed."""
     found = RecordedSession(session)
     again = JournalPast(path, session, policies)
     if again.core is not None:
@@ -247,13 +247,13 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
 
 MOST_CV = 5.0
 WARM_UP = 0.05
-"""A first call shows a warm-up if it takes longer than normal by more than this share."""
+"""Minimum share by which a first call must exceed the normal time to show a warm-up."""
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A session's world and calls.
+    """The world and calls of a session.
 
     `makespan_s`: of the live session. `advice`: the manager's estimates before a context's first load.
     """
@@ -266,7 +266,7 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class MakespanComparison(msgspec.Struct, frozen=True):
-    """A session's makespan, live and simulated under several seeds."""
+    """The makespan of a session, live and simulated under several seeds."""
 
     live_s: float
     simulated_s: tuple[float, ...]
@@ -401,7 +401,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return seconds per call and per item; without a positive slope, the mean and 0."""
+    """Return seconds per call and per item. Without a positive slope, return the mean and 0."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
     square = sum((run.items - mean_items) ** 2 for run in runs)
     if not square:

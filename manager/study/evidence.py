@@ -6,7 +6,7 @@ file describe the site.
 Pilots are lost at a constant rate: losses divided by the total time of pilots (the maximum-likelihood estimate for
 censored exponential times).
 
-Calls of another size are assumed to cost the same per input.
+The cost per input is assumed to be equal for calls with more or fewer inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.site import Site
 from stoker.units import show_seconds
 
 RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)
-"""Numbers of measurements that make a forecast good, and fair."""
+"""Minimum numbers of measurements for a good forecast, and for a fair forecast."""
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -46,8 +46,8 @@ class Sureness(enum.Enum):
 class Work(msgspec.Struct, frozen=True):
     """A number of inputs for one function.
 
-    `function`: with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`. `measured_per_call`:
-    inputs of the measured calls (0 = `inputs_per_call`).
+    `function`: name with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`. `measured_per_call`:
+    inputs of the measured calls; 0 means `inputs_per_call`.
     """
 
     app: str
@@ -86,7 +86,7 @@ class MeasuredTime(msgspec.Struct, frozen=True):
 
 
 LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)
-"""The assumed time until a local pilot has started; no record contains it."""
+"""Assumed time until a local pilot has started, because no record contains this time."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class Reason(msgspec.Struct, frozen=True):
 class Evidence(msgspec.Struct, frozen=True):
     """The input of a forecast.
 
-    `lost_per_s`: losses per second of a pilot's time. `most`: the most pilots seen at once (0 = unknown).
+    `lost_per_s`: losses per second of a pilot's time. `most`: maximum number of pilots seen at once; 0 if unknown.
     """
 
     kind: str
@@ -134,7 +134,7 @@ def gather(
 ) -> Evidence:
     """Return the evidence for this work on this site.
 
-    `kind`: a kind of device instead of the site's. `similar`: recipes from which times are estimated. Raises
+    `kind`: a kind of device that replaces the site's kind. `similar`: recipes from which times are estimated. Raises
     SessionError without measurements.
     """
     found, measured = _measured(performance, work)
@@ -185,11 +185,12 @@ def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate],
     return found, useful
 
 
-# ---- the devices that are meant
+# ---- the kind of device
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """Return the measured kind of device that a site file means (`a10`: `NVIDIA A10`), else the most measured kind."""
+    """Return the measured kind that a site file means (`a10`: `NVIDIA A10`). Without a match, the most measured
+    kind."""
     meant = [kind for kind in measured if kind == expected]
     meant = meant or [kind for kind in measured if expected and _is_meant(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)
@@ -218,7 +219,7 @@ def _devices_of(site: Site, kind: str) -> int:
     return 1
 
 
-# ---- how much was measured
+# ---- number of measurements
 
 
 def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: MeasuredTime) -> list[Reason]:

@@ -1,4 +1,4 @@
-"""Forecasts of a run before its submission: its end, its device time, and the best number and walltime of blocks.
+"""Forecast a run before its submission: its end, its device time, and the best number and walltime of blocks.
 
 The simulator runs a world with measured times (`evidence`) under the site's rules. A seed determines queue waits,
 spreads, lost pilots, and the error of each measured mean. Many calls are simulated as fewer, longer calls.
@@ -34,7 +34,7 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""A plan counts as good as the fastest if it takes at most this many times as long."""
+"""Maximum ratio of a plan's finish time to the fastest plan's at which the two count as equally good."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
@@ -50,7 +50,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """A run on at most `blocks` blocks of `walltime_s` (0 = no limit). Infinite: it never ends."""
+    """A run on at most `blocks` blocks of `walltime_s` seconds (0: no limit). Infinite times: the run never ends."""
 
     blocks: int
     walltime_s: float
@@ -61,8 +61,9 @@ class PlanForecast(msgspec.Struct, frozen=True):
 class RunPlan(msgspec.Struct, frozen=True):
     """The forecast of a run.
 
-    `as_written`: by the site file. `by_blocks`, `by_walltime`: with other values. `best_blocks`, `best_walltime_s`: the
-    smallest values that are as good as the best (0: irrelevant). `price`: of a device-hour, 0 = unknown.
+    `as_written`: with the settings of the site file. `by_blocks`, `by_walltime`: with other values. `best_blocks`,
+    `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: of a device-hour, 0 if
+    unknown.
     """
 
     site: str
@@ -81,7 +82,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> RunPlan:
-    """Simulate the work with the site's settings and others. `tell` receives each simulation's name."""
+    """Simulate the work with the site's settings and with other settings. `tell` receives each simulation's name."""
 
     @cache
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
@@ -147,7 +148,7 @@ def _simulate(
     shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
     calls = -(-work.calls // shares)
     calls_each = work.calls / calls
-    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator itself adds the first load
+    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator adds the first load
     alone_s = work.calls * each_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
     until_s = 20 * alone_s + 24 * _HOUR_S
     if 0 < walltime_s < load.mean_s + run.mean_s:
@@ -178,7 +179,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies. They reconsider waiting calls a thousand times per run."""
+    """Return the site's policies, which reconsider waiting calls 1,000 times per run."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency
@@ -206,7 +207,7 @@ def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> t
 
 def _range(values: Sequence[float]) -> Range:
     ordered = sorted(values)
-    if math.isinf(ordered[-1]):  # no interpolation between a number and infinity
+    if math.isinf(ordered[-1]):  # infinity cannot be interpolated
         places = (round(share * (len(ordered) - 1)) for share in (0.1, 0.5, 0.9))
         return Range(*(ordered[place] for place in places))
     return Range(*(quantile(ordered, share) for share in (0.1, 0.5, 0.9)))

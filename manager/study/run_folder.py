@@ -35,7 +35,7 @@ LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Written files of one kind and their purpose, or why they are missing."""
+    """Written files of one kind and their purpose, or the reason why they are missing."""
 
     what: str
     paths: tuple[str, ...]
@@ -43,7 +43,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """A run in `results.json`. `log` is relative to the folder."""
+    """A run in `results.json`. `log` is a path relative to the folder."""
 
     policy: str
     seed: int
@@ -96,7 +96,7 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
-        except OSError:  # the folder has other files, too
+        except OSError:  # the folder contains other files
             return
 
 

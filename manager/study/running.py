@@ -1,4 +1,4 @@
-"""Simulates a scenario's policies, each with each seed, in processes."""
+"""Simulate a scenario's policies, each with each seed, in separate processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DiedError(StokerError):
 
 
 class Workers(Generic[Task, Result]):
-    """Processes that call `do(task, tell)`. Leaving the context manager ends them.
+    """Processes that call `do(task, tell)`. The end of the `with` block ends the processes.
 
     `do`, tasks and results must be picklable. `do` may raise only StokerErrors.
     """
@@ -94,7 +94,7 @@ class Workers(Generic[Task, Result]):
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # if the process has ended, `_hear` raises
+            with contextlib.suppress(OSError):  # `_hear` raises if the process has ended
                 connection.send(task)
             return
 
@@ -112,7 +112,7 @@ class Workers(Generic[Task, Result]):
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    resource_tracker.ensure_running()  # else the first process would start it, and so unblock SIGINT
+    resource_tracker.ensure_running()  # otherwise the first process starts it and unblocks SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -139,17 +139,17 @@ def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
 
 
 TellProgress = Callable[[str, int, float, int], None]
-"""Receives policy, seed, simulated time in seconds, ended calls."""
+"""A function that receives policy, seed, simulated time in seconds, and number of ended calls."""
 
 
 STUCK_S = 10 * 86_400.0
-"""A run in which no call ends for this many simulated seconds is stopped."""
+"""Simulated seconds without the end of a call after which a run is stopped."""
 MOST_STILL = 200
-"""A run is stopped after this many progress reports (millions of events) at one simulated moment."""
+"""Number of progress reports (millions of events) at one simulated time after which a run is stopped."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """A finished run. `log`: path of its event log. `wall_s`: its real seconds."""
+    """A finished run. `log`: path of its event log. `wall_s`: real seconds that the run took."""
 
     policy: str
     seed: int
@@ -171,8 +171,8 @@ def run_all(
 ) -> Generator[FinishedRun, None, None]:
     """Simulate the scenario with every policy and seed. Yield each run when it ends.
 
-    Event logs are written into `folder`. Only runs of the first policy have a bound. Raises SimulationError at the
-    first run that cannot continue, and stops the others.
+    Event logs are written into `folder`. Only runs of the first policy have a bound. If a run cannot continue, this
+    raises SimulationError and stops the other runs.
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_do, scenario=scenario, folder=folder)

@@ -1,7 +1,7 @@
 """The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
 
-A process per pilot has a row per slot of each library: its load, then a bar per call. Bars of one message of ended
-calls are drawn one after the other, back from its arrival.
+A process per pilot has a row per slot of each library: its load, then a bar per call. If one message reports several
+ended calls, their bars are drawn one after the other, back from the arrival of the message.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class _Timeline:
         self._began = 0.0
         self._pilots: dict[str, int] = {}
         self._rows: dict[int, list[float]] = {}
-        """When the last bar of each row of a library ends."""
+        """Time at which the last bar of each row of a library ends."""
         self._counted_at = float("-inf")
 
     def before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
-        """Yield what an event ends, before the core handles it."""
+        """Yield the bars that an event ends, before the core handles the event."""
         self._began = self._began or now
         match event:
             case FromPilot(pilot=pilot, messages=messages):
@@ -104,7 +104,7 @@ class _Timeline:
                 yield from self._ended(now, state.libraries[number], ends, state)
 
     def _ended(self, now: float, library: Library, ends: list[CallEnd], state: State) -> Iterator[TraceEvent]:
-        here = [end for end in ends if end.call in library.held]  # others are repeated reports
+        here = [end for end in ends if end.call in library.held]  # other ends are repeated reports
         left_s = sum(end.run_s for end in here)
         for end in here:
             ended_at = now

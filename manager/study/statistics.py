@@ -17,7 +17,7 @@ import msgspec
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
-    """A mean over `runs` runs, and its 95 % interval's half width (None for one run)."""
+    """A mean over `runs` runs, and the half width of its 95 % interval (None for one run)."""
 
     mean: float
     half_width: float | None

@@ -1,11 +1,11 @@
-"""Finds the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
+"""Find the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
 
-The most certain matching row of `failures.py` decides. Matches in early lines count most, consequences of other
-failures least. If no row matches, a learned scorer decides. Without a row, a plain Python exception from the user's
-code is the user's fault.
+The most certain matching row of `failures.py` decides. Matches in early lines count most; matches of rows for
+consequences count least. If no row matches, a learned scorer decides, but a plain Python exception from the user's code
+is the user's fault.
 
-The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` makes `scorer.json` from the training
-part of a labelled corpus. Plain Python applies it, because a login node needs no NumPy. Its features are the
+The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` creates `scorer.json` from the training
+part of a labelled corpus. Plain Python applies the scorer, because a login node needs no NumPy. The features are the
 vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception. Single
 words are no features, because a new type of fault has other words.
 """
@@ -67,9 +67,9 @@ def shipped_scorer() -> KindScorer:
 
 
 INFRASTRUCTURE_LEAST = 0.5
-"""If no row matches, the verdict is infrastructure from this probability on."""
+"""If no row matches: minimum probability of infrastructure at which this is the verdict."""
 RAISED_LEAST = 0.7
-"""The same probability for an exception from the user's code, which is more often the user's fault."""
+"""This minimum for an exception from the user's code, which is more often the user's fault."""
 GUESSED = "by its words, which no rule knows"
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
@@ -118,7 +118,7 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
-    with one."""
+    with a secondary row."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
@@ -173,12 +173,12 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
     return tuple(chosen[number] for number in sorted(chosen)[:_MOST_PROOF])
 
 
-# ---- facts of a failure
+# ---- features of a failure
 
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""A program prints at most this many lines of a failure before the traceback."""
+"""Maximum number of lines of a failure that a program prints before the traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -192,7 +192,7 @@ def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str,
 
 
 def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
-    # The traceback counts only if the failure begins with it; otherwise it may be of a rank that failed later.
+    # A traceback that begins later may come from a rank that failed later, so it does not count.
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
     traceback = [_unmarked(line) for line in lines] if is_own else []
@@ -332,7 +332,7 @@ _FIELDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""The vocabularies of subsystems. A word may be in several."""
+"""The vocabularies of subsystems. A word may be in several vocabularies."""
 _FIELDS_OF: dict[str, list[str]] = {}
 for _field, _vocabulary in _FIELDS.items():
     for _word in _vocabulary.split():
@@ -364,7 +364,7 @@ _ERRNO_KINDS = {
         "E2BIG ENOEXEC EBADF EDOM ERANGE EILSEQ ENOTSUP"
     ),
 }  # fmt: skip
-"""Error numbers by the party at fault (errno(3))."""
+"""Error names (errno(3)) by the subsystem or party at fault."""
 _BY_NUMBER = {
     number: kind
     for kind, names in _ERRNO_KINDS.items()

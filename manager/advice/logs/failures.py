@@ -1,8 +1,8 @@
 """The table of failures: texts of logs, exceptions and sessions, the party at fault, and the remedy.
 
-`sure` is the share of correct verdicts if a log contains only this text. A `secondary` row describes other ranks after
-one rank's death, and counts only if no other row matches. A text with several causes needs `besides` or `unless`:
-patterns in the lines around it.
+`sure` is the share of correct verdicts if a log contains only this text. A `secondary` row describes messages of other
+ranks after one rank's death, and counts only if no other row matches. A text with several causes needs `besides` or
+`unless`: patterns for the surrounding lines.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class FaultKind(enum.Enum):
     """The party at fault (SchedMate §3.3, after Acme's taxonomy)."""
 
     INFRASTRUCTURE = "infrastructure"
-    """Hardware, network, file systems, nodes, the batch system, or other users of a device. The same run may succeed
-    elsewhere."""
+    """Hardware, network, file systems, nodes, the batch system, or other users of a device. The same run may succeed on
+    other nodes."""
     FRAMEWORK = "framework"
-    """The installed software does not fit together or does not fit the machine."""
+    """The installed packages do not fit together or do not fit the machine."""
     USER = "user"
     """The program, its data, its settings, or its requests."""
 
@@ -54,7 +54,7 @@ class Located(msgspec.Struct, frozen=True):
 
 class Fault(msgspec.Struct, frozen=True):
     """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: from 0 to 1. `means`: a
-    description. `proof`: one or more lines that show the fault, with masked secrets."""
+    description. `proof`: at least one line that shows the fault, with masked secrets."""
 
     kind: FaultKind
     component: str
@@ -70,7 +70,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of the table. `besides`, `unless`: patterns that the surrounding lines must, or must not, match."""
+    """A row of the table. The surrounding lines must match the pattern `besides`, and must not match `unless`."""
 
     kind: FaultKind
     component: str
@@ -128,7 +128,7 @@ ROWS: tuple[FaultRule, ...] = (
     FaultRule(_I, "gpu", r"Unable to register to device plugin|GPU.{0,40}requires? (?:a )?reset|GPU.{0,30}thermal "
         r"(?:slowdown|shutdown)",
          "a GPU needs a reset", _NVML),
-    # ---- device memory: its owner decides
+    # ---- device memory: another process or the program uses it
     FaultRule(_I, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory",
          "another process holds the device's memory", _TORCH + ", c10/cuda/CUDACachingAllocator.cpp",
          besides=r"Process \d+ has (?:[1-9]\d*(?:\.\d+)?) GiB memory in use", sure=0.9),
@@ -214,7 +214,7 @@ ROWS: tuple[FaultRule, ...] = (
         r"|Cannot connect to license server"
          r"|(?:FlexNet|FLEXlm|lmgrd).{0,80}(?:error|-15|-96)|licen[sc]e.{0,40}(?:checkout|check out) failed",
          "a licence server does not answer", "FlexNet Publisher, error codes -15, -96", sure=0.85),
-    # ---- host memory: its owner decides
+    # ---- host memory: the job or other processes use it
     FaultRule(_U, "memory", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|oom[-_]kill event|oom_kill event"
         r"|Exceeded job memory limit|memory usage exceeded|StepId=\S+ exceeded memory limit|OOM Killed|cgroup "
         r"out-of-memory handler",
@@ -283,7 +283,7 @@ ROWS: tuple[FaultRule, ...] = (
         sure=0.8),
     FaultRule(_U, "network", r"(?:401|403) Client Error|GatedRepoError|RepositoryNotFoundError|Invalid user token",
         "a service refused the user", "huggingface_hub", sure=0.85),
-    # ---- Slurm's and Open MPI's own words
+    # ---- messages of Slurm and Open MPI
     FaultRule(_I, "node", r"Task launch for StepId=\S+ failed on node|Application launch failed: Communication",
          "Slurm could not start the program on a node", _SLURM, sure=0.85),
     FaultRule(_I, "memory", r"not enough space for \S*(?:shm|segment)|shared-memory backing",
@@ -460,7 +460,7 @@ BY_KIND: dict[FaultKind, str] = {
     _F: "install versions that fit each other and the machine",
     _I: "submit again; if it happens again, show the lines to the cluster's administrators",
 }
-"""Remedies for components that have no remedy of their own."""
+"""Remedies for components without an entry in BY_COMPONENT."""
 
 
 def remedy(fault: Fault, subject: str) -> str:

@@ -1,6 +1,6 @@
 """The table of metric names, and the pairs of name and value in a line.
 
-One regular expression over all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
+One regular expression with all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
 512.3`. A value with a unit (`3.02it/s`, `100ms/step`) needs no name.
 """
 
@@ -110,7 +110,7 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""For each metric, its names. Space, underscore, hyphen, slash or full stop may separate two words."""
+"""Names of each metric. Space, underscore, hyphen, slash or full stop may separate two words."""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
@@ -133,7 +133,7 @@ _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
 )
 _RATE_REACH = 40
-"""The value and its unit are at most this many characters before the sign of a rate (`/s`)."""
+"""Maximum characters between a value and the sign of a rate (`/s`)."""
 _PER_SECOND = re.compile(
     rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
@@ -161,8 +161,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 def named_values(text: str) -> tuple[dict[str, float], bool]:
     """Return the values by metric, and True if the line has values of an evaluation and no training loss.
 
-    Metrics are fields of LineMetrics, and `step_s`. Of several losses the most informative counts; of other metrics,
-    the first value.
+    Metrics are fields of LineMetrics, and `step_s`. If a line has several losses, the most informative loss counts. For
+    other metrics the first value counts.
     """
     found: dict[str, float] = {}
     evaluated = False

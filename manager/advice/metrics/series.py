@@ -48,10 +48,10 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""A fall by at most this share is no new round if one of this many next points reaches the value again: ranks that
-print without a label differ a little."""
+"""Maximum share of a fall that is jitter, if one of this many next points reaches the value again. Ranks that print
+without a label differ slightly, so such a fall begins no new round."""
 _AS_GOOD_AS_DONE = 0.95
-"""This share of a total counts as complete: a bar's end may not have been drawn before the next bar began."""
+"""Share of a total that counts as complete, because the next bar may begin before the end of a bar is drawn."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
@@ -152,8 +152,8 @@ def _progress_without_total(each: CountSeries) -> tuple[float, ...]:
 
 
 def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the finest count. Prefer a series with a loss, then the first that still runs, because it contains the
-    others, else the last."""
+    """Return the finest count. Prefer a series with a loss, then the first series that still runs, because it contains
+    the other series, then the last."""
     among = [each for each in fine if each.with_loss] or fine
     running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
     if not running or among[0].with_loss:
@@ -185,20 +185,21 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Only this many newest points give the rate, because a program's rate changes."""
+"""Number of newest points that determine the rate, because a program's rate changes."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
-"""Stated times left below this are ignored."""
+"""Minimum seconds of a stated time left. Lower values are ignored."""
 _LEAST_SPAN_S = 10.0
-"""If the times of lines span at least this many seconds, they count more than a stated time of unknown meaning."""
+"""Minimum seconds between the times of lines at which they count more than a stated time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A stated rate that differs by this factor from the rate by the lines' times counts something else (loading data)."""
+"""Maximum ratio of a stated rate to the rate by the lines' times. A larger ratio means that the stated rate counts
+something else (loading data)."""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The units of a series per second, the standard deviation of single rates, their number and their source."""
+    """The units of a series per second, the standard deviation, number and source of the single rates."""
 
     per_s: float
     spread: float
@@ -211,8 +212,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """Return the rate of a series, or of its previous round if the current one is too short. `evaluated_at`: indexes of
-    evaluation lines.
+    """Return the rate of a series. If the current round is too short, use the previous round. `evaluated_at`: indexes
+    of evaluation lines.
     """
     rounds = (series.points, series.earlier)
     found = (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)

@@ -1,7 +1,7 @@
 """An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
 
-A ReAct loop with the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains it. If the
-endpoint fails, the scan's facts stay unchanged, with a note.
+The module is a ReAct loop with the paper's tools, `file_tree` and `file_read`. A value counts only if the source
+contains the value. If the endpoint fails, the scan's facts stay unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from stoker.manager.advice.source.facts import (
 )
 from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
 
-# ---- answers held to the source
+# ---- answers checked against the source
 
 
 DOUBTED = 0.5
-"""The model may replace facts of the scan that are less certain than this."""
+"""Certainty below which the model may replace facts of the scan."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
 """Certainty of small numbers from the model, because every source contains small numbers."""
@@ -46,7 +46,7 @@ _SURE_OF_SMALL = 0.35
 def facts_believed(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with those values of the answer that the sources contain, and lines on rejected values.
+    """Return the facts with the values of the answer that the sources contain, and messages about rejected values.
     `sources`: the texts that the model has read, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:

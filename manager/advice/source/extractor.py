@@ -72,7 +72,7 @@ def _bound_name(node: ast.AST) -> str:
 
 def _without_annotation(node: ast.stmt, names: Mapping[str, str]) -> ast.stmt:
     if not isinstance(node, ast.AnnAssign) or (isinstance(node.target, ast.Name) and node.target.id not in names):
-        return node  # without an annotation it would not be a field of the class
+        return node  # the annotation makes it a field of the class
     return ast.Assign(targets=[node.target], value=node.value) if node.value is not None else ast.Pass()
 
 
@@ -84,7 +84,7 @@ LONGEST_TEXT = 40_000
 
 class SourceText(msgspec.Struct, frozen=True):
     """A source. `function`: the entry function, dotted for a method; empty for a script. `file`: the base of relative
-    imports and paths, if any."""
+    imports and paths, or empty."""
 
     text: str
     function: str = ""
@@ -101,8 +101,8 @@ def extract_facts(
     """Return the facts of a source.
 
     Args:
-        arguments: the arguments of the entry function, by parameter name.
-        folders: the user's folders for modules and config files; without them no file is read.
+        arguments: arguments of the entry function, by parameter name.
+        folders: the user's folders for modules and config files; without folders no file is read.
     """
     reader = OwnFolders(folders, limits or ReadingLimits())
     scanner = Scanner(reader)
@@ -187,7 +187,7 @@ class LoaderCall(msgspec.Struct, frozen=True):
 
 
 def loader_of(text: str, function: str) -> LoaderCall | None:
-    """Return the loader of a function's context, or None if the source does not show it. Never raises."""
+    """Return the loader of a function's context, or None if the source does not show the loader. Never raises."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -25,7 +25,7 @@ ARGUMENT = "argument"
 MANDATORY = ("model", "task", "data")
 COUNT_FIELDS = ("batch_size", "epochs", "items", "steps", "sequence_length")
 FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
-"""The fields of `WorkloadFacts` that hold facts. `devices` may be a text (`"cuda"`) or a number."""
+"""The fields of `WorkloadFacts` that contain facts. `devices` may be a text (`"cuda"`) or a number."""
 
 
 class SourceFact(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def fits(field: str, value: object) -> bool:
     return field == "devices" and isinstance(value, int) and 1 <= value <= 100_000
 
 
-# ---- recognise
+# ---- recognition of facts
 
 
 NAMES = {
@@ -174,7 +174,7 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects each field's most certain fact. `missed`: why a mentioned field's value is unknown."""
+    """Collects the most certain fact of each field. `missed`: why the value of a mentioned field is unknown."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
