@@ -134,7 +134,6 @@ def _cannot_start(error: StokerError) -> int:
 
 
 def _ended_by(error: StokerError, folder: SessionFolder) -> int:
-    """Return the exit status. If the session has begun, the status permits a restart."""
     if isinstance(error, TakenError) or not folder.file.exists():
         return _cannot_start(error)
     logging.critical("%s", error)

@@ -1,8 +1,7 @@
 """The work of the advisor process: it reads questions from its channel and sends answers.
 
-Answers omit unknown values. Questions about sources and history are slow, so a separate thread answers these questions.
-Another thread asks the language model about failures that the rules classify with low confidence. A further thread asks
-the model about lines that the rules cannot read.
+Answers omit unknown values. Separate threads answer slow questions (about sources and history) and query the language
+model.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Advisor:
                 return self._on_pace(question, question.about)
 
     def is_doubted(self, found: AdviceArrived | None) -> bool:
-        """Return True if `second_answer` may improve this answer."""
+        """True if `second_answer` may improve this answer."""
         verdict = found.advice if found is not None else None
         return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
 

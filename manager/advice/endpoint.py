@@ -27,7 +27,7 @@ MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _MOST_ANSWER_TOKENS = 1_000
 _CHARACTERS_A_TOKEN = 3
-"""Assumed characters per token, used if the endpoint reports no number of tokens."""
+"""Assumed characters per token if the endpoint reports no tokens."""
 _NO_SCHEMAS = frozenset({400, 422, 501})
 """HTTP status codes of an endpoint that does not support answer schemas."""
 

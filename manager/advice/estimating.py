@@ -210,8 +210,8 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
 
-    `pace_s`: seconds per unit of work, by gang size. `from_loads`: recipes that the load time and memory come from,
-    most similar first. `from_runs`: the same for run time and pace.
+    `pace_s`: seconds per unit of work, by gang size. `from_loads`, `from_runs`: recipes for load time and memory, and
+    for run time and pace, most similar first.
     """
 
     kind: str

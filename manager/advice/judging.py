@@ -37,7 +37,7 @@ class LogPart(NamedTuple):
 
 
 class LogParts:
-    """The parts, presented as one file that can be read once."""
+    """Several log parts, presented as one file that can be read once."""
 
     def __init__(self, parts: Iterable[LogPart]) -> None:
         self._begun: list[tuple[int, LogPart, int]] = []

@@ -44,7 +44,7 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _LEAST = 6
-"""Minimum characters of a secret value of an option or token. Shorter values are ordinary words or settings."""
+"""Values of options and tokens with fewer characters are ordinary words or settings."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 

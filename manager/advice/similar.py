@@ -29,7 +29,7 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""The share of the facts in the cosine. The remaining share is the source's."""
+"""Share of the facts in the cosine. The terms of the source have the remaining share."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
@@ -157,8 +157,8 @@ class SourceHistory:
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Store the facts of a recipe's loader. With `function` (its key in measurements, or its name), store the facts
-        of the function with the loader. `name` is for display."""
+        """Store the facts of a recipe's loader, or with `function` (its key in measurements, or its name) the facts of
+        the function with the loader. `name` is for display."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 

@@ -1,1 +1,1 @@
-"""The `stoker` command: one module per subcommand. `console` prints all output; `ask` sends questions to a manager."""
+"""The `stoker` command: one module per subcommand. `console` prints output; `ask` queries a manager."""

@@ -45,7 +45,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The setup.cfg of a checkout. An installed Stoker does not have this file."""
+"""The setup.cfg of a checkout; an installed Stoker has none."""
 
 
 def names(group: str) -> list[str]:
@@ -250,12 +250,12 @@ def _program(path: Path) -> click.Command:
 @click.option("--name", metavar="NAME", default="", help="Name of a detached run. [the program's name-NUMBER]")
 @click.pass_context
 def run(context: click.Context, /, *, session: str | None, detach: bool, name: str) -> None:
-    """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
+    """Run an application (stoker run APP --help shows its options), or your own program: stoker run ./my_app.py.
 
-    With --session ID it joins a session that is up, unless it names a site itself.
+    With --session ID, the program joins a running session, unless the program names a site.
 
-    With --detach, before the application or program, it keeps running when the terminal is closed. stoker attach NAME
-    follows it, stoker down NAME stops it, and stoker sessions lists all with their exit status.
+    With --detach before its name, the program keeps running when the terminal is closed. stoker attach NAME follows the
+    run, stoker down NAME stops it, and stoker sessions lists all runs with their exit status.
     """
     del detach, name  # `Apps.invoke` uses these options
     context.meta[_SESSION] = session

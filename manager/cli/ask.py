@@ -105,8 +105,8 @@ class Observer:
         """Return the session's calls, by state.
 
         Args:
-            limit: Maximum number of calls per state.
-            only: If not None, return only calls in this state.
+            limit: Maximum calls per state.
+            only: Return only calls in this state.
 
         Raises:
             SessionError: The manager does not answer.

@@ -32,7 +32,7 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
     """List calls of SESSION: the longest running, the next to run, and the failed ones.
 
     Failed calls are grouped by function, exception and line, with their number, times, and the last call. --all lists
-    them one by one, the last first.
+    each failed call, the last first.
 
     A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
     """

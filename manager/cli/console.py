@@ -34,7 +34,7 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """Return True if stdout is a terminal."""
+    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
@@ -132,7 +132,7 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Yield a Redrawn object, which displays lines that change."""
+    """Yield a block of lines that can change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -199,7 +199,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert the text of an option; see `click.ParamType.convert`."""
+        """See `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -215,7 +215,7 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert the text of an option; see `click.ParamType.convert`."""
+        """See `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

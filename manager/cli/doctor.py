@@ -117,7 +117,7 @@ def clear_node(node: str) -> Iterator[str]:
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two looks: a session may be ending, or a program may be restarting its killed manager."""
+"""Seconds between two checks, because a session may be ending or restarting its manager."""
 
 
 def orphaned_processes() -> Iterator[Finding]:
@@ -227,7 +227,7 @@ def doctor(
     cleared: str | None,
     as_json: bool,
 ) -> None:
-    """Check this machine, and show how to fix it. The exit code is 1 if something is missing that Stoker needs.
+    """Check this machine, and show how to fix problems. The exit code is 1 if Stoker needs something that is missing.
 
     With SITE files: also check that they fit this cluster. With --tests: start pilots there and test each promise of
     Stoker; the exit code is 1 if a promise fails.

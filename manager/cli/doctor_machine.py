@@ -138,7 +138,7 @@ def _version(name: str) -> str:
 
 
 def satisfied(version: str, bounds: str) -> bool:
-    """Return True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
+    """True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
     have = _numbers(version)
     limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
     return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
@@ -261,7 +261,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files. Each pilot needs one open file, and each client needs several."""
+    """Check the limit of open files: one per pilot, several per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:

@@ -55,7 +55,6 @@ from stoker.units import show_bytes, show_seconds
 _ENDPOINT_S = 10.0
 """Seconds within which an endpoint must list its models."""
 _EXAMPLE = "k3v9"
-"""Session id that a dry run shows."""
 
 
 class SlurmVerdict(msgspec.Struct, frozen=True):
@@ -399,7 +398,6 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
 
 
 def _lacks(status: Status, site: Site) -> str:
-    """Return why the joined pilot is unusable, or an empty string."""
     faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
     for said in faults:
         if said and all(said):

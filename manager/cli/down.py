@@ -36,10 +36,10 @@ _SILENT_S = 2.0
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
-    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If something remains, show how to remove
-    it, and exit with 1. Files that pilots keep for the next session are named too.
+    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If processes or jobs remain, show how to
+    remove them, and exit with 1. Also list files that pilots keep for the next session.
 
-    With a detached run: its program ends as after Ctrl-C.
+    The program of a detached run ends as after Ctrl-C.
     """
     if run := runs.named_run(session):
         runs.stop(run, wait_s=wait_s, as_json=as_json)
@@ -90,7 +90,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
             except SessionError:
                 if not detached.over(folder):
                     raise
-                return None  # another `stoker down` has ended the session
+                return None
         except NoAnswerError:
             if not _end_by_file(folder):
                 raise

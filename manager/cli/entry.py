@@ -28,8 +28,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP, unless the signal is ignored (`nohup`) or
-    has a handler. Yield the list of received signals."""
+    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP, unless ignored (`nohup`) or handled. Yield
+    the received signals."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 

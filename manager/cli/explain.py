@@ -213,12 +213,13 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
-    """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
+    """Show why SUBJECT is in its state: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block
+    (b3).
 
     For a failure it shows whether the program, the installed software or the infrastructure is at fault, with the log
     lines that prove it. For a running call it shows the printed progress.
 
-    A unique beginning of a pilot's or context's name is enough. Ended libraries, pilots and blocks are remembered for a
+    A unique prefix of a pilot's or context's name is enough. Ended libraries, pilots and blocks are remembered for a
     while.
     """
     if not subject:

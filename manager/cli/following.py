@@ -15,7 +15,7 @@ _ENDED_AGAIN_S = 10.0
 
 
 class FollowedSession:
-    """A session whose status is read repeatedly. Reading continues through restarts of its manager and after its end.
+    """A session whose status is read repeatedly, also after restarts of its manager and after its end.
 
     Args:
         name: The session's id, a prefix of the id, or its folder. By default the session that `stoker status` shows.

@@ -1,4 +1,4 @@
-"""`stoker init`: write a short site file for this host's batch system. Each line contains its reason."""
+"""`stoker init`: write a short site file for this host's batch system, with a reason for each setting."""
 
 from __future__ import annotations
 
@@ -153,7 +153,6 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """Return the lines for cores and memory."""
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
     lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:
@@ -253,7 +252,7 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    Nothing is submitted or overwritten. It says what it chose, and why.
+    The command submits and overwrites nothing. It prints its choices and their reasons.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:

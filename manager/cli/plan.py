@@ -42,8 +42,8 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     """Forecast the end of a run of APP on SITE, its cost, and the best number of pilots.
 
     APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
-    programs have a function of that name. The plan uses measurements of earlier runs, there or on a site with the same
-    devices: a short run is enough. A function that never ran is estimated from similar functions if you name its file.
+    programs have a function of that name. The plan uses measurements of earlier runs on SITE, or on a site with equal
+    devices; a short run is enough. A function that never ran is estimated from similar functions if you name its file.
     --per-call sets the inputs per call (default: as measured).
     """
     from stoker.manager.study.evidence import gather

@@ -35,9 +35,9 @@ _SEEDS = 9
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) -> None:
-    """Replay the journal of RUN through the scheduler, and compare each decision with the original one.
+    """Replay the journal of RUN through the scheduler, and compare each decision with the original decision.
 
-    RUN is a session (its id, a beginning of it, or its folder; default: as in `stoker status`) or a journal. The exit
+    RUN is a journal or a session (its id, a prefix of the id, or its folder; default: as in `stoker status`). The exit
     status is 1 if a decision differs.
     """
     from stoker.manager.live.replay import session_in, verify

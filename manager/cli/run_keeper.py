@@ -1,4 +1,4 @@
-"""The keeper of a detached run: it starts the program and writes the program's exit status.
+"""The keeper of a detached run starts the program and writes its exit status.
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 

@@ -3,13 +3,12 @@
 If the command names no session, the choice is: 1. the newest session of the current folder; 2. the newest running
 session; 3. the newest session.
 
-An ended session may be chosen, because the user usually means the program that ran here last. A session is a session of
-a folder in three cases: a program started or joined it there (`runinfo`), `stoker up` ran there, or the session's own
-folder is in that folder or a parent.
+A folder has a session if a program started or joined the session there (`runinfo`), `stoker up` ran there, or the
+session's own folder is there or in a parent.
 
-A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`. If several run, the
-command chooses the current folder's session. Other commands print the chosen session's id if the user may expect
-another session, and search other sessions for an unknown call.
+A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`, preferably the
+current folder's. Other commands print the chosen session's id if the user may expect another session, and search other
+sessions for an unknown call.
 """
 
 from __future__ import annotations
@@ -44,13 +43,10 @@ from stoker.tracebacks import lines_of_user_code
 
 
 SHOWN_BY_DEFAULT = "the newest session of this folder, else the newest that is up, else the newest"
-"""Help text of the rule for commands that only show a session."""
 CHANGED_BY_DEFAULT = "the session that is up; of several, this folder's"
-"""Help text of the rule for commands that change a session."""
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-"""Maximum number of sessions to search."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 
@@ -92,7 +88,6 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
-    """Return the sessions, best choice first. The result is cached for the command."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -134,7 +129,7 @@ def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
     wait_for_begun(name)
     here = None
-    with contextlib.suppress(OSError):  # the current folder was removed
+    with contextlib.suppress(OSError):
         here = Path.cwd().resolve()
     found: list[tuple[str, SessionFolder, bool]] = []
     for place, is_own in _folders(here):
@@ -168,7 +163,7 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
         near += [parent / "session.json" for parent in (here, *here.parents)]
     found: dict[Path, tuple[float, bool]] = {}
     for file in (*near, *known):
-        with contextlib.suppress(OSError):  # the file was removed meanwhile
+        with contextlib.suppress(OSError):
             folder = file.resolve(strict=True).parent
             used_at = file.stat().st_mtime
             if file in near and file.parent.is_symlink():
@@ -180,7 +175,7 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
 
 
 def _is_of(folder: Path, here: Path) -> bool:
-    """Return True if a session's folder is in `here` or a parent, or `stoker up` ran in `here`."""
+    """True if a session's folder is in `here` or a parent, or `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
     with contextlib.suppress(OSError):
@@ -250,7 +245,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     searched = [chosen]
     others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
     for folder in others[: _SEARCHED - 1]:
-        with contextlib.suppress(SessionError):  # skip an unreadable session
+        with contextlib.suppress(SessionError):
             found, its_over = _story_in(folder, subject)
             if found.found:
                 console.note(

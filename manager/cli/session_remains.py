@@ -66,14 +66,14 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = None
-    with contextlib.suppress(SessionError):  # the lease may be damaged
+    with contextlib.suppress(SessionError):
         holder = lease.read(lease.lease_file(folder))
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
         yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
 
 def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """Yield this user's processes of all sessions on this machine, each with its kind and session folder."""
+    """Yield this user's processes of all sessions here: process, kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -83,7 +83,7 @@ def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
         if module in OURS and "--session" in command[:-1]:
             yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
         elif kind:
-            with contextlib.suppress(psutil.Error, OSError):  # the process may have ended meanwhile
+            with contextlib.suppress(psutil.Error, OSError):
                 if pool := process.environ().get(POOL, ""):
                     yield process, kind, Path(pool)
 
@@ -97,7 +97,7 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """Return True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
+    """True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
     the workers of TaskVine."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
@@ -170,16 +170,14 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
 
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")
-"""Files that a live manager, factory or command locks."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
     "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
 )  # fmt: skip
-"""Names of the files and folders at the top of a session's folder."""
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The result of pruning an old session's folder: why the folder stays, or the bytes removed."""
+    """An old session's folder: why the folder stays, or the bytes removed."""
 
     session: str
     folder: str

@@ -1,7 +1,6 @@
 """`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
 
-Caches contain objects (models, snapshots) and environments of all sessions. Their size is limited, and unused files
-expire.
+
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ _MADE_S = 60.0
 
 class SessionState(enum.Enum):
     UP = "up"
-    """State of a session whose manager runs."""
     LOST = "lost"
     """State of a session that has not ended, but whose manager is dead: use `stoker attach` or `stoker down`."""
     OVER = "over"
-    """State of an ended session."""
 
 
 class KnownSession(msgspec.Struct, frozen=True):
@@ -141,7 +138,6 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """Return a session's state; None if the session is damaged or removed."""
     folder = SessionFolder(path)
     try:
         if not folder.file.exists():  # the session is starting, or its command was killed

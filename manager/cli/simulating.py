@@ -200,7 +200,6 @@ class SimulationProgress:
         return lines
 
     def _part(self) -> float:
-        """Return the completed share of all runs."""
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
@@ -216,7 +215,6 @@ class SimulationProgress:
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _FIRST = "static-pool"
-"""The scenario that `stoker simulate` suggests first."""
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):

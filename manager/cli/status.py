@@ -31,8 +31,8 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
-    Rates are of the last half minute. Without a pilot the forecast counts from the arrival of the first pilot. For a
-    detached run: show its state and its session.
+    Rates cover the last 30 seconds. Without a pilot the forecast counts from the arrival of the first pilot. A detached
+    run is shown with its state and its session.
     """
     if watch and as_json:
         raise click.UsageError("--watch and --json: give one of them; a program can repeat --json")
@@ -91,8 +91,7 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed since `before`, one line if only calls have changed,
-    otherwise no line."""
+    """Return all lines if pilots, blocks or contexts have changed, one line if only calls have changed, else none."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -150,10 +149,11 @@ _BACK_WITHIN_S = 10.0
 @click.command(short_help="Show a session or a detached run live.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
-    """Show SESSION until it ends, or until Ctrl-C, which leaves it up. On a pipe: once, and then each change.
+    """Show SESSION until it ends, or until Ctrl-C, after which the session continues. On a pipe: once, and then each
+    change.
 
-    For a detached run (stoker run --detach): print its log until it ends, and exit with its exit status. Ctrl-C leaves
-    it running.
+    For a detached run (stoker run --detach): print its log until it ends, and exit with its exit status. The run
+    continues after Ctrl-C.
 
     A dead manager is restarted here from its journal: running calls continue, and ended calls do not run again.
     """

@@ -241,7 +241,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """Name of a network that is faster than the network of the host's name; empty if none exists."""
+        """Name of a network faster than the host name's network; empty if none exists."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 

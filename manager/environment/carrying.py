@@ -74,7 +74,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""A function that receives the number of packed bytes and the total number of bytes."""
+"""A function that receives the packed bytes and the total bytes."""
 
 
 def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
@@ -267,7 +267,7 @@ def carried_folder(folder: SessionFolder, site: Site) -> Path:
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files that nodes of a site need to start pilots. Raises SessionError."""
+    """Write the files that nodes of a site need. Raises SessionError."""
     place = carried_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
@@ -333,8 +333,8 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots on their nodes.
-    Raises the errors of `pack_environment`.
+    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots. Raises as
+    `pack_environment`.
     """
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:

@@ -107,7 +107,7 @@ def listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""Part of the key. Change this text if the same environment must be packed into a different archive."""
+"""Part of the key. Change this text if the layout of archives changes."""
 
 
 class Editable(msgspec.Struct, frozen=True):

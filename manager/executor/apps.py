@@ -303,7 +303,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Reorder the parameters `self, context` of a method, because a library passes the context first."""
+        """Put the context before `self`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
             self.func = wrap_error(_context_first(self.function))
@@ -312,7 +312,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the app without the executors of this program, so that other functions can refer to the app."""
+        """Pickle the app without this program's executors, so that other functions can refer to it."""
         given = {name: getattr(self, name) for name in ("batch_size", "cache", "ignore_for_cache", "options")}
         return _again, (self.__wrapped__, self.specification.wants, {**given, "executors": self._labels})
 
@@ -410,7 +410,7 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
 
 
 def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """Return True if calls send pieces. Raises ConfigError for a gang, which cannot send pieces."""
+    """True if calls send pieces. Raises ConfigError for a gang, which cannot send pieces."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:

@@ -37,7 +37,7 @@ def amap(
 ) -> AsyncResults:
     """Call `function` on every item; return an iterator for `async for` that yields results as they arrive.
 
-    If the program leaves the loop or cancels the waiting task, the remaining calls are cancelled.
+    Leaving the loop, or cancelling the waiting task, cancels the remaining calls.
 
     Args:
         function: See `stoker.map`.
@@ -129,7 +129,7 @@ class AsyncResults(AsyncIterator[Any]):
             self._asked.put(None)
 
     async def aclose(self) -> None:
-        """Cancel the remaining calls, as `close` does; for `contextlib.aclosing`."""
+        """Cancel the remaining calls; for `contextlib.aclosing`."""
         self.close()
 
     async def __aenter__(self) -> AsyncResults:

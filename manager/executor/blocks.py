@@ -1,4 +1,4 @@
-"""Manage an executor's blocks: drain blocks, detect failed blocks, cancel jobs and send block states."""
+"""Manage an executor's blocks: drain, detect failures, cancel jobs and report states."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class BlockUpkeep:
             link.tell(ReleaseBlock(block))
 
     def cancel_silent(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
-        """Cancel jobs whose pilots are lost. `emptied`: blocks that have lost all their pilots."""
+        """Cancel jobs of the blocks in `emptied`, which have lost all their pilots."""
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
@@ -293,7 +293,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
     def cancel(self, job_ids: list[str]) -> list[bool]:
         groups = []
         for job in job_ids:
-            with suppress(OSError):  # the shell of the job has ended
+            with suppress(OSError):
                 groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
         for group in groups:

@@ -1,6 +1,6 @@
 """The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from the socket.
 
-With few calls in flight, the thread that calls `submit` sends the queue. With many, the I/O thread sends the queue.
+
 
 Threads may share a ZeroMQ socket if a memory fence separates their uses: a thread holds `_lock` to send or read frames.
 The I/O thread polls the socket's edge-triggered descriptor. A send by another thread may consume the edge of a received
@@ -295,7 +295,6 @@ class Link:
             os.close(wake_fd)
 
     def _turn(self, ready: set[int]) -> None:
-        """Read frames and events from the `ready` descriptors, and send the queue."""
         if self._wake_fd in ready:
             try:
                 os.eventfd_read(self._wake_fd)
@@ -400,7 +399,7 @@ class Link:
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)
-        if call is None or call.inbox is None:  # the call was cancelled or has ended
+        if call is None or call.inbox is None:
             return
         try:
             fed.append(call.inbox)

@@ -153,8 +153,8 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start at
-    the same time, one of them exits. Raises SessionError.
+    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start
+    together, one exits. Raises SessionError.
 
     `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
     session, and may use any port.

@@ -1,7 +1,7 @@
 """StokerExecutor: Stoker as an executor of Parsl. Differences from Parsl's own executor (HTEX):
 
 - Failed blocks stop the executor only until the first pilot joins.
-- Initial blocks start when the executor starts. In Parsl, the strategy starts them.
+- Initial blocks start with the executor, before Parsl's strategy runs.
 - Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` seconds the jobs are cancelled.
 - Calls run in the program's folder if pilots can access that folder.
 - Python's garbage collector runs after 50,000 new containers instead of 700, because 100,000 futures may exist.
@@ -74,7 +74,7 @@ FACTORY_LIMIT_S = 40.0
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
-    """A Parsl executor whose pilots keep contexts hot between calls.
+    """A Parsl executor whose pilots keep contexts loaded between calls.
 
     Args:
         site: A site file, a Site, or None for this machine. If the site file has a batch system, the manager's factory
@@ -237,7 +237,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         program."""
         if self._stopped or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
-        if self.submit_monitoring_radio is not None:  # report new pilots, then their end
+        if self.submit_monitoring_radio is not None:
             answer = self.ask_status()
             if answer is not None:
                 self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
@@ -278,8 +278,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Start the initial blocks on a thread, so that Ctrl-C cannot interrupt between a submission and the record of
-        its job id."""
+        """Start blocks on a thread, so that Ctrl-C cannot interrupt between a submission and the record of its job
+        id."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
@@ -398,7 +398,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def workers_per_node(self) -> int:
-        """Number of calls that a node runs at the same time."""
+        """Number of calls that a node runs at once."""
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:

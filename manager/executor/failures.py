@@ -54,7 +54,7 @@ _NAMES_SOMETHING = b"\x93"
 
 
 def opens_at_once(end: CallEnd) -> bool:
-    """Return True if unpickling this end runs only Stoker's code and reads no file."""
+    """True if unpickling this end runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -153,7 +153,7 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """Error of a `bash_app` whose command ended with a nonzero exit code.
+    """A command of a `bash_app` ended with a nonzero exit code.
 
     Attributes:
         app_name: Name of the app.

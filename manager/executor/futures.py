@@ -112,7 +112,6 @@ class CallFuture(Future[Any]):
         return False
 
     def _runs_users_code(self) -> bool:
-        """Return True if setting the result may run a callback of the program, through the future of a Parsl app."""
         for callback in callbacks_of(self):
             app = (_record_of(callback) or {}).get("app_fu")
             if isinstance(app, Future) and not isinstance(app, AppCallFuture):
@@ -120,7 +119,7 @@ class CallFuture(Future[Any]):
         return False
 
     def _open_later(self, end: CallEnd) -> None:
-        if self.done():  # the call was cancelled
+        if self.done():
             discard_result(end)
         else:
             self._open(end)
@@ -223,11 +222,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Run a function on a callback thread after the call has ended; see `CallFuture.add_done_callback`."""
+        """Run a function on a callback thread after the call has ended."""
         add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
-        """Cancel the call, also while it runs; see `CallFuture.cancel`."""
+        """Cancel the call, also while it runs."""
         record = self.task_record
         with self._update_lock:
             if self.done():
@@ -241,7 +240,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return True
 
     def cancelled(self) -> bool:
-        """Return True if the call was cancelled."""
+        """True if the call was cancelled."""
         return self._was_cancelled
 
     def __iter__(self) -> NoReturn:
@@ -249,7 +248,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         raise TypeError("a future is not iterable; loop over its result(), or over stoker.map(function, items)")
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in an event loop; see `CallFuture.__await__`."""
+        """Wait in an event loop."""
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:

@@ -48,8 +48,7 @@ class KeepingInbox(MapInbox):
         self.error: StokerError | None = None
         """Error that prevents further results from being kept; the map raises this error."""
         self.sending = threading.Lock()
-        """Lock held while calls are sent and their keys are stored, because the calls may end before their keys are
-        stored."""
+        """Lock held from sending calls until their keys are stored, because calls may end in between."""
         self._keys: dict[CallId, tuple[str, int]] = {}
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)

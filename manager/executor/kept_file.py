@@ -5,11 +5,10 @@
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
 A result is written as JSON if JSON represents it exactly; otherwise as a pickle in base64. `item` is the item's index
-in the run that computed the result. Each line ends with a digest of the line. If a line is incomplete or damaged, the
-line is skipped and its item runs again.
+in the run that computed the result. Each line ends with its digest. An incomplete or damaged line is skipped, and its
+item runs again.
 
-`key` is the digest of the item's content, so items may be added, removed or reordered between runs. Equal items have
-separate records.
+`key` is the digest of the item's content, so items may be added, removed or reordered between runs.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ def _is_json(value: Any) -> bool:
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers of fsync on a file that is not on a disk, for example a pipe or a device."""
+"""Error numbers of fsync on a file that is not on a disk (a pipe, a device)."""
 
 
 class KeptFile:
@@ -411,7 +410,7 @@ class _Index:
         self._keys = array("Q")
         self._places = array("Q")
         self._taken = array("Q")
-        """Number of records of a key that `take` has returned, stored at the index of the first record of the key."""
+        """Number of a key's records that `take` has returned, stored at the index of the key's first record."""
 
     def add(self, key: str, at: int) -> None:
         self._keys.append(int(key[:16], 16))

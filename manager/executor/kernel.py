@@ -136,8 +136,8 @@ def make_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result. Parsl pickles directly into its checkpoint file, and
-    an incomplete result would damage that file."""
+    """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint
+    file."""
     try:
         pickle.Pickler(_Nowhere()).dump(result)
     except Exception as error:

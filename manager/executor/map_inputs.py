@@ -1,6 +1,6 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-A table is iterated by rows, which are read in chunks. This module imports no table library.
+A table is iterated by rows, which are read in chunks.
 
 A slow input (a download, a query, futures) would delay arrived results. After `SLOW_ITEMS` items slower than `SLOW_S`
 seconds, a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite cursors work only on one
@@ -153,7 +153,7 @@ class SlowItems:
 
 
 class PulledInputs(Iterator[Any]):
-    """The items of a slow input, read on a thread. `next` never blocks: it raises NotYet if no item has arrived."""
+    """The items of a slow input, read on a thread. Instead of blocking, `next` raises NotYet."""
 
     def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
         self._inputs: Iterator[Any] | None = inputs

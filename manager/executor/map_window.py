@@ -1,11 +1,11 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
-The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of results that wait for the
-program (`most_bytes` for each of the two). Each call in flight counts with the mean size of the last results. If few
-large results would leave pilots idle, each wait for a result permits more calls.
+The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
+each). Each call in flight counts with the mean size of the last results. If few large results would leave pilots idle,
+each wait for a result permits more calls.
 
-Before the first result, the window permits as many calls as have inline results of at most a quarter of `most_bytes`,
-and doubles every GROW_S seconds. An empty window permits one call.
+Before the first result, the window permits the calls whose results fill a quarter of `most_bytes` at the maximum inline
+size. It doubles every GROW_S seconds. An empty window permits one call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Window:
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Number of calls in flight that are allowed in addition to the limit by result bytes."""
+        """Calls in flight allowed in addition to the limit by result bytes."""
         self._clock = clock
         self._began_at = 0.0
 
@@ -71,7 +71,7 @@ class Window:
         return self._room(ready, self._most_now())
 
     def room_to_fill(self, *, ready: int) -> int:
-        """Return `room`, but 0 if the calls would be sent one by one."""
+        """Return `room`, or 0 if only few calls could be sent."""
         most = self._most_now()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room

@@ -60,14 +60,14 @@ def map(
 
     Args:
         function: An app or a plain function. An app with `cache=True` or Parsl's `walltime` is refused.
-        items: An iterable, which may be endless. If an item is a future, the map waits for its result. A data frame
+        items: An iterable, which may be endless. The map waits for items that are futures. A data frame
             (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set)
             yields its rows as dicts by column name.
-        batch_size: Maximum number of items per call. The function receives a list of items and returns one result for
-            each list. The default is the batch size of `@stoker.app`, or single items.
-        ordered: True returns results in the order of the items; False returns each result as soon as it arrives.
+        batch_size: Maximum items per call. The function receives a list of items and returns one result per list. The
+            default is the batch size of `@stoker.app`, or single items.
+        ordered: Return results in the order of the items. With False, return each result as soon as it arrives.
         progress: True shows a bar. A function is called with `(done, total)` in items; total may be None.
-        window: Maximum number of calls in flight (default 2,000); fewer while 256 MB of results wait. An input that
+        window: Maximum calls in flight (default 2,000); fewer while 256 MB of results wait. An input that
             waits for results of this map needs `window=1`.
         return_exceptions: Return the exception of a failed call as its result, and continue.
         keep: A file that stores each result. The next run skips items whose results are in the file
@@ -248,7 +248,7 @@ class ResultStream(Iterator[Any]):
             self._taking.release()
 
     def stop(self) -> None:
-        """Request that the thread which is reading a result closes the stream."""
+        """Make the thread that reads a result close the stream."""
         self._is_stopped = True
         self._bell.put(None)
 
@@ -339,7 +339,6 @@ class ResultStream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Wait until a result arrives, the stream is stopped, or the window permits more calls."""
         while not self._bell.empty():
             self._bell.get_nowait()
         if self._arrived or self._is_stopped:
@@ -377,7 +376,7 @@ class ResultStream(Iterator[Any]):
     # ---- sending items
 
     def _fill(self) -> None:
-        """Send calls while the window has capacity, but not one by one while results can be read."""
+        """Send calls while the window has capacity, several at a time."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
         pulled = self._inputs if isinstance(self._inputs, PulledInputs) else None
@@ -431,7 +430,6 @@ class ResultStream(Iterator[Any]):
         return batch
 
     def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
-        """Add an item's call to the batch, or return the error or stored result that replaces the call."""
         size = len(item) if self._batch_size is not None else 1
         try:
             refuse_lost(item if self._batch_size is not None else (item,))

@@ -1,4 +1,4 @@
-"""A client's membership in a session: the welcome and absence of the manager, and the session's end.
+"""A client's membership in a session, and the errors that end it.
 
 Every second the client reads the session file, to find a restarted manager's address or the session's end.
 """
@@ -66,8 +66,8 @@ class Membership:
         raise self._not_joined(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if a check is due; report a long absence of the manager. If the session has ended, set
-        `why_over`. Raises SessionError if the session folder has disappeared."""
+        """If a check is due, read the session file, report a long absence of the manager, and set `why_over` if the
+        session has ended. Raises SessionError if the session folder has disappeared."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S

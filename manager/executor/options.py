@@ -182,7 +182,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """Wants of calls to a family, by the key of the shortest sufficient context."""
+    """Options of calls to a family, by the key of the shortest sufficient context."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -197,13 +197,13 @@ class Wants(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the calls have a family and the input length is known: as a feature, or from an argument."""
+        """True if the calls have a family and the input length is known: as a feature, or from an argument."""
         return self.family is not None and (
             _said_length(self.features) > 0 or not isinstance(_first(args, kwargs), Future)
         )
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the wants of a call with these arguments: the shortest sufficient context, with longer contexts as
+        """Return the options of a call with these arguments: the shortest sufficient context, with longer contexts as
         variants. Raises InputTooLongError, ConfigError."""
         if self.family is None:
             return self

@@ -5,7 +5,7 @@ waiter.
 
 Any thread adds calls and messages to `Outgoing.queue`; `frames` sends them in order. Consecutive calls of one
 submission share a message. A definition is sent before the first call that needs it. Only one thread at a time may call
-the other methods. Deadlines are sent as seconds left.
+the other methods.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Waiter(Protocol):
         """Receive a call's end. Return True if `flush` must be called after the last end of the frame."""
 
     def fail(self, call: CallId, error: Exception) -> None:
-        """Receive the error of a call: its session has ended, or the manager refused the call."""
+        """Receive the error of a call that the manager refused or whose session ended."""
 
     def flush(self) -> None:
         """Called after the last `settle` of a frame."""
@@ -65,8 +65,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """Number of devices that a call requests: its largest gang size if the call has a deadline, else its
-        smallest."""
+        """Devices that a call requests: its largest gang size if it has a deadline, else its smallest."""
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
@@ -313,7 +312,7 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames of the current queue. Entries that are added during the iteration wait."""
+        """Yield frames of the current queue. Later entries wait."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -336,8 +335,8 @@ class Outgoing:
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
-        """Put all open calls and unacknowledged messages at the front of the queue, because the manager has lost part
-        of its journal. The caller prevents other threads from using `frames`."""
+        """Requeue all open calls and unacknowledged messages first, because the manager has lost part of its journal.
+        The caller prevents other threads from using `frames`."""
         frames = self._outbox.begin_again()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()

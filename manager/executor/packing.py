@@ -72,7 +72,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """Return True if `function` is `made_of`, or the same function in another walltime wrapper of Parsl."""
+    """True if `function` is `made_of`, or the same function in another walltime wrapper of Parsl."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
@@ -112,8 +112,8 @@ class _How(NamedTuple):
 
 
 class _Pickled:
-    """A function's current and earlier bytes. `captured` is None if a captured object may change in place; then each
-    use pickles the function again."""
+    """A function's current and earlier bytes. `captured` is None if a captured object may change; each use then pickles
+    again."""
 
     def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}
@@ -128,7 +128,6 @@ class FunctionCache:
     def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
         self._on_replaced = on_replaced
         self._lock = threading.RLock()
-        """Lock, because the program's threads and the threads of Parsl's kernel use the cache."""
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 

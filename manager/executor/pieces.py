@@ -50,7 +50,6 @@ class PieceInbox:
         self._digests: array[int] = array("Q")
         """Digests of read pieces, while another run may repeat the pieces; empty with `may_differ`."""
         self._next: dict[int, int] = {}
-        """Number of the next piece, by run."""
         self._run = 0
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
@@ -223,8 +222,7 @@ class PieceInbox:
             self._changed.wait_for(lambda: self._is_over or self._is_here(number))
 
     def when_changed(self, number: int) -> asyncio.Future[None] | None:
-        """Return a future of the running event loop that ends when `take` may succeed; None if `take` can succeed
-        now."""
+        """Return a future that ends when `take` may succeed; None if `take` can succeed now."""
         with self._changed:
             if self._is_over or self._is_here(number):
                 return None
@@ -309,7 +307,6 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         self._acknowledge = acknowledge
         self._at_end = at_end
         self._taking = threading.Lock()
-        """Lock, because threads may share a reader."""
         self.taken = 0
         self._unreadable: SerializationError | None = None
 

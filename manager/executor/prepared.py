@@ -1,7 +1,6 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A weak reference connects a `PreparedFunction` to its function object. This module refuses values that the protocol
-cannot encode.
+This module refuses values that the protocol cannot encode.
 """
 
 from __future__ import annotations
@@ -173,7 +172,8 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """Return the submission for these wants. Calls with the same Wants object share a submission and its messages.
+        """Return the submission for these options. Calls with the same Wants object share a submission and its
+        messages.
 
         `due_at`: the deadline of the call's first try. `blob`: the function's bytes at the time of the call. Raises
         ConfigError.
@@ -231,7 +231,7 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Prepared functions by function object. `check` raises ConfigError for wants that the engine cannot honour."""
+    """Prepared functions by function object. `check` raises ConfigError for options that the engine cannot honour."""
 
     def __init__(
         self,

@@ -115,7 +115,6 @@ def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
 
 
 def _may_live(folder: SessionFolder) -> bool:
-    """Return False if a session has certainly ended. `stoker up` may restart its sessions."""
     try:
         holder = lease.read(lease.lease_file(folder))
     except (OSError, SessionError):  # the file system does not answer

@@ -175,7 +175,6 @@ class WaitNotices:
         self._alone_at: float | None = None
         self._said_at = 0.0
         self._said: dict[str, float] = {}
-        """Reasons logged in the last minute, with the time of each reason."""
         self._of_peers = ""
         self._journal_trouble = journal_trouble
         self._of_journal = ""

@@ -73,13 +73,13 @@ def load(
     In a notebook: `session = stoker.load()` at the start, and `session.stop()` at the end.
 
     Args:
-        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION. Without this
-            variable, the default is this machine.
+        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or this
+            machine if the variable is not set.
         session: The id or folder of a running session (`stoker up`) to join; the session continues after this program.
-        provider: A Parsl provider that replaces the provider of the site.
+        provider: A Parsl provider that replaces the site's provider.
         label: The name of the executor.
         run_dir: The folder in which session folders are created.
-        retries: Number of times that Parsl retries a call that raised an exception.
+        retries: Parsl's retries of a call that raised an exception.
         working_dir: The folder in which calls run.
         drain_s: Seconds for which a drained block may continue its calls.
         progress: Log why calls wait. Errors of the journal and a silent manager are always logged.

@@ -2,8 +2,7 @@
 
 The name of an argument file contains the digest of its content and the client's id. Calls of a client with equal
 arguments share the file until the last of these calls ends. The file of a result is removed after the program has read
-it. Pilots fetch objects from each other or from the session's seed. Only the advisor reads the sources, of up to `MOST`
-functions.
+it. Pilots fetch objects from each other or from the session's seed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The link's I/O thread sets results of builtin types until a callback is slow. Th
 results, because unpickling runs user code. Callbacks run on separate threads, because they may wait for a call.
 
 A watcher starts another thread if work waits and no thread has started work for `STUCK_S` seconds. The number of
-threads is unlimited, because callbacks may wait for each other. If no thread can start, the caller does the work.
+threads is unlimited, because callbacks may wait for each other.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class WorkerThreads:
                         return
                 continue
             self._do(work)
-            del work  # release the future
+            del work
 
     def _do(self, work: Work) -> None:
         try:
@@ -195,7 +195,6 @@ class UsersCallbacks:
         self._due: list[Callback] = []
         self._is_registered = False
         self._is_finished = False
-        """True if the future has ended and all its callbacks have run."""
 
     def add(self, callback: Callback, future: Future[Any]) -> bool:
         """Run the callback after the future's earlier callbacks. Return True for the first callback: the future must

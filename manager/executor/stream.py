@@ -1,6 +1,6 @@
 """`stoker.stream`: run one call, and read its pieces while the call runs.
 
-The link does not refer to the stream. So a stream that the program drops is garbage-collected, which cancels the call.
+A stream that the program drops is garbage-collected, which cancels the call.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stoker.protocol.ids import CallId, show_call
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
     """Call `function` once; return an iterator over the yielded pieces as they arrive (`for` or `async for`).
 
-    If the program leaves the loop, the call is cancelled. If the reader is slow, the call waits. If the call runs again
-    because its pilot was lost, pieces that the program has read are not repeated.
+    Leaving the loop cancels the call. While the reader is slow, the call waits. If a lost pilot's call runs again,
+    pieces that the program has read are not repeated.
 
     Args:
         function: An app or a plain function: a generator function (also `async`), or a function that returns an
@@ -41,7 +41,7 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         SessionError: No site is loaded.
         ConfigError: An option or its value is not allowed.
         StreamDiffersError: A second run yields different pieces.
-        Exception: The error of the call, after the pieces that were yielded before the error.
+        Exception: The error of the call, after its pieces.
     """
     check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):

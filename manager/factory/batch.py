@@ -71,7 +71,7 @@ class Batch(Protocol):
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; return the job's id. Raises SubmissionRefused.
 
-        After BatchTrouble the job may exist; `find` returns the job in that case.
+        After BatchTrouble the job may exist; `find` returns existing jobs.
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -86,7 +86,7 @@ class Batch(Protocol):
 
 @runtime_checkable
 class CancelsByName(Protocol):
-    """A batch system that can cancel jobs by name, also jobs that it does not list."""
+    """A batch system that can cancel jobs by name, even unlisted jobs."""
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         """Cancel every job of these blocks. Raises BatchTrouble."""

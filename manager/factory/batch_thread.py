@@ -23,7 +23,7 @@ class BatchThreadEnded(msgspec.Struct, frozen=True):
 
 
 class BatchThread(threading.Thread):
-    """Runs one keeper's steps on a separate thread, so that a hanging batch system does not delay other keepers."""
+    """Runs one keeper's steps on a thread, so that a hanging batch system does not delay other keepers."""
 
     def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)

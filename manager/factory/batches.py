@@ -1,6 +1,6 @@
 """The batch system of a site.
 
-Parsl and `environment.carrying`, whose imports are slow, are imported only if needed.
+Slow modules (Parsl, `environment.carrying`) are imported only if needed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def make_batch(
 
 
 def _carried(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node, with the manager's current address; none with shared files."""
     if site.provider.shared_files:
         return []
     from stoker.manager.environment.carrying import starter_files

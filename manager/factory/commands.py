@@ -1,6 +1,6 @@
 """Run commands of a batch system with a time limit, and read the output of its jobs.
 
-If a command exceeds its limit, the command and all its children are killed. The error contains the command's output.
+A command that exceeds its limit is killed with all its children. The error contains its output.
 
 Variables of an enclosing Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...) are removed from
 the environment of commands. They would override a submit script or change the format of an answer.

@@ -40,12 +40,10 @@ _SLOTS = (
     r"would match if drained",
 )
 _DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
-"""Resources of a machine that are divided among its slots."""
 _STUCK_S = 120.0
 _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
-"""VacateReasonCode of jobs that lost their node."""
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
 """VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
 _OUT_OF_MEMORY = (34, 102)
@@ -158,7 +156,7 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """Return True if an idle job has run and was not held afterwards. A slot's rejection also leaves a code."""
+    """True if an idle job has run and was not held afterwards. A slot's rejection also leaves a code."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -216,12 +214,12 @@ def has_failed(ad: Ad) -> bool:
 
 
 def is_unmatched(ad: Ad) -> bool:
-    """Return True if a negotiator has found no slot for the waiting job."""
+    """True if a negotiator has found no slot for the waiting job."""
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
-    """Return True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
+    """True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
     several equal jobs."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
 
@@ -249,7 +247,7 @@ def read_analysis(text: str) -> str:
 
 
 def suits_no_slot(analysis: str) -> bool:
-    """Return True if an analysis (`read_analysis`) says that the job's requirements exclude every slot."""
+    """True if an analysis (`read_analysis`) says that the job's requirements exclude every slot."""
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 

@@ -67,7 +67,7 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """Return True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects
+        """True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects
         this factory's key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()

@@ -2,8 +2,9 @@
 
 Each step does up to four things:
 
-1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. If a block has no
-   job, adopt the found job; if it has, cancel the second job. Report jobs of blocks that the manager did not name.
+1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. If the
+   block of a found job has no job, adopt the found job; otherwise cancel it. Report jobs of blocks that the manager did
+   not name.
 2. *Cancel* blocks. If a cancellation had no effect, cancel again later.
 3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job counts as over after
    `LISTINGS` listings without it. One such listing suffices for a cancelled job.
@@ -245,7 +246,7 @@ class BlockKeeper:
                     continue
             except StokerError as error:
                 log.warning("source %s: %s", self.name, error)
-                if self._batch is None:  # no job was ever submitted
+                if self._batch is None:
                     return sorted(left)
             if self._clock() >= until:
                 return sorted(left)
@@ -415,7 +416,7 @@ class BlockKeeper:
             )
             self._end(kept, BlockPhase.REFUSED, text)
             return
-        self._sure = False  # False until the outcome is known
+        self._sure = False
         self._unresolved.add(kept.block)
         kept.tried = True
         try:

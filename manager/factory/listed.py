@@ -45,7 +45,7 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A listed job. `expected_at`: wall-clock time of its start, 0 if unknown. `failed`: the job's output may show the
+    """A listed job. `expected_at`: wall-clock time of its start, 0 if unknown. `failed`: its output may show the
     cause."""
 
     name: str

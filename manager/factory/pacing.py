@@ -1,7 +1,7 @@
 """Limit the rate of requests to a batch system, over all sources of a session, to the rate that strict sites allow.
 
 The budget is a token bucket. With `poll = "10 s"` it allows a burst of 36 requests, then 3.8 per minute; a shorter poll
-allows more. Cancellations may use the last token; submissions and queries leave tokens for more urgent requests.
+allows more. Cancellations may use the last token; submissions and queries leave some tokens.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def issue_block_key(folder: SessionFolder, block: str) -> None:
 
 
 def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
-    """Return True if the block's submission has begun and the block has not ended."""
+    """True if the block's submission has begun and the block has not ended."""
     try:
         return folder.block_key_file(block).exists()
     except (OSError, SessionError):

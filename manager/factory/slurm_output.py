@@ -28,7 +28,7 @@ _NEVER = (
 )
 """Reasons that keep a job pending until a person changes a setting, and the setting."""
 _NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.are.DOWN", re.IGNORECASE)
-"""Reasons of a pending job that no node which is up can run."""
+"""Reasons of a pending job if no available node can run it."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
 
 

@@ -1,7 +1,7 @@
 """Curves and sums of a run, computed from its event log in one pass.
 
-A call waits from its arrival to its first start, or to the end of the run. If a call ends twice, the second run is lost
-work. Work before a checkpoint is not lost. The seconds of a gang count on each of its devices.
+A call waits from its arrival to its first start, or to the end of the run. The second run of a call that ends twice is
+lost work. Work before a checkpoint is not lost. The seconds of a gang count on each of its devices.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""Maximum ratio of a plan's finish time to the fastest plan's at which the two count as equally good."""
+"""A plan counts as good as the fastest plan if it takes at most this many times as long."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
@@ -144,7 +144,7 @@ def _simulate(
     load = _off(evidence.load, Stream(seed, "plan/load"))
     devices = blocks * source.nodes * evidence.devices
     awareness = find(site.policy.name).make().awareness
-    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0  # seconds of the load before each call
+    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0
     shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
     calls = -(-work.calls // shares)
     calls_each = work.calls / calls

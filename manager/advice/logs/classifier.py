@@ -6,8 +6,7 @@ is the user's fault.
 
 The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` creates `scorer.json` from the training
 part of a labelled corpus. Plain Python applies the scorer, because a login node needs no NumPy. The features are the
-vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception. Single
-words are no features, because a new type of fault has other words.
+vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ def shipped_scorer() -> KindScorer:
 
 
 INFRASTRUCTURE_LEAST = 0.5
-"""If no row matches: minimum probability of infrastructure at which this is the verdict."""
+"""Minimum probability for the verdict infrastructure if no row matches."""
 RAISED_LEAST = 0.7
-"""This minimum for an exception from the user's code, which is more often the user's fault."""
+"""Minimum probability for the verdict infrastructure if the user's code raised the exception."""
 GUESSED = "by its words, which no rule knows"
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",

@@ -1,8 +1,8 @@
 """Formats of progress lines that the rules cannot read but a language model has explained (SchedMate §3.2).
 
-Lines that differ only in their numbers have one *format*. For each format, the model names the number that is each
-metric. An answer counts only if exactly one number of the line equals it, and if the numbers at this place in other
-lines can be this metric. The places are stored and used for all later lines of the format.
+Lines that differ only in their numbers have one *format*. For each format, the model says which number is which metric.
+An answer counts only if exactly one number of the line equals it, and if the numbers at this place in other lines can
+be this metric.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _can_be(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
 
 
 _REPEATED = 3
-"""Number of lines of a format that must be read before the model is asked about the format."""
+"""Lines of a format to read before the model is asked about the format."""
 _KEPT_LINES = 8
 _MOST_AT_ONCE = 4
 _MOST_ASKED = 64

@@ -205,7 +205,7 @@ def _plain(word: str | None) -> str:
 
 
 LONGEST_LINE = 4096
-"""Maximum characters of a line. A longer line is data instead of a report."""
+"""Maximum characters of a line that is not data."""
 
 _REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
@@ -282,7 +282,7 @@ def progress_line(shown: str) -> ProgressLine | None:
 
 
 def starts_an_evaluation(text: str) -> bool:
-    """Return True if the words before the first number of a line name an evaluation."""
+    """True if the words before the first number of a line name an evaluation."""
     start = re.split(r"\d", text, maxsplit=1)[0]
     return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
 

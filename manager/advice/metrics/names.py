@@ -161,8 +161,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 def named_values(text: str) -> tuple[dict[str, float], bool]:
     """Return the values by metric, and True if the line has values of an evaluation and no training loss.
 
-    Metrics are fields of LineMetrics, and `step_s`. If a line has several losses, the most informative loss counts. For
-    other metrics the first value counts.
+    Metrics are fields of LineMetrics, and `step_s`. The most informative loss and the first value of other metrics
+    count.
     """
     found: dict[str, float] = {}
     evaluated = False

@@ -188,12 +188,11 @@ NEWEST = 32
 """Number of newest points that determine the rate, because a program's rate changes."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
-"""Minimum seconds of a stated time left. Lower values are ignored."""
+"""Stated times left below this many seconds are ignored."""
 _LEAST_SPAN_S = 10.0
-"""Minimum seconds between the times of lines at which they count more than a stated time of unknown meaning."""
+"""If the times of lines span this many seconds, they are preferred to a stated time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""Maximum ratio of a stated rate to the rate by the lines' times. A larger ratio means that the stated rate counts
-something else (loading data)."""
+"""A stated rate that differs from the lines' times by more than this factor counts something else (loading data)."""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 

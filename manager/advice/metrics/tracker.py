@@ -337,5 +337,4 @@ def _texts(line: bytes) -> Iterator[str]:
 
 
 def _is_printed_to_its_end(last: bytes) -> bool:
-    """Return True if a last line is complete: a bar ends with a bracket."""
     return last.rstrip(b" ").endswith((b"]", b"}"))

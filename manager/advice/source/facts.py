@@ -174,7 +174,7 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects the most certain fact of each field. `missed`: why the value of a mentioned field is unknown."""
+    """Collects each field's most certain fact. `missed`: why a mentioned field's value is unknown."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
