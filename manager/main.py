@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
     except Exception:
-        logging.exception("the manager failed; its journal is whole, and a restart continues from it")
+        logging.exception("the manager failed; its journal is intact, and a restart continues from the journal")
         return keeper.FAILED
     finally:
         held.release(over=over, unwritten=unwritten)
@@ -91,10 +91,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--detached", action="store_true", help="keep running when clients leave")
     parser.add_argument(
-        "--parent", type=int, default=0, help="the program that starts it; without it no client connects"
+        "--parent",
+        type=int,
+        default=0,
+        help="process id of the starting program; if it exits before a client connects, the manager ends",
     )
     parser.add_argument(
-        "--idle", type=float, default=0.0, help="detached: seconds without clients and calls before it ends"
+        "--idle",
+        type=float,
+        default=0.0,
+        help="detached: seconds without clients and calls after which the manager ends",
     )
     parser.add_argument("--kept", action="store_true", help="restart the manager when it dies")
     return parser

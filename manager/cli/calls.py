@@ -20,12 +20,16 @@ _LIMIT = 20
     "--state",
     "only",
     type=click.Choice([state.value for state in ListedState]),
-    help="List the calls of this state only.",
+    help="List only the calls in this state.",
 )
 @click.option(
-    "--limit", metavar="N", default=_LIMIT, type=WholeNumber(1, 10_000), help=f"At most N of each state. [{_LIMIT}]"
+    "--limit",
+    metavar="N",
+    default=_LIMIT,
+    type=WholeNumber(1, 10_000),
+    help=f"List at most N calls per state. [{_LIMIT}]",
 )
-@click.option("--all", "each", is_flag=True, help="List failed calls one by one, not in groups.")
+@click.option("--all", "each", is_flag=True, help="List each failed call instead of groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:

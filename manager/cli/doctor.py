@@ -203,7 +203,7 @@ CHECKS = (
 _PROBE_WITHIN_S = 300.0
 
 
-@click.command(short_help="Check this machine and site files; say what to do.")
+@click.command(short_help="Check this machine and site files; show fixes.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
 @click.option("--tests", is_flag=True, help="Run the site suite on each SITE and report which checks pass.")

@@ -42,8 +42,8 @@ from stoker.tracebacks import lines_of_user_code
 # ---- the rule of choice
 
 
-SHOWN_BY_DEFAULT = "the newest session of this folder, else the newest that is up, else the newest"
-CHANGED_BY_DEFAULT = "the session that is up; of several, this folder's"
+SHOWN_BY_DEFAULT = "the newest session of this folder, or the newest running session, or the newest session"
+CHANGED_BY_DEFAULT = "the running session; if several run, this folder's"
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8

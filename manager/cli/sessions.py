@@ -1,7 +1,4 @@
-"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
-
-
-"""
+"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here."""
 
 from __future__ import annotations
 
@@ -59,7 +56,9 @@ class KnownSession(msgspec.Struct, frozen=True):
 
 @click.command(short_help="List sessions and detached runs, or remove old ones.")
 @click.option("--prune", "remove", is_flag=True, help="Remove the folders of old sessions that are over.")
-@click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
+@click.option(
+    "--older", metavar="TIME", default=_OLDER, help=f"A session is old if nothing was written for TIME. [{_OLDER}]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
     """List your detached runs with their exit status, your sessions in the state folder, and sessions of programs

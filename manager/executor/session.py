@@ -146,7 +146,7 @@ def _load_parsl(config: Config) -> DataFlowKernel:
         except FileExistsError as error:
             if not tries_left or not os.path.basename(str(error.filename)).isdigit():
                 raise
-    raise AssertionError("it returns or raises")
+    raise AssertionError("unreachable: the loop returns or raises")
 
 
 def _after_fork() -> None:

@@ -160,4 +160,4 @@ class ProgramSources:
             source = ProgramSource(digest, name, file, folder, arguments)
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
         except Exception as error:  # an unreadable source must not stop the call
-            logger.debug("the source of %r was not left: %r", key, error)
+            logger.debug("the source of %r could not be stored: %r", key, error)

@@ -181,7 +181,7 @@ class CondorBatch:
                 ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
             except BatchTrouble as error:
                 self._has_history = False
-                log.warning("how jobs ended is not known from now on: condor_history: %s", error)
+                log.warning("the ends of jobs are unknown from now on: condor_history: %s", error)
         return ads
 
     def _say_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:

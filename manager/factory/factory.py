@@ -280,7 +280,7 @@ class Factory:
                 pass
 
     def _sync(self, blocks: tuple[KnownBlock, ...]) -> None:
-        log.info("the manager knows of %d blocks that are not over", len(blocks))
+        log.info("the manager reports %d blocks that have not ended", len(blocks))
         self._hello_at = None
         of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
         for block in blocks:

@@ -262,7 +262,7 @@ class ListedBatch:
                 row = read(self._jobs.commands.run([*command, job]).out)
             except BatchTrouble as error:
                 self._accounting = False
-                log.warning("how jobs ended is not known from now on: %s", error)
+                log.warning("the ends of jobs are unknown from now on: %s", error)
                 break
             # Check the name, because Grid Engine reuses the numbers of old jobs.
             if row is not None and row.name in ("", self._jobs.names.get(job, row.name)):

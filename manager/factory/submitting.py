@@ -194,7 +194,7 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         if self.shell is None:
             if self.text:
                 raise NotSubmitted
-            return 1, "", "nothing is run while a provider is made"
+            return 1, "", "no command runs while a provider is created"
         if self._given:
             cmd = cmd.replace(self._given, f"{self.job}.sh")
         self.said = self.shell(cmd)
@@ -282,7 +282,7 @@ def render(site: Site, *, job: str, command: str) -> str:
         provider.submit(command, 1, job)
     except NotSubmitted:
         return str(provider.text)
-    raise AssertionError("a provider that runs nothing has submitted something")
+    raise AssertionError("a provider without a shell has submitted a job")
 
 
 def _slurm(given: Provider, walltime: str) -> BoundedProvider:

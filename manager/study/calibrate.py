@@ -240,7 +240,7 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
         found.decided(now, again.handle(event, now))
     if not found.calls:
         raise SessionError(
-            f"no call of session {session} ended with a result: nothing can be measured", session=session
+            f"no call of session {session} ended with a result, so its times cannot be measured", session=session
         )
     return found
 
