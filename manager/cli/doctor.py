@@ -138,8 +138,6 @@ def orphaned_jobs() -> Iterator[Finding]:
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
-    """A process whose session has ended."""
-
     pid: int
     kind: str
     folder: str

@@ -19,7 +19,6 @@ from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""Seconds between two queries of batch systems."""
 _FILE_S = 10.0
 _SILENT_S = 2.0
 

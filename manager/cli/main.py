@@ -24,8 +24,6 @@ OWN = {
 
 
 class CommandGroup(FromEntryPoints):
-    """The commands of Stoker and of installed packages."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 

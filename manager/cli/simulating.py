@@ -213,7 +213,6 @@ class SimulationProgress:
 
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
 _FIRST = "static-pool"
 
 

@@ -213,7 +213,9 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
-    parts += sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []  # one file per package and build
+    parts += (
+        sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []
+    )  # conda-meta has one file per package and build
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
         record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""

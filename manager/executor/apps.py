@@ -201,7 +201,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._found = (kernel, self.executors)
             launch_at_once(kernel)
         wants = self.specification.wants
-        if wants.can_choose(args, kwargs):  # else the executor chooses the context when the arguments are ready
+        if wants.can_choose(args, kwargs):  # otherwise the executor chooses the context later
             wants = wants.chosen(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:

@@ -282,7 +282,7 @@ class Link:
             poll.register(fd, select.POLLIN)
         try:
             self._turn(everything)
-            while not self._stop:  # checked after each turn, which consumes the wake-up of `close`
+            while not self._stop:  # a turn consumes the wake-up of `close`, so check after each turn
                 wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:

@@ -198,7 +198,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                 raise with_log(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
-        if _written_at(folder) == said_before:  # else the manager listens, and commands find the session by id
+        if _written_at(folder) == said_before:  # otherwise commands find the session by id
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)

@@ -1,6 +1,6 @@
 """StokerExecutor: Stoker as an executor of Parsl. Differences from Parsl's own executor (HTEX):
 
-- Failed blocks stop the executor only until the first pilot joins.
+- Failed blocks stop the executor only before the first pilot joins.
 - Initial blocks start with the executor, before Parsl's strategy runs.
 - Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` seconds the jobs are cancelled.
 - Calls run in the program's folder if pilots can access that folder.
@@ -325,7 +325,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         blob = None
         if of_app is not None:
             kwargs.pop(SPECIFICATION, None)
-            if is_same(of_app.made_of, func):  # else Parsl has wrapped `func`, for example to stage files
+            if is_same(of_app.made_of, func):  # otherwise Parsl has wrapped `func`, for example to stage files
                 blob = of_app.function
         else:
             spec = prepared.parsl_spec(args, kwargs)
@@ -346,7 +346,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
-        if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
+        if (
+            task is not None and task["resource_specification"] is CANCELLED
+        ):  # the call was cancelled after this method began
             if isinstance(payload, ObjectRef):
                 link.large.drop(payload)
             future.cancel()

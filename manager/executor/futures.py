@@ -83,7 +83,7 @@ class CallFuture(Future[Any]):
             return True
         if not super().cancel():
             return False
-        self.set_running_or_notify_cancel()  # else `concurrent.futures.wait` would never return
+        self.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` would never return
         if self.call is not None:
             self._link.cancel([self.call])
         return True

@@ -1,6 +1,6 @@
 """Keep the results of a `stoker.map` in a file: each result is written before the program receives it.
 
-A thread writes the arrived results with one `write(2)`, then passes the ends to the stream. The file is synced every
+A thread writes the arrived results with one `write(2)`, then passes the results to the stream. The file is synced every
 5 seconds. Results of failed calls are not kept.
 """
 

@@ -1,8 +1,8 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
 The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
-each). Each call in flight counts with the mean size of the last results. If few large results would leave pilots idle,
-each wait for a result permits more calls.
+each). Each call in flight is expected to return a result of the last results' mean size. If few large results would
+leave pilots idle, each wait for a result permits more calls.
 
 Before the first result, the window permits the calls whose results fill a quarter of `most_bytes` at the maximum inline
 size. It doubles every GROW_S seconds. An empty window permits one call.

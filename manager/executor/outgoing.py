@@ -264,7 +264,7 @@ RECEIVED_DELAY_S = 0.2
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry after a changed function's last call. Later calls use the function `by`."""
+    """A queue entry after the last call of a changed function, which the function `by` replaces."""
 
     function: FunctionKey
     by: FunctionKey
@@ -284,7 +284,7 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """Times by frame number, for unacknowledged frames: when the frame's seconds to deadlines were computed."""
+        """Time at which the seconds to deadlines were computed, by number of the unacknowledged frame."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` message lists them."""
@@ -298,7 +298,8 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Return the new results. If earlier results were lost, return none: the manager sends all results again."""
+        """Return the new results. If earlier results were lost, return nothing, because the manager sends all results
+        again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -367,7 +368,7 @@ class Outgoing:
             messages.append(to_manager.Received(self.received, tuple(self._unused)))
             self._acknowledged_results = self.received
             self._unused.clear()
-        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # if encode raises, no frame counts
+        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise, so count the frame later
         number = self._outbox.next()
         self._outbox.keep(number, frame)
         for message in messages:
@@ -430,7 +431,7 @@ class Outgoing:
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
-            recipes.setdefault(recipe.key, recipe)  # of recipes with equal keys, the first one's limits apply
+            recipes.setdefault(recipe.key, recipe)  # the first of equal recipes sets the limits
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
             if recipe.key in self.defined and not has_new_limits:

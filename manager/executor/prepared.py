@@ -231,7 +231,8 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Prepared functions by function object. `check` raises ConfigError for options that the engine cannot honour."""
+    """Maps function objects to prepared functions. `check` raises ConfigError for options that the engine cannot
+    honour."""
 
     def __init__(
         self,

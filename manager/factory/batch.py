@@ -115,7 +115,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""Loss by the first words of an ended job's reason."""
+"""Kind of loss by the first words of the reason why a job ended."""
 
 
 def loss_of(how: str) -> LossReason | None:

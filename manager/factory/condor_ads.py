@@ -33,7 +33,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds for which a held job may be released."""
+"""Seconds after which a held job is removed if nobody has released it."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",

@@ -28,7 +28,7 @@ _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""If more jobs are doubtful, one `scontrol` shows all jobs of the cluster."""
+"""Maximum number of uncertain jobs that are queried one by one. For more jobs, one `scontrol` lists all jobs."""
 _AT_ONCE = 100
 
 

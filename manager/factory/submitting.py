@@ -233,8 +233,8 @@ class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
 class OnEachNode(Launcher):  # type: ignore[misc]
     """Starts one pilot per node of the block.
 
-    On one node, the pilot replaces the batch shell, so that Slurm sends SIGTERM KillWait seconds before SIGKILL,
-    instead of at the start of a GraceTime, during which the pilot still works.
+    On one node, the pilot replaces the batch shell. Slurm then sends SIGTERM KillWait seconds before SIGKILL. With a
+    shell, Slurm sends SIGTERM at the start of a GraceTime, in which the pilot still works.
     """
 
     def __init__(self, provider: Provider) -> None:

@@ -87,7 +87,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """A pilot's presence. `left_at` is infinite until the pilot leaves."""
+    """The time in which a pilot was connected. `left_at` is infinite until the pilot leaves."""
 
     devices: tuple[DeviceFacts, ...]
     came_at: float
@@ -255,7 +255,7 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 class Calibrated(msgspec.Struct, frozen=True):
     """The world and calls of a session.
 
-    `makespan_s`: of the live session. `advice`: the manager's estimates before a context's first load.
+    `makespan_s`: makespan of the live session. `advice`: the manager's estimates before a context's first load.
     """
 
     session: str

@@ -189,15 +189,16 @@ def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate],
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """Return the measured kind that a site file means (`a10`: `NVIDIA A10`). Without a match, the most measured
-    kind."""
+    """Return the measured device kind that the site file names (`a10`: `NVIDIA A10`). Without a match, return the most
+    measured kind."""
     meant = [kind for kind in measured if kind == expected]
     meant = meant or [kind for kind in measured if expected and _is_meant(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)
 
 
 def _by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
-    """Return the kind that a site file means, if its speed relative to the measured kind is known; else that kind."""
+    """Return the device kind that the site file names, if its speed relative to the measured kind is known; else the
+    measured kind."""
     if _is_meant(expected, chosen) or not found[chosen].speed:
         return chosen
     return next((kind for kind in sorted(found) if _is_meant(expected, kind) and found[kind].speed), chosen)

@@ -171,7 +171,7 @@ class _Rows:
         self._runs_in: dict[int, int] = {}
         self._pilots: dict[int, float] = {}
         self._rows: Counter[int] = Counter()
-        """Number of further rows drawn for each pilot."""
+        """Number of library rows drawn for each pilot."""
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[TraceEvent]:

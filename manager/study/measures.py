@@ -59,7 +59,8 @@ class Measures(msgspec.Struct, frozen=True):
     `completed`: items done. `queue`: calls that have arrived and do not run. `capacity`: allowed blocks. `ended_at`:
     last end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): from arrival
     to first start, and to the end. `held_s`: device-seconds of pilots; completed calls used `useful_s`, interrupted
-    calls `lost_s`, loads `loading_s`. `deadlines`: met or missed. `late`: calls that missed their deadlines.
+    calls `lost_s`, loads `loading_s`. `deadlines`: number of deadlines met or missed. `late`: calls that missed their
+    deadlines.
     """
 
     began_at: float
@@ -119,9 +120,8 @@ class _Pass:
         self.parts: dict[tuple[int, int], float] = {}
         """Start time of a gang member's part, by library and call."""
         self.again: set[int] = set()
-        """Calls that ended more than once."""
         self.devices_of: dict[int, float] = {}
-        """Number of devices of each library that has several devices."""
+        """Number of devices, for libraries with several devices."""
         self.due: dict[int, float] = {}
         self.late: dict[int, bool] = {}
         """Calls whose deadline was met (False) or missed (True)."""

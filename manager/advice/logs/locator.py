@@ -6,7 +6,7 @@ handles harmless warnings, survived failures, and ranks that print after another
 Lines are grouped by their form without digits, and only the first line of each form is graded. Bad lines form
 *episodes*: an episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
 episode if the log ends in this episode, or an earlier episode that shows broken hardware. The relevant line is the
-episode's first grave line that does not follow from another rank's end.
+episode's first severe line that does not follow from another rank's end.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class _Scan:
         self._open = Episode(number, self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # Drop the least grave of the ended episodes. If several are equal, drop the latest.
+            # Drop the ended episode of the lowest gravity. If several are equal, drop the latest.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open

@@ -198,7 +198,7 @@ _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("t
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The units of a series per second, the standard deviation, number and source of the single rates."""
+    """Rate of a series in units per second, with the standard deviation, number and source of single rates."""
 
     per_s: float
     spread: float

@@ -127,7 +127,7 @@ def newest_metrics(
         if count >= ENOUGH_OF_A_KIND:
             continue
         metrics = read_line(shown)
-        # Different lines can start alike, so a line without metrics counts only a quarter.
+        # Lines of one kind can differ, so a line without metrics counts only 0.25 towards the kind's limit.
         of_kind[kind] = count + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:

@@ -1,7 +1,7 @@
 """An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
 
-The loop is ReAct with the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains the
-value. If the endpoint fails, the scan's facts stay unchanged, with a note.
+A ReAct loop uses the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains the value.
+If the endpoint fails, the scan's facts stay unchanged, with a note.
 """
 
 from __future__ import annotations
