@@ -210,7 +210,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive with this name. If it is missing, pack it while other processes wait."""
+    """Return the archive with this name. If the archive is missing, pack it while other processes wait."""
     known = []
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ each). Each call in flight is expected to return a result of the last results' m
 leave pilots idle, each wait for a result permits more calls.
 
 Before the first result, the window permits the calls whose results fill a quarter of `most_bytes` at the maximum inline
-size. It doubles every GROW_S seconds. An empty window permits one call.
+size. The window doubles every GROW_S seconds. An empty window permits one call.
 """
 
 from __future__ import annotations

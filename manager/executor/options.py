@@ -154,7 +154,8 @@ KEYS = {
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """Error for a wrong specification; also Parsl's InvalidResourceSpecification. Facts: `key`, `invalid_keys`."""
+    """Error for a wrong specification; also Parsl's InvalidResourceSpecification. Its facts are `key` and
+    `invalid_keys`."""
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))

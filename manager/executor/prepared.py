@@ -159,8 +159,8 @@ class PreparedFunction:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """Return the digest of a function's content, which is equal in all programs, or the key of the function's
-        bytes."""
+        """Return the digest of a function's content, which is equal in all programs. Without a digest, return the key
+        of the function's bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))

@@ -147,8 +147,8 @@ class BlockKeeper:
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Number of consecutive submissions without an answer, each of which may have created a hidden job; the last
-        output."""
+        """Number of consecutive submissions without an answer, and their last output. Each may have created a hidden
+        job."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()

@@ -54,7 +54,7 @@ class Steps:
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """A run in numbers.
+    """The numbers of a run.
 
     `completed`: items done. `queue`: calls that have arrived and do not run. `capacity`: allowed blocks. `ended_at`:
     last end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): from arrival
@@ -370,9 +370,9 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A run in the numbers of a table. Units: seconds, device-seconds, shares from 0 to 1.
+    """The numbers of a run that tables show. Units: seconds, device-seconds, shares from 0 to 1.
 
-    `busy`: share of the held device time with a running call. `bound_s`: lower bound of the end for every policy; None
+    `busy`: share of the held device time with a running call. `bound_s`: lower bound of the end under any policy; None
     if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for counted calls. `warm_s`:
     device-seconds with a library.
     """
