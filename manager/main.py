@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         check_folder(folder)
         held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
     except lease.NoRoomError as error:
-        return _ended_by(error, folder)
+        return _status_of_error(error, folder)
     except StokerError as error:
         return _cannot_start(error)
     over = unwritten = ""
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
             server.close()
     except StokerError as error:
         if not over or isinstance(error, TakenError):
-            return _ended_by(error, folder)
+            return _status_of_error(error, folder)
         # A restart cannot help: only the last records of the journal are not written.
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
@@ -139,7 +139,7 @@ def _cannot_start(error: StokerError) -> int:
     return TAKEN_OVER if isinstance(error, TakenError) else 1
 
 
-def _ended_by(error: StokerError, folder: SessionFolder) -> int:
+def _status_of_error(error: StokerError, folder: SessionFolder) -> int:
     if isinstance(error, TakenError) or not folder.file.exists():
         return _cannot_start(error)
     logging.critical("%s", error)

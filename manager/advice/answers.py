@@ -267,7 +267,7 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
         if isinstance(question.about, OfContext | OfFunction):
             slow.submit(_answer, channel, advisor, question)
             continue
-        found = _found_by(advisor.answer, question)
+        found = _answer_or_none(advisor.answer, question)
         doubted = [each for each in doubted if not each.done()]
         if advisor.is_doubted(found) and len(doubted) < _MOST_DOUBTED:
             doubted.append(failures.submit(_answer_again, channel, advisor, question, found))
@@ -276,14 +276,14 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
 
 
 def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
-    _send(channel, question, _found_by(advisor.answer, question))
+    _send(channel, question, _answer_or_none(advisor.answer, question))
 
 
 def _answer_again(channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None) -> None:
-    _send(channel, question, _found_by(advisor.second_answer, question) or found)
+    _send(channel, question, _answer_or_none(advisor.second_answer, question) or found)
 
 
-def _found_by(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
+def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
     try:
         return answer(question)
     except ImportError as error:

@@ -165,7 +165,7 @@ def judged(
     with closing(LogParts(parts)) as logs:
         located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
     by_log = classify(located, rules=rules) if located is not None else None
-    by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
+    by_word = _fault_in_messages(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
     if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
         return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
     if by_log is None or located is None:
@@ -175,7 +175,7 @@ def judged(
     return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
 
 
-def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
+def _fault_in_messages(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
     for text in said:
         lines = text.splitlines()
         for line in reversed(lines):

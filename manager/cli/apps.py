@@ -49,7 +49,7 @@ CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
 
 
 def names(group: str) -> list[str]:
-    return sorted({point.name for point in _points(group)})
+    return sorted({point.name for point in _entry_points(group)})
 
 
 def matching(group: str, name: str) -> str:
@@ -58,7 +58,7 @@ def matching(group: str, name: str) -> str:
 
 def load(group: str, name: str) -> Any:
     """Load an entry point. Raises StokerError if the entry point is broken or declared twice."""
-    points = {point.value: point for point in _points(group) if point.name == name}
+    points = {point.value: point for point in _entry_points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
     if len(points) > 1:
@@ -70,11 +70,11 @@ def load(group: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(f"{missing}."):
-            raise _broken(name, point, error) from error
+            raise _import_error(name, point, error) from error
         extra = ': pip install "stoker[models]"' if _package(point) == "stoker" else ""
         raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
     except Exception as error:  # the import of a package may raise any error
-        raise _broken(name, point, error) from error
+        raise _import_error(name, point, error) from error
 
 
 def load_command(group: str, name: str) -> click.Command:
@@ -87,7 +87,7 @@ def load_command(group: str, name: str) -> click.Command:
     return found
 
 
-def _points(group: str) -> Iterable[EntryPoint]:
+def _entry_points(group: str) -> Iterable[EntryPoint]:
     from importlib.metadata import EntryPoint, entry_points  # slow import: a fifth of a command's start
 
     found = entry_points(group=group)
@@ -100,7 +100,7 @@ def _points(group: str) -> Iterable[EntryPoint]:
     return [*found, *(point for point in own if (point.name, point.value) not in there)]
 
 
-def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:
+def _import_error(name: str, point: EntryPoint, error: Exception) -> StokerError:
     return StokerError(
         f"{name} cannot be imported ({point.value}, of the package {_package(point)}): {type(error).__name__}: {error}"
     )
@@ -163,7 +163,7 @@ class Apps(FromEntryPoints):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name.endswith(".py"):
-            return with_session(_program(Path(cmd_name)))
+            return with_session(_program_command(Path(cmd_name)))
         name = matching(APPS, cmd_name)
         return with_session(load_command(APPS, name)) if name else None
 
@@ -230,7 +230,7 @@ def with_session(command: click.Command) -> click.Command:
     return command
 
 
-def _program(path: Path) -> click.Command:
+def _program_command(path: Path) -> click.Command:
 
     @click.command(
         str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."

@@ -146,16 +146,16 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 def orphaned() -> Iterator[OrphanProcess]:
     """Yield orphaned processes on this machine, including pilots whose lease has not expired."""
     found = list(session_remains.own_processes())
-    gone = _gone(found)
+    gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):
         time.sleep(_PATIENCE_S)
-        gone &= _gone(found)
+        gone &= _ended_session_folders(found)
     for process, kind, path in found:
         if path in gone and process.is_running():
             yield OrphanProcess(process.pid, kind, str(path))
 
 
-def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
+def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
     """Return the folders of sessions that have ended, or whose program and manager have died."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
     gone = set[Path]()
@@ -246,7 +246,7 @@ def doctor(
         return
     wanted = new_sessions.collect(sites) if sites else ()
     if tests:
-        _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
+        _run_site_suites(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
     wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
     checks = [*CHECKS, *(_of_site("site_fits", site, doctor_site.site_fits) for site in wanted)]
@@ -262,7 +262,7 @@ def doctor(
         raise click.exceptions.Exit(1)
 
 
-def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
+def _run_site_suites(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
     reports = []
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))

@@ -353,7 +353,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
         address = folder.read().address.removeprefix("tcp://")
         took = show_seconds(time.monotonic() - began)
-        lacks = _lacks(status, site)
+        lacks = _why_unusable(status, site)
         if lacks:
             fix = f'the pilot\'s log: {folder.path / "pilots"}; to use only the cores: [pilot] devices = "cpu"'
             yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
@@ -361,7 +361,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
             hosts = ", ".join(pilot.host for pilot in status.pilots)
             yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
         else:
-            yield need(topic, *_no_pilot(status, folder, address=address, took=took))
+            yield need(topic, *_why_no_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
@@ -397,7 +397,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             time.sleep(_ASK_EVERY_S)
 
 
-def _lacks(status: Status, site: Site) -> str:
+def _why_unusable(status: Status, site: Site) -> str:
     faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
     for said in faults:
         if said and all(said):
@@ -406,7 +406,7 @@ def _lacks(status: Status, site: Site) -> str:
     return status.trouble.get(site.name, "") if came and not any(faults) else ""
 
 
-def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
+def _why_no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
     pending = show_status.pending_of(status.jobs)
     if pending:
         why = show_status.reasons(pending) or "no reason given"

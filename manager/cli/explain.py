@@ -112,7 +112,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
     parts: list[LogPart] = []
     is_block = _BLOCK.fullmatch(subject) is not None
     if is_call(subject):
-        parts = list(_of_call(texts))
+        parts = list(_log_parts_of_call(texts))
         ends = [hit for text in texts if (hit := _NO_RESULT.fullmatch(text)) and hit["kind"] not in _WANTED]
         said = [hit["what"] for hit in ends[-1:]] if parts else []
     elif is_block:
@@ -137,7 +137,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         proof,
         remedy(fault, subject),
         tuple(done),
-        _happened(story, said),
+        _what_happened(story, said),
         _where_to_look(story),
     )
 
@@ -158,7 +158,7 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
     return [head, *proof, *done, f"  do        {verdict.do}"]
 
 
-def _happened(story: Story, said: list[str]) -> str:
+def _what_happened(story: Story, said: list[str]) -> str:
     for index, line in reversed(list(enumerate(story.lines))):
         end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
         if end is None:
@@ -189,7 +189,7 @@ def _where_to_look(story: Story) -> str:
     return f"stoker logs {story.subject}"
 
 
-def _of_call(texts: list[str]) -> Iterator[LogPart]:
+def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
     if not raised and (failed is None or failed["kind"] in _WANTED):
@@ -237,11 +237,11 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
         console.lines(verdict_lines(fault) if fault is not None else ())
         console.lines([progress_line(progress)] if progress is not None else ())
     if not story.found:
-        hint = "" if as_json or is_several(story) else _nearest(session, subject)
+        hint = "" if as_json or is_several(story) else _nearest_name_hint(session, subject)
         raise SessionError(f"{story.subject}: {story.headline}{hint}")
 
 
-def _nearest(session: str, subject: str) -> str:
+def _nearest_name_hint(session: str, subject: str) -> str:
     try:
         names = names_in(status_of(session)[1].status)
     except SessionError:

@@ -102,8 +102,8 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     cores, memory = chosen.share
     known = chosen.memory_bytes > _NO_MEMORY
     has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
-    lines += _ask(cores, memory, has, gpus=bool(chosen.gpus))
-    reasons.append(_asked(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
+    lines += _size_lines(cores, memory, has, gpus=bool(chosen.gpus))
+    reasons.append(_size_reason(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
     size = None if chosen.gpus else (cores, memory)
     lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
@@ -118,7 +118,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     reasons = [f"{kind}: {around.command} is on PATH"]
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
-        lines.append(_at("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
+        lines.append(_with_comment("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
         lines.append(_line("image", IMAGE, "your container image, with Stoker installed"))
         reasons.append("image: Kubernetes runs pilots in a container; write its image into the file")
@@ -131,12 +131,12 @@ def _queue(around: HostFacts, named: str) -> Draft:
     if has_gpus:
         lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
     else:
-        lines.append(_at('# gpus = "1"', "no machine of the pool has a GPU"))
+        lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
         reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
-    lines += _ask(cores, memory, has, gpus=has_gpus)
+    lines += _size_lines(cores, memory, has, gpus=has_gpus)
     smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
-    reasons.append(_asked(cores, memory, smallest, gpus=has_gpus))
+    reasons.append(_size_reason(cores, memory, smallest, gpus=has_gpus))
     lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 
@@ -152,22 +152,22 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
     return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
 
 
-def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+def _size_lines(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
-    lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
+    lines = [_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:
-        lines.append(_line("memory", _written(memory), "for loading models and caching their files"))
+        lines.append(_line("memory", _show_memory(memory), "for loading models and caching their files"))
     else:
-        lines.append(_at('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
+        lines.append(_with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
     return lines
 
 
-def _written(memory: int) -> str:
+def _show_memory(memory: int) -> str:
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
-def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
+def _size_reason(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
+    size = f" and {_show_memory(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
         return f"{cores} cores{size}: a guess, because the machines are not known; change it"
     return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
@@ -178,7 +178,7 @@ def _local(around: HostFacts) -> Draft:
     lines += [
         "",
         "[pilot]",
-        _at('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
+        _with_comment('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
         " " * _COMMENT_AT + '# also offers the spare cores, to contexts with kinds="cpu"',
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
@@ -190,7 +190,7 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
 
 
 def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    lines = ["[pilot]", _at(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
+    lines = ["[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
         each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
@@ -199,7 +199,7 @@ def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
     place = local[0].path if local else "$TMPDIR"
     here = f"; here: {shown}" if shown else ""
-    return [*lines, _at(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
+    return [*lines, _with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
 
 
 def _session(around: HostFacts, reasons: list[str]) -> list[str]:
@@ -225,10 +225,10 @@ def describe(slurm: Slurm, each: Partition) -> str:
 
 
 def _line(setting: str, value: str, comment: str) -> str:
-    return _at(f'{setting} = "{value}"', comment)
+    return _with_comment(f'{setting} = "{value}"', comment)
 
 
-def _at(text: str, comment: str) -> str:
+def _with_comment(text: str, comment: str) -> str:
     return f"{text.ljust(_COMMENT_AT)}# {comment}" if comment else text
 
 

@@ -220,13 +220,13 @@ def find(folder: SessionFolder, what: str) -> LogFile:
 
 def _print_file(path: Path, *, follow: bool) -> None:
     try:
-        for data in _grow(path, follow=follow):
+        for data in _read_growing(path, follow=follow):
             console.raw(data)
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error}") from None
 
 
-def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
+def _read_growing(path: Path, *, follow: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         while True:
             while data := file.read(1 << 20):
@@ -236,5 +236,5 @@ def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
             time.sleep(_FOLLOW_EVERY_S)
             if path.stat().st_size < file.tell():  # the log was rewritten with only its last lines
                 file.close()
-                yield from _grow(path, follow=follow)
+                yield from _read_growing(path, follow=follow)
                 return

@@ -119,7 +119,7 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
             )
             out.append(f"  note  the decisions about {these} are not in the journal: {why}")
     else:
-        out += _told(found.difference, same=found.checked)
+        out += _difference_lines(found.difference, same=found.checked)
     return out
 
 
@@ -129,7 +129,7 @@ def compared(makespans: MakespanComparison) -> str:
     return f"  from the first submission to the last result: {live} live, {simulated} simulated ({error:+.1%})"
 
 
-def _told(difference: FirstDifference, *, same: int) -> list[str]:
+def _difference_lines(difference: FirstDifference, *, same: int) -> list[str]:
     at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
     out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
     out += [f"    {line}" for line in difference.happened]

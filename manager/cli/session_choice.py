@@ -169,12 +169,12 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
             if file in near and file.parent.is_symlink():
                 used_at = max(used_at, file.parent.lstat().st_mtime)
             before, was_own = found.get(folder, (0.0, False))
-            is_own = was_own or file in near or (here is not None and _is_of(folder, here))
+            is_own = was_own or file in near or (here is not None and _belongs_to_folder(folder, here))
             found[folder] = (max(before, used_at), is_own)
     return [(folder, found[folder][1]) for folder in sorted(found, key=lambda each: found[each][0], reverse=True)]
 
 
-def _is_of(folder: Path, here: Path) -> bool:
+def _belongs_to_folder(folder: Path, here: Path) -> bool:
     """True if a session's folder is in `here` or a parent, or `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
@@ -249,12 +249,13 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
             found, its_over = _story_in(folder, subject)
             if found.found:
                 console.note(
-                    f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})"
+                    f"{subject} is not in session {_session_id(chosen)}; this is session {_session_id(folder)}"
+                    f" ({folder.path})"
                 )
                 return folder, found, its_over
             searched.append(folder)
     if len(searched) > 1:
-        names = ", ".join(map(_id, searched))
+        names = ", ".join(map(_session_id, searched))
         headline = f"{story.headline}; searched sessions {names} (`stoker sessions` lists them, --session names one)"
         story = msgspec.structs.replace(story, headline=headline)
     return chosen, story, over
@@ -264,7 +265,7 @@ def is_several(story: to_client.Story) -> bool:
     return not story.found and story.headline.startswith("could be")
 
 
-def _id(folder: SessionFolder) -> str:
+def _session_id(folder: SessionFolder) -> str:
     return folder.read().session
 
 

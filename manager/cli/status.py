@@ -60,7 +60,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
         return
     if answer.over:
         console.line(f"{answer.over}; its last state:")
-    served = [] if answer.over else _served(folder, answer.status)
+    served = [] if answer.over else _gateway_lines(folder, answer.status)
     console.lines(render(answer.status, over=bool(answer.over), policy=policy, served=served))
 
 
@@ -76,7 +76,7 @@ class StatusPicture:
 
     def show(self, status: Status) -> None:
         if console.is_terminal():
-            served = _served(self._folder, status) if self._folder is not None else []
+            served = _gateway_lines(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
         else:
             console.lines(log_lines(status, before=self._last, policy=self._policy))
@@ -92,12 +92,12 @@ class StatusPicture:
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
     """Return all lines if pilots, blocks or contexts have changed, one line if only calls have changed, else none."""
-    if before is None or _standing(status) != _standing(before):
+    if before is None or _lasting_state(status) != _lasting_state(before):
         return [*render(status, policy=policy), ""]
-    return render(status)[:1] if _moving(status) != _moving(before) else []
+    return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
 
 
-def _standing(status: Status) -> tuple[object, ...]:
+def _lasting_state(status: Status) -> tuple[object, ...]:
     return (
         [
             (pilot.pilot, pilot.state, pilot.draining, [device.fault for device in pilot.devices])
@@ -109,11 +109,11 @@ def _standing(status: Status) -> tuple[object, ...]:
     )
 
 
-def _moving(status: Status) -> tuple[int, ...]:
+def _call_counts(status: Status) -> tuple[int, ...]:
     return status.queued, status.running, status.done, status.failed, status.cancelled
 
 
-def _served(folder: SessionFolder, status: Status) -> list[str]:
+def _gateway_lines(folder: SessionFolder, status: Status) -> list[str]:
     return gateway_rows(gateway_notes(folder), status, now=time.time())
 
 

@@ -248,7 +248,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 def inspect_host() -> HostFacts:
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
-    found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _said(run, _CONTEXT)]
+    found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _output_or_empty(run, _CONTEXT)]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
@@ -264,9 +264,11 @@ def inspect_host() -> HostFacts:
         command=command,
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
-        queues=tuple(read_queues(_said(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
-        nodes=tuple(read_nodes(_said(run, _NODES))) if kind is ProviderKind.CONDOR else (),
-        user_domain=_said(run, ("condor_config_val", "UID_DOMAIN")).strip() if kind is ProviderKind.CONDOR else "",
+        queues=tuple(read_queues(_output_or_empty(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
+        nodes=tuple(read_nodes(_output_or_empty(run, _NODES))) if kind is ProviderKind.CONDOR else (),
+        user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip()
+        if kind is ProviderKind.CONDOR
+        else "",
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -320,7 +322,7 @@ _NODES = (
 """The command that lists slots. With `-startd`, HTCondor 25 lists daemons, which lack these attributes."""
 
 
-def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
+def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
     try:
         said = run(command)
     except BatchTrouble:

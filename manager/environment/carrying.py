@@ -107,14 +107,14 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     else:
         data = Path(member.path).read_bytes()
         if member.kind is MemberKind.SCRIPT:
-            data = _movable(data)
+            data = _relocatable_script(data)
         else:  # write the source's new time into the header of bytecode
             data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
         facts.size = len(data)
         tar.addfile(facts, io.BytesIO(data))
 
 
-def _movable(script: bytes) -> bytes:
+def _relocatable_script(script: bytes) -> bytes:
     """Return a script that runs with the Python in its folder. Python reads the added lines as a string, the shell as a
     program."""
     first, _, rest = script.partition(b"\n")

@@ -135,7 +135,9 @@ def this_environment() -> Installed:
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
-    editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders), *_targets()]}.values())
+    editables = tuple(
+        {one.name: one for one in [*_editables_of_finders(), *_named_in_pth(folders), *_target_packages()]}.values()
+    )
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
     return Installed(
@@ -168,7 +170,7 @@ def _importable(folder: str) -> Iterator[Editable]:
             yield Editable(entry.name, os.path.realpath(entry.path))
 
 
-def _targets() -> Iterator[Editable]:
+def _target_packages() -> Iterator[Editable]:
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -184,7 +186,7 @@ def _holds_python(folder: str) -> bool:
         return False
 
 
-def _mapped() -> Iterator[Editable]:
+def _editables_of_finders() -> Iterator[Editable]:
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")
         if home is not None and home.__name__.startswith("__editable__"):

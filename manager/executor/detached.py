@@ -167,7 +167,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     path = lease.lease_file(folder)
     before, said_before = lease.read(path), _written_at(folder)
     if before is not None and before.over:
-        raise _over(launch, before.over)
+        raise _session_over_error(launch, before.over)
     patience_s = START_LIMIT_S
     if before is not None and lease.is_alive(before) is None:
         patience_s += lease.PATIENCE_S + lease.SETTLE_S
@@ -183,7 +183,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
             if process.poll() is not None:
                 other = lease.read(path)
                 if other is not None and other.over:  # another process started a manager and ended the session
-                    raise _over(launch, other.over)
+                    raise _session_over_error(launch, other.over)
                 if other is not None and is_up(folder):  # another process or the keeper started a manager
                     register(folder)
                     return other
@@ -209,7 +209,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     return holder
 
 
-def _over(launch: Launch, why: str) -> SessionError:
+def _session_over_error(launch: Launch, why: str) -> SessionError:
     return SessionError(f"session {launch.session} is over: {why}", session=launch.session)
 
 

@@ -73,7 +73,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
         call = show_call(end.call)
         printed = f" (its output: {_command('logs', call, session)})" if end.printed else ""
         error.add_note(f"call {call}{printed}")
-        if advice := _about_names(error):
+        if advice := _advice_on_pickling(error):
             error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
             text = f"call {call} raised {error!r}, which would end the loop that takes its result"
@@ -95,7 +95,7 @@ _NO_NAME = re.compile(
 )
 
 
-def _about_names(error: Exception) -> str:
+def _advice_on_pickling(error: Exception) -> str:
     found = _NO_NAME.search(str(error)) if isinstance(error, pickle.PicklingError | AttributeError) else None
     if found is None:
         return ""

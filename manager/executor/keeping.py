@@ -149,7 +149,7 @@ def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> Non
         return
     if why := difference(there, header):
         if not reuse or there.function != header.function or there.batch_size != header.batch_size:
-            raise refused(file.path, why + _what_to_do(there, header))
+            raise refused(file.path, why + _advice_on_difference(there, header))
         file.begin(header)
     if len(file):
         damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
@@ -174,7 +174,7 @@ def difference(there: KeptHeader, now: KeptHeader) -> str:
     return ""
 
 
-def _what_to_do(there: KeptHeader, now: KeptHeader) -> str:
+def _advice_on_difference(there: KeptHeader, now: KeptHeader) -> str:
     if there.function != now.function:
         return "; name another file"
     if there.batch_size != now.batch_size:

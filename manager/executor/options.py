@@ -200,7 +200,7 @@ class Wants(msgspec.Struct, frozen=True):
     def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """True if the calls have a family and the input length is known: as a feature, or from an argument."""
         return self.family is not None and (
-            _said_length(self.features) > 0 or not isinstance(_first(args, kwargs), Future)
+            _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
         )
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
@@ -378,7 +378,7 @@ def _is_feature(value: Any, what: str) -> bool:
 
 
 def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    said = _said_length(features)
+    said = _declared_length(features)
     if said:
         return said
     if family.count is None:
@@ -387,12 +387,12 @@ def input_length(family: Family, features: Features | None, args: Sequence[Any],
             ' or features={"input_length": tokens}',
             key="features",
         )
-    return family.count(_first(args, kwargs))
+    return family.count(_first_argument(args, kwargs))
 
 
-def _said_length(features: Features | None) -> int:
+def _declared_length(features: Features | None) -> int:
     return features.input_length if features is not None else 0
 
 
-def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)

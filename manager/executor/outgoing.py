@@ -323,7 +323,7 @@ class Outgoing:
     def again(self, now: float) -> list[bytes]:
         counted_at = self._counted_at
         return [
-            _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
+            _with_reduced_deadlines(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
             for number, frame in enumerate(self._outbox.unacked(), self._outbox.acknowledged + 1)
         ]
 
@@ -450,7 +450,7 @@ class Outgoing:
         return messages
 
 
-def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
+def _with_reduced_deadlines(frame: bytes, number: int, *, seconds: float) -> bytes:
     messages = [
         msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
         if type(each) is to_manager.Submit and each.due_in_s is not None

@@ -263,12 +263,12 @@ def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, theirs in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_end_all, theirs)
+            loop.call_soon_threadsafe(_end_futures, theirs)
         except RuntimeError:  # the loop is closed and its tasks have ended
             pass
 
 
-def _end_all(waiters: list[asyncio.Future[None]]) -> None:
+def _end_futures(waiters: list[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)

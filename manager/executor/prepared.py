@@ -53,7 +53,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
             data = wire.encode([message])
             wrong = wrong_with(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = _what(message) or str(error).partition(" - at `$")[0]  # users do not know the path
+            wrong = _invalid_field(message) or str(error).partition(" - at `$")[0]  # users do not know the path
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
@@ -71,14 +71,14 @@ def _check_size(size: int, whose: str, *, what: str) -> None:
         )
 
 
-def _what(message: msgspec.Struct) -> str:
+def _invalid_field(message: msgspec.Struct) -> str:
     for field in msgspec.structs.fields(message):
         value = getattr(message, field.name)
         try:
             msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field.type)
         except (UnicodeEncodeError, OverflowError, TypeError, ValueError):
             parts = value if isinstance(value, list | tuple) else (value,)
-            deeper = (_what(part) for part in parts if isinstance(part, msgspec.Struct))
+            deeper = (_invalid_field(part) for part in parts if isinstance(part, msgspec.Struct))
             return next(filter(None, deeper), f"{field.name} is {value!r:.80}")
     return ""
 
@@ -269,7 +269,7 @@ class Preparer:
         if not isinstance(context, list | tuple):
             return Wants(recipe=read_parsl_spec(spec))
         for known, wants in self._paper:
-            if _same(known, context):
+            if _equals_context(known, context):
                 return wants
         wants = Wants(recipe=read_parsl_spec(spec))
         del self._paper[_RECIPES_KEPT:]
@@ -281,7 +281,7 @@ def _copy(context: Any) -> list[Any]:
     return [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
 
 
-def _same(known: list[Any], context: Any) -> bool:
+def _equals_context(known: list[Any], context: Any) -> bool:
     try:
         return bool(known == _copy(context))
     except Exception:  # a comparison of arrays raises; a new recipe has the same digest

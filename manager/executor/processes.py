@@ -79,7 +79,7 @@ def new_session_id() -> str:
             if not (links / name).is_symlink():
                 return name
         except OSError as error:
-            raise _not_to_use(links, "read", error) from error
+            raise _state_folder_error(links, "read", error) from error
 
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
@@ -98,7 +98,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
         draft.symlink_to(folder.path)
         draft.replace(links / name)
     except OSError as error:
-        raise _not_to_use(links, "written", error) from error
+        raise _state_folder_error(links, "written", error) from error
 
 
 def note_joined(folder: SessionFolder, link: Path) -> None:
@@ -107,7 +107,7 @@ def note_joined(folder: SessionFolder, link: Path) -> None:
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
 
-def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
+def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
     return SessionError(
         f"Stoker's state folder {links.parent} cannot be {what}: {error.strerror}; set the environment variable"
         " STOKER_HOME to a folder that you can write to, on a disk with room"

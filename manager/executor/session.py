@@ -114,7 +114,7 @@ def load(
         try:
             _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # Ctrl-C too: end started processes immediately
-            with _said_when_slow("stoker: the session that was starting is being ended"):
+            with _message_when_slow("stoker: the session that was starting is being ended"):
                 kernel = DataFlowKernelLoader._dfk
                 if kernel is not None:
                     DataFlowKernelLoader.clear()
@@ -258,7 +258,7 @@ class Session:
         self._over = True
         atexit.unregister(self.stop)
         try:
-            with _said_when_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
+            with _message_when_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
                 if not self._kernel.cleanup_called:
                     self._kernel.cleanup()
         finally:
@@ -308,7 +308,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def _said_when_slow(text: str) -> Iterator[None]:
+def _message_when_slow(text: str) -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():  # stderr is None if it was closed at the start
         yield
         return

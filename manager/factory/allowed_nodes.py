@@ -67,17 +67,17 @@ def _names(value: str) -> list[str] | None:
 def _condor(provider: Provider, allowed: AllowedNodes) -> Provider:
     given = [(line, _REQUIREMENTS.match(line)) for line in provider.options]
     own = next((found[1] for _, found in reversed(given) if found), provider.requirements).strip()
-    clauses = [f'(TARGET.Machine == "{allowed.only}")'] if allowed.only else _differ(allowed.exclude)
+    clauses = [f'(TARGET.Machine == "{allowed.only}")'] if allowed.only else _exclusion_clauses(allowed.exclude)
     return msgspec.structs.replace(
         provider,
         requirements=" && ".join([*([f"({own})"] if own else []), *clauses]),
-        options=_without(given),
+        options=_options_without_requirements(given),
     )
 
 
-def _differ(nodes: Iterable[str]) -> list[str]:
+def _exclusion_clauses(nodes: Iterable[str]) -> list[str]:
     return [f'(TARGET.Machine != "{node}")' for node in nodes]
 
 
-def _without(given: Sequence[tuple[str, re.Match[str] | None]]) -> tuple[str, ...]:
+def _options_without_requirements(given: Sequence[tuple[str, re.Match[str] | None]]) -> tuple[str, ...]:
     return tuple(line for line, found in given if not found)

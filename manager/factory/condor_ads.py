@@ -117,7 +117,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
             status = BatchJobStatus(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
             return Verdict(status, remove=True)
         case JobStatus.IDLE:
-            return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejected(ad)]))))
+            return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejection_reason(ad)]))))
         case JobStatus.HELD:
             return _held(ad, since_s=since_s, held_s=held_s)
         case JobStatus.REMOVED:
@@ -137,7 +137,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
     """Return the status of a job that has left the queue. Some pools remove held jobs automatically."""
-    how, loss = _how(ad), None
+    how, loss = _end_reason(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
@@ -215,13 +215,13 @@ def has_failed(ad: Ad) -> bool:
 
 def is_unmatched(ad: Ad) -> bool:
     """True if a negotiator has found no slot for the waiting job."""
-    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
+    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejection_reason(ad)
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
     """True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
     several equal jobs."""
-    return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
+    return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
 
 
 def read_analysis(text: str) -> str:
@@ -234,7 +234,7 @@ def read_analysis(text: str) -> str:
     said = [f"{out} are ruled out by the job's requirements"] if out else []
     drained = r"0\s+" if re.search(r"^Step\s+Matched\s+Drained\s", text, re.MULTILINE) else ""
     rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
-    nowhere = [_written_out(row, text) for row in _unmet(rows)]
+    nowhere = [_written_out(row, text) for row in _unmet_conditions(rows)]
     if nowhere and out == int(total[1]):
         of_machines = "slots on" in text[total.start() :]
         now = (
@@ -251,7 +251,7 @@ def suits_no_slot(analysis: str) -> bool:
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 
-def _unmet(rows: Mapping[str, str]) -> list[str]:
+def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
     """Return the smallest conditions that no slot meets, without parts of an `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
@@ -275,7 +275,7 @@ def _written_out(condition: str, text: str) -> str:
     return condition
 
 
-def _how(ad: Ad) -> str:
+def _end_reason(ad: Ad) -> str:
     if ad.get("JobStatus") == JobStatus.REMOVED:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
@@ -299,7 +299,7 @@ def _why_evicted(ad: Ad) -> str:
     return ": ".join([what, *filter(None, [_line(ad.get("VacateReason", ""))])])
 
 
-def _rejected(ad: Ad) -> str:
+def _rejection_reason(ad: Ad) -> str:
     """Return why the negotiator found no slot. Ignore a reason from before the job's last start."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:

@@ -92,7 +92,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
         return True
     began = time.monotonic()
     text = "another factory of the session is running, %s: waiting for its exit, for %s at most"
-    log.info(text, _who(file), show_seconds(limit_s))
+    log.info(text, _holders(file), show_seconds(limit_s))
     if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
         if os.getppid() != parent:
             log.info("the manager that started this factory (pid %d) is gone: this factory exits", parent)
@@ -104,7 +104,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
                     os.kill(holder.pid, signal.SIGKILL)
         if not _wait(descriptor, limit_s=_AFTER_KILL_S):
             raise SessionError(
-                f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
+                f"{file} is held by {_holders(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
                 "start; kill the holder by hand"
             )
     log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
@@ -117,14 +117,14 @@ def wait_for_commands(file: Path, *, limit_s: float) -> None:
     if not locks.take(descriptor):
         age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)
         text = "a command of the previous factory still runs, %s: waiting until it ends or has run for %s"
-        log.info(text, _who(file), show_seconds(limit_s))
+        log.info(text, _holders(file), show_seconds(limit_s))
         began = time.monotonic()
         if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)):
             for holder in locks.holders(file):
                 log.warning("%s has run for longer than %s: it is killed", holder, show_seconds(limit_s))
                 commands.kill_tree(holder.pid)
             if not _wait(descriptor, limit_s=_AFTER_KILL_S):
-                log.warning("that command does not end, %s: the factory waits no longer", _who(file))
+                log.warning("that command does not end, %s: the factory waits no longer", _holders(file))
                 os.close(descriptor)
                 return
         log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
@@ -145,7 +145,7 @@ def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lamb
     return True
 
 
-def _who(file: Path) -> str:
+def _holders(file: Path) -> str:
     return ", ".join(map(str, locks.holders(file))) or "a process that this host does not see"
 
 

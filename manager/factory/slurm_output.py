@@ -113,11 +113,11 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
             row = AccountedJob(
                 job, state, _blank_if_none(reason), _wall_clock(start), _blank_if_none(nodes), name, folder
             )
-            rows[job] = _together(rows[job], row) if job in rows else row
+            rows[job] = _merge_tasks(rows[job], row) if job in rows else row
     return rows
 
 
-def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
+def _merge_tasks(one: AccountedJob, other: AccountedJob) -> AccountedJob:
     # Order of states: running, waiting, ended. Among ended tasks, failed tasks are first.
     first, second = sorted(
         (one, other),
@@ -159,7 +159,7 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
             name=found.get("JobName", ""),
             exit_code=found.get("ExitCode", ""),
         )
-        rows[job] = _together(rows[job], row) if job in rows else row
+        rows[job] = _merge_tasks(rows[job], row) if job in rows else row
     return rows
 
 

@@ -289,7 +289,7 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
         taken = recipe.name in names.values()
         names[key] = f"{recipe.name}-{key[:12]}" if taken else recipe.name
     start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
-    own_s, message_s = _between(recorded.runs)
+    own_s, message_s = _call_gaps(recorded.runs)
     contexts = {
         names[key]: _context(
             recipe, [load for load in recorded.loads if load.recipe == key],
@@ -375,10 +375,10 @@ def _context(
     return ContextModel(
         awareness=recipe.awareness, device_memory_bytes=Size(_memory_bytes(recipe, loads)), kinds=recipe.needs.kinds,
         slots=recipe.slots or max((load.slots for load in loads), default=1),
-        start_s=Duration(start_s), load_s=_for_others(load_s),
+        start_s=Duration(start_s), load_s=_with_default(load_s),
         load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
-        call_s=_for_others({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
-        item_s=_for_others({kind: Duration(each) for kind, (_, each) in fits.items()}),
+        call_s=_with_default({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
+        item_s=_with_default({kind: Duration(each) for kind, (_, each) in fits.items()}),
         item_cv=_cv(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
     )  # fmt: skip
 
@@ -389,7 +389,7 @@ def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:
     return declared or max((load.memory_bytes for load in loads), default=0)
 
 
-def _for_others(times: dict[str, Duration]) -> dict[str, Duration]:
+def _with_default(times: dict[str, Duration]) -> dict[str, Duration]:
     return {**times, "": Duration(fmean(times.values()))} if times else {}
 
 
@@ -428,7 +428,7 @@ def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]
     return items, more_s / items
 
 
-def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
+def _call_gaps(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
     own_s = median(waited) if waited else 0.0

@@ -123,7 +123,9 @@ class Criterion(msgspec.Struct, frozen=True):
 
 
 _IN_TIME = Criterion(
-    "in_time", lambda a, b: _minus(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
+    "in_time",
+    lambda a, b: _points_more(a.figures.in_time, b.figures.in_time),
+    "of every 100 deadlines it meets {lead} more",
 )
 _WAITS = Criterion(
     WAIT_P95_S,
@@ -132,11 +134,11 @@ _WAITS = Criterion(
 )
 _ITEMS = Criterion(
     ITEMS_PER_S,
-    lambda a, b: _more(a.figures.items_per_s, b.figures.items_per_s),
+    lambda a, b: _percent_more(a.figures.items_per_s, b.figures.items_per_s),
     "it does {lead} % more items a second",
 )
 _TIME = Criterion(
-    DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
+    DONE_AFTER, lambda a, b: _percent_more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
 )
 
 
@@ -190,11 +192,11 @@ def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
     return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
-def _more(one: float, other: float) -> float | None:
+def _percent_more(one: float, other: float) -> float | None:
     return 100.0 * (one / other - 1.0) if other else None
 
 
-def _minus(one: float | None, other: float | None) -> float | None:
+def _points_more(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 

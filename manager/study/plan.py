@@ -107,7 +107,7 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     if not site.is_local:
         counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
         by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
-    best_blocks = _least(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
+    best_blocks = _smallest_good(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
     if not site.is_local:
         useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
@@ -115,12 +115,12 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     return RunPlan(
         site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
         by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
-        best_walltime_s=_least(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
+        best_walltime_s=_smallest_good(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
         price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
     )  # fmt: skip
 
 
-def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
+def _smallest_good(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
@@ -140,8 +140,8 @@ def _simulate(
     site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
 ) -> tuple[float, float]:
     source = source_of(site, kept=False)
-    run = _off(evidence.run, Stream(seed, "plan/run"))
-    load = _off(evidence.load, Stream(seed, "plan/load"))
+    run = _with_random_mean(evidence.run, Stream(seed, "plan/run"))
+    load = _with_random_mean(evidence.load, Stream(seed, "plan/load"))
     devices = blocks * source.nodes * evidence.devices
     awareness = find(site.policy.name).make().awareness
     loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0
@@ -188,7 +188,7 @@ def _policies(site: Site, alone_s: float) -> Policies:
     return policies
 
 
-def _off(time: MeasuredTime, stream: Stream) -> MeasuredTime:
+def _with_random_mean(time: MeasuredTime, stream: Stream) -> MeasuredTime:
     return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
 
 

@@ -176,7 +176,7 @@ def run_all(
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_do, scenario=scenario, folder=folder)
-    hear = tell or _deaf
+    hear = tell or _ignore_progress
     if jobs <= 1 or len(todo) == 1:
         yield from (do(run, hear) for run in todo)
         return
@@ -211,12 +211,18 @@ def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Pat
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
 
-def _deaf(*_: Any) -> None:
+def _ignore_progress(*_: Any) -> None:
     pass
 
 
 def run_one(
-    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: TellProgress = _deaf
+    scenario: Scenario,
+    *,
+    policy: str,
+    seed: int,
+    folder: Path,
+    bound: bool = False,
+    tell: TellProgress = _ignore_progress,
 ) -> FinishedRun:
     """Simulate a scenario once. Raises SimulationError and ConfigError."""
     began = time.perf_counter()

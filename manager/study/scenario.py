@@ -285,7 +285,7 @@ def scenario_text(scenario: Scenario) -> str:
 def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
     kind = struct.__struct_config__.tag_field
     if kind:
-        yield f"{kind} = {_written(struct.__struct_config__.tag)}"
+        yield f"{kind} = {_toml_value(struct.__struct_config__.tag)}"
     below: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(struct):
         value = getattr(struct, field.name)
@@ -295,7 +295,7 @@ def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
         if _is_table(value):
             below.append((field.encode_name, value))
         else:
-            yield f"{field.encode_name} = {_written(value)}"
+            yield f"{field.encode_name} = {_toml_value(value)}"
     for name, value in below:
         yield from _tables(value, at=f"{at}.{name}" if at else name)
 
@@ -318,13 +318,13 @@ def _tables(value: Any, *, at: str) -> Iterator[str]:
 
 
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _written(name)
+    return name if _BARE.fullmatch(name) else _toml_value(name)
 
 
-def _written(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     match value:
         case enum.Enum():
-            return _written(value.value)
+            return _toml_value(value.value)
         case Duration():
             return f'"{_decimal(value)} s"'
         case Rate():
@@ -336,11 +336,11 @@ def _written(value: Any) -> str:
         case str():  # TOML escapes the characters that JSON escapes, and DEL
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
-            return f"{{ {', '.join(f'{_key(name)} = {_written(inner)}' for name, inner in value.items())} }}"
+            return f"{{ {', '.join(f'{_key(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
         case tuple():
-            return f"[{', '.join(map(_written, value))}]"
+            return f"[{', '.join(map(_toml_value, value))}]"
         case msgspec.Struct():  # a struct that is written as a list
-            return _written(msgspec.structs.astuple(value))
+            return _toml_value(msgspec.structs.astuple(value))
         case _:  # a number, true or false
             return json.dumps(value)
 

@@ -69,14 +69,14 @@ def t_quantile(share: float, *, degrees: int) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(64):
         angle = (low + high) / 2
-        if _within(angle, degrees) < 2.0 * share - 1.0:
+        if _central_probability(angle, degrees) < 2.0 * share - 1.0:
             low = angle
         else:
             high = angle
     return math.tan(low) * math.sqrt(degrees)
 
 
-def _within(angle: float, degrees: int) -> float:
+def _central_probability(angle: float, degrees: int) -> float:
     cosine, odd = math.cos(angle), degrees % 2
     term = cosine if odd else 1.0
     total = term if degrees > 1 else 0.0

@@ -121,7 +121,7 @@ def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, 
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
-    opening = matching_rules(_opening(located), rules)
+    opening = matching_rules(_first_error_text(located), rules)
     without_cause = bool(opening) and all(rule.secondary for rule in opening)
     for line in _evidence(located):
         for rule in matching_rules(line.text, rules):
@@ -134,7 +134,7 @@ def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, 
     return best
 
 
-def _opening(located: Located) -> str:
+def _first_error_text(located: Located) -> str:
     if located.traceback and located.traceback[0].number == located.first.number:
         return _last_exception(located) or located.first.text
     return located.first.text
@@ -150,11 +150,11 @@ def _evidence(located: Located) -> Iterable[LogLine]:
 
 
 def _exceptions(located: Located) -> list[LogLine]:
-    return [line for line in located.traceback if exception_of(_unmarked(line))]
+    return [line for line in located.traceback if exception_of(_without_rank_mark(line))]
 
 
 def _last_exception(located: Located) -> str:
-    return next((_unmarked(line) for line in reversed(_exceptions(located))), "")
+    return next((_without_rank_mark(line) for line in reversed(_exceptions(located))), "")
 
 
 def _component(located: Located, kind: FaultKind) -> str:
@@ -194,10 +194,10 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
     # A traceback that begins later may come from a rank that failed later, so it does not count.
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
-    traceback = [_unmarked(line) for line in lines] if is_own else []
+    traceback = [_without_rank_mark(line) for line in lines] if is_own else []
     raised = next((line for line in reversed(traceback) if exception_of(line)), "")
-    opening = raised or _unmarked(located.first)
-    signs = [_unmarked(sign) for sign in _causes(located, rules)[:_CAUSES]]
+    opening = raised or _without_rank_mark(located.first)
+    signs = [_without_rank_mark(sign) for sign in _causes(located, rules)[:_CAUSES]]
     for line in (opening, *(text for text in signs if text != opening)):
         yield from _fields_of(line)
         yield from (f"@speaks:{name}" for name, form in _SPEAKERS if form.search(line))
@@ -264,7 +264,7 @@ def _paths(lines: Iterable[str]) -> list[str]:
     return [found[1] for line in lines if (found := _FRAME.search(line))]
 
 
-def _unmarked(line: LogLine) -> str:
+def _without_rank_mark(line: LogLine) -> str:
     return RANK_MARK.sub("", line.text)
 
 

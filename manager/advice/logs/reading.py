@@ -266,7 +266,7 @@ class TracebackLines:
         self.number = number
         self.done = False
         self.exceptions: list[tuple[int, str]] = []
-        self._mark = _unmarked(line[:at].strip("\ufeff\ufffd"))
+        self._mark = _with_zeroed_digits(line[:at].strip("\ufeff\ufffd"))
         self._width = at
         self.marks_ranks = 0 < len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
         self._head: list[tuple[int, str]] = [(number, line)]
@@ -313,10 +313,10 @@ class TracebackLines:
     def _body(self, line: str) -> str | None:
         if not self._mark:
             return line[self._width :] if self._width == 0 or line[: self._width].isspace() else line
-        if _unmarked(line[: self._width].rstrip()) == self._mark.rstrip():
+        if _with_zeroed_digits(line[: self._width].rstrip()) == self._mark.rstrip():
             return line[self._width :]
         return None if self.marks_ranks else line
 
 
-def _unmarked(mark: str) -> str:
+def _with_zeroed_digits(mark: str) -> str:
     return mark if len(mark) < 16 else _CLOCK.sub("0", mark)

@@ -116,7 +116,7 @@ _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
 
 
-def _spelled(name: str) -> str:
+def _spelling_pattern(name: str) -> str:
     return r"[\s_\-/.]?".join(map(re.escape, re.split(r"[ _]", name)))
 
 
@@ -124,7 +124,7 @@ _METRIC = {re.sub(r"[\s_\-/.]", "", name): metric for metric, names in _NAMES.it
 _LONGEST_FIRST = sorted((name for names in _NAMES.values() for name in names.split("|")), key=len, reverse=True)
 _PAIR = re.compile(
     rf"(?<![a-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
-    rf"(?P<key>{any_of(map(_spelled, _LONGEST_FIRST))})['\"]?\s?"
+    rf"(?P<key>{any_of(map(_spelling_pattern, _LONGEST_FIRST))})['\"]?\s?"
     rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
     rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
     r"(?P<after>\s?[%/])?"
@@ -177,7 +177,7 @@ def named_values(text: str) -> tuple[dict[str, float], bool]:
         if pair["kind"] and not pair["kind"].startswith("train"):
             evaluated = True
         elif not (pair["kind"] and metric in ("elapsed_s", "time_s")):
-            value = _value(text, pair, metric)
+            value = _metric_value(text, pair, metric)
             if value is not None and metric == "step_ms":
                 found.setdefault("step_s", value / 1000)
             elif value is not None:
@@ -191,7 +191,7 @@ def named_values(text: str) -> tuple[dict[str, float], bool]:
     return found, evaluated and not losses
 
 
-def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
+def _metric_value(text: str, pair: re.Match[str], metric: str) -> float | None:
     timed = metric in ("elapsed_s", "eta_s", "time_s", "step_s")
     if pair["clock"]:
         return duration_s(pair["clock"]) if timed else None

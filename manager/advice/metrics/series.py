@@ -103,7 +103,7 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
             points.setdefault(key, []).append(SeriesPoint(at, line, counter))
     found = []
     for (rank, evaluates, name, _), each in points.items():
-        falls = _falls([point.counter.done for point in each])
+        falls = _new_round_indexes([point.counter.done for point in each])
         before, since = [0, 0, *falls][-2:]  # indexes of the last two falls, or the start
         found.append(
             CountSeries(
@@ -119,7 +119,7 @@ def _is_at_its_end(counter: Counter) -> bool:
     return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
-def _falls(values: Sequence[float]) -> list[int]:
+def _new_round_indexes(values: Sequence[float]) -> list[int]:
     found = []
     for at, (before, value) in enumerate(pairwise(values), start=1):
         near = before - value <= max(1.0, _JITTER_SHARE * before)
@@ -140,7 +140,7 @@ def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
     inner = _innermost(fine) if fine else max(with_total, key=lambda each: each.last_at)
     ranks = [each for each in with_total if _same_count(each) == _same_count(inner)]
     slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
-    return ProgressSeries(slowest, _outer(inner, with_total))
+    return ProgressSeries(slowest, _outer_series(inner, with_total))
 
 
 def _same_count(each: CountSeries) -> tuple[str, float | None, bool]:
@@ -165,7 +165,7 @@ def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
     return max(nested, key=lambda each: each.last_at, default=outermost)
 
 
-def _outer(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
+def _outer_series(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
     others = [each for each in with_total if each.name != inner.name and each.rank == inner.rank]
     epochs = [each for each in others if each.unit == EPOCH and inner.unit != EPOCH]
     if epochs:
@@ -223,8 +223,8 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
     timed = None
     if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
-        timed = _pace(_rises(points, "line_s", evaluated_at), "the times of lines")
-    found = _pace([rate for point in points if (rate := _stated(series, point))], "the rates that lines state")
+        timed = _pace(_slopes_between_evaluations(points, "line_s", evaluated_at), "the times of lines")
+    found = _pace([rate for point in points if (rate := _stated_rate(series, point))], "the rates that lines state")
     if found and (timed is None or 1 / _FARTHEST_RATE < found.per_s / timed.per_s < _FARTHEST_RATE):
         return found
     if timed:
@@ -234,17 +234,17 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
     if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):
         return found
     for field, source in _RISING:
-        if found := _pace(_rises(points, field, evaluated_at), source):
+        if found := _pace(_slopes_between_evaluations(points, field, evaluated_at), source):
             return found
-    return _pace([rate for point in points if (rate := _expected(point))], "the times left that lines state")
+    return _pace([rate for point in points if (rate := _rate_from_time_left(point))], "the times left that lines state")
 
 
-def _expected(point: SeriesPoint) -> float | None:
+def _rate_from_time_left(point: SeriesPoint) -> float | None:
     left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
     return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
 
 
-def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
+def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
     if series.unit == EPOCH and not series.name.startswith("bar"):
         return None
     rate = point.line.steps_per_s
@@ -253,7 +253,7 @@ def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
     return rate if rate and rate > 0 else None
 
 
-def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
+def _slopes_between_evaluations(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
     found: list[float] = []
     part: list[tuple[float, float]] = []
     before = -1

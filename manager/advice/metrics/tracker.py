@@ -173,14 +173,14 @@ def _progress(
     recent = [line for line in lines[inner.points[0].at :] if line.evaluates == inner.evaluates]
     change, loss = _loss(recent)
     rate_per_s = rate.per_s / inner_per_unit if rate else None
-    left, least, most = _left(done, total, rate, rate_per_s, chosen)
+    left, least, most = _seconds_left(done, total, rate, rate_per_s, chosen)
     return LoggedProgress(
         done=done, total=total, unit=unit, whole=whole, rate_per_s=rate_per_s,
         rate_spread=rate.spread / inner_per_unit if rate else None, rate_from=rate.source if rate else "",
         steps_per_s=rate.per_s if rate and inner.unit != EPOCH else None,
         step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=loss, loss_change=change,
         learning_rate=next((line.learning_rate for line in reversed(recent) if line.learning_rate is not None), None),
-        tokens_per_s=_middle(recent, "tokens_per_s"), samples_per_s=_middle(recent, "samples_per_s"),
+        tokens_per_s=_median_of_field(recent, "tokens_per_s"), samples_per_s=_median_of_field(recent, "samples_per_s"),
         seconds_left=left, least_left_s=least, most_left_s=most, evaluates=lines[-1].evaluates, lines=len(lines),
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def _rounds_done(chosen: ProgressSeries) -> float:
     return min(max(0.0, rounds) + fraction, outer.newest.total or rounds + fraction)
 
 
-def _left(
+def _seconds_left(
     done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
 ) -> tuple[float | None, float | None, float | None]:
     """Return the seconds left, and their interval: plus or minus twice the rate's error, widened to include other
@@ -233,7 +233,7 @@ def _loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
     return median(kept[half:]) - median(kept[:half]) if half >= 2 else None, newest
 
 
-def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
+def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
     kept = without_outliers([value for line in lines if (value := getattr(line, field)) is not None][-32:])
     return median(kept) if kept else None
 
@@ -241,7 +241,9 @@ def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
 def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
     trained = [line for line in lines if not line.evaluates] or list(lines)
     change, loss = _loss(trained)
-    tokens, samples, steps = (_middle(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s"))
+    tokens, samples, steps = (
+        _median_of_field(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s")
+    )
     if (loss, tokens, samples, steps) == (None, None, None, None):
         return None
     return LoggedProgress(

@@ -50,7 +50,7 @@ def facts_believed(
     `sources`: the texts that the model has read, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:
-        value = _plain(field, answer.get(field))
+        value = _plain_value(field, answer.get(field))
         if value is None:
             continue
         before: SourceFact | None = getattr(facts, field)
@@ -82,7 +82,7 @@ def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | Non
     return next((f"{name}:{number}" for name, number, line in lines if pattern.search(line)), None)
 
 
-def _plain(field: str, value: object) -> Scalar | None:
+def _plain_value(field: str, value: object) -> Scalar | None:
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
@@ -142,7 +142,7 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
     nonsense = 0
     for _ in range(conversation.turns):
         text = conversation.ask(messages)
-        final = _final(text)
+        final = _final_answer(text)
         if final is not None:
             return final
         action = _ACTION.search(text)
@@ -202,6 +202,6 @@ def _path_and_page(given: str) -> tuple[str, int]:
     return (before, int(page)) if colon and page.isdecimal() and len(page) < 5 else (path, 1)
 
 
-def _final(text: str) -> dict[str, object] | None:
+def _final_answer(text: str) -> dict[str, object] | None:
     _, marked, after = text.rpartition("Final Answer:")
     return object_in(after) if marked or after.strip().startswith(("{", "```")) else None

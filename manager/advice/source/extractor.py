@@ -112,7 +112,7 @@ def extract_facts(
             raise NotReadError(
                 f"{source.file or '<source>'}: not read: its length in characters is over {reader.limits.file_bytes:,}"
             )
-        entry = _scanned(source, dict(arguments or {}), reader, scanner, given)
+        entry = _scan_entry(source, dict(arguments or {}), reader, scanner, given)
         inside = {id(node) for node in ast.walk(entry)}
         others = [node for key, node in scanner.followed.items() if key not in inside]
         text = "\n".join(normalised(node) for node in [entry, *others])
@@ -136,7 +136,7 @@ def extract_facts(
     )
 
 
-def _scanned(
+def _scan_entry(
     source: SourceText, arguments: dict[str, Any], reader: OwnFolders, scanner: Scanner, given: list[str]
 ) -> ast.AST:
     file = Path(source.file) if source.file else None
@@ -151,7 +151,7 @@ def _scanned(
         raise NotReadError(f"{shown}: it has no function {source.function}")
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     given += [repr(arguments.get(key)) for key in names]
-    scanner.enter(module, tree, node, {key: _given(value) for key, value in arguments.items()})
+    scanner.enter(module, tree, node, {key: _known_argument(value) for key, value in arguments.items()})
     return node
 
 
@@ -169,11 +169,11 @@ def _definition(tree: ast.Module, dotted: str) -> Function | None:
     return named[-1] if named else every[0] if len(every) == 1 else None
 
 
-def _given(value: Any) -> Known:
+def _known_argument(value: Any) -> Known:
     if isinstance(value, Mapping):
-        return Known({str(key): _given(each) for key, each in value.items()}, ARGUMENT, 1.0)
+        return Known({str(key): _known_argument(each) for key, each in value.items()}, ARGUMENT, 1.0)
     if isinstance(value, list | tuple):
-        return Known([_given(each) for each in value[:1000]], ARGUMENT, 1.0)
+        return Known([_known_argument(each) for each in value[:1000]], ARGUMENT, 1.0)
     plain = value if value is None or isinstance(value, str | int | float | bool) else str(value)[:300]
     return Known(plain, ARGUMENT, 1.0)
 
