@@ -104,8 +104,8 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
                     os.kill(holder.pid, signal.SIGKILL)
         if not _wait(descriptor, limit_s=_AFTER_KILL_S):
             raise SessionError(
-                f"{file} is held by {_holders(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
-                "start; kill the holder by hand"
+                f"{file} is held by {_holders(file)} after {show_seconds(time.monotonic() - began)}: no other factory "
+                "can start; kill the holder by hand"
             )
     log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
     return True

@@ -107,7 +107,7 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     if not site.is_local:
         counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
         by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
-    best_blocks = _smallest_good(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
+    best_blocks = _least_good(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
     if not site.is_local:
         useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
@@ -115,12 +115,12 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     return RunPlan(
         site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
         by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
-        best_walltime_s=_smallest_good(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
+        best_walltime_s=_least_good(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
         price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
     )  # fmt: skip
 
 
-def _smallest_good(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
+def _least_good(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
