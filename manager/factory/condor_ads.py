@@ -33,7 +33,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds after which a held job is removed if nobody has released it."""
+"""Seconds for which a held job waits for its release before the factory removes it."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",

@@ -173,7 +173,7 @@ class Submitter:
 
 
 class NotSubmitted(Exception):
-    """Raised after a script was only rendered."""
+    """Raised after a script is rendered without submission."""
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped

@@ -61,9 +61,9 @@ class PlanForecast(msgspec.Struct, frozen=True):
 class RunPlan(msgspec.Struct, frozen=True):
     """The forecast of a run.
 
-    `as_written`: with the settings of the site file. `by_blocks`, `by_walltime`: with other values. `best_blocks`,
-    `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: of a device-hour, 0 if
-    unknown.
+    `as_written`: with the settings of the site file. `by_blocks`, `by_walltime`: forecasts with other values.
+    `best_blocks`, `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: of a
+    device-hour, 0 if unknown.
     """
 
     site: str

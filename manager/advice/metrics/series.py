@@ -48,8 +48,8 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""Maximum share of a fall that is jitter, if one of this many next points reaches the value again. Ranks that print
-without a label differ slightly, so such a fall begins no new round."""
+"""A fall by at most this share is jitter if one of this many next points reaches the value again, because ranks that
+print without a label differ slightly."""
 _AS_GOOD_AS_DONE = 0.95
 """Share of a total that counts as complete, because the next bar may begin before the end of a bar is drawn."""
 
@@ -63,8 +63,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time; it falls when a new round begins. `points`: of the current round, oldest first. `earlier`: of
-    the previous round. `falls`: number of new rounds. `first_at`: index of the first line."""
+    """A count over time; it falls when a new round begins. `points`: points of the current round, oldest first.
+    `earlier`: points of the previous round. `falls`: number of new rounds. `first_at`: index of the first line."""
 
     name: str
     unit: str

@@ -85,8 +85,8 @@ class MetricTracker:
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """Return the progress at the end of a log. `at_s`: time of reading. With it, logs without times have a rate
-        from the second reading on."""
+        """Return the progress at the end of a log. `at_s`: time of reading, which gives logs without times a rate from
+        the second reading on."""
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
