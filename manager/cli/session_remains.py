@@ -40,7 +40,7 @@ OURS = {
 }
 """The modules that a session's processes run, and the names of these processes for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""Programs of TaskVine in a session; the last is a library's program."""
+"""Programs of TaskVine in a session. The last name is the program of a library."""
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {

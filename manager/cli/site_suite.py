@@ -100,7 +100,7 @@ _NONE_CHOSEN = (4, 5)
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Test Stoker's promises on a site: all promises, or those that `chosen` selects (pytest's `-k`).
+    """Test Stoker's promises on a site. `chosen` selects promises (pytest's `-k`); empty selects all.
 
     Raises StokerError if `chosen` selects no test, or if the suite did not run.
     """

@@ -10,7 +10,7 @@ An archive is a gzipped tar file whose bytes depend only on its members.
         start.pyz            `stoker.pilot.starter`: fetches the packages and becomes the pilot
         environment.json     the archives (`Packed`)
         python               the name of the interpreter on compute nodes, or empty
-        base.tar.gz          the interpreter, if compute nodes have none
+        base.tar.gz          the interpreter, unless the site names an interpreter
 
         only for nodes that cannot access this machine's files:
         session.json         the manager's address
@@ -333,7 +333,7 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots. Raises as
+    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots. Raises the errors of
     `pack_environment`.
     """
     for site in sites:

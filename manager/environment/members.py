@@ -11,7 +11,7 @@ An archive has the layout of a virtual environment:
     lib/python3.11/site-packages/    every package, editable packages from their sources
     bin/                             programs; their first line finds the Python in this folder
     lib/, share/, ...                libraries and data of a conda environment
-    base/bin/python3.11              the interpreter with its standard library, if compute nodes have none
+    base/bin/python3.11              the interpreter and standard library, unless the site names them
     base/lib/python3.11/ base/lib/bundled/                shared libraries of this system for the interpreter
 
 Bytecode is packed, because compiling PyTorch takes tens of seconds.

@@ -92,8 +92,9 @@ def app(
         priority: Calls with a higher number run first.
         deadline: Time from submission until a call should end. Among calls of equal priority, the earliest deadline
             runs first. Calls without a deadline run last.
-        late: Action for a call that cannot meet its deadline. `"run"` runs the call with a warning, after the calls
-            that can meet their deadlines. `"drop"` drops the call.
+        late: Action for a call that cannot meet its deadline (the deadline has passed, or all earlier calls took
+            longer). `"run"` runs the call with a warning, after the calls that can meet their deadlines. `"drop"`
+            drops the call.
         latency: Maximum time from submission to result (`"150 ms"`), for a policy that honours it.
         ttft: Maximum time to first token (`"500 ms"`), for a policy that honours it, for example `slinfer`.
         tpot: Maximum time per further token (`"100 ms"`), for a policy that honours it.

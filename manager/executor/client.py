@@ -54,7 +54,7 @@ SETTLE_LIMIT_S = 2.0
 
 class Link:
     """A client's connection to its manager. Any thread may call every method. Only methods with a time limit block. An
-    `observer` submits no calls, and the session does not wait for it."""
+    `observer` submits no calls and does not keep the session alive."""
 
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder

@@ -185,8 +185,7 @@ CANCELLED: Mapping[str, Any] = MappingProxyType({})
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """The future of a Stoker app: Parsl's future with a working `cancel`. Made by `AppCallFuture.of`.
 
-    A cancelled future raises CancelledError immediately. The call of a cancelled future stops in any state, and is not
-    retried.
+    A cancelled future ends immediately with CancelledError. Its call stops in any state and is not retried.
     """
 
     _was_cancelled = False

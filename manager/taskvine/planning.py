@@ -14,12 +14,12 @@ from stoker.site import ProviderKind, Site
 _WALLTIME_MARGIN_S = 30
 """Seconds before the end of its job at which a worker exits."""
 WORKER = "worker"
-"""Block name in the attributes of worker jobs."""
+"""Block name in the names or attributes of worker jobs."""
 
 
 def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> VinePlan:
-    """Return a site's plan. Jobs of workers have the `session` as an attribute. `kept`: the session outlives programs.
-    `python`: default interpreter of libraries. `search_path`: import folders outside the environment."""
+    """Return a site's plan. Names or attributes of worker jobs contain the `session`. `kept`: the session outlives
+    programs. `python`: default interpreter of libraries. `search_path`: import folders outside the environment."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
