@@ -29,7 +29,7 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""Share of the facts in the cosine. The terms of the source have the remaining share."""
+"""Weight of the facts in the cosine similarity. The remaining weight applies to the terms of the source."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
@@ -150,15 +150,15 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """The facts, stored in one file. No method raises if the disk fails. A damaged file is replaced."""
+    """The facts, stored in one file. If the disk fails, no method raises an exception. A damaged file is replaced."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Store the facts of a recipe's loader, or with `function` (its key in measurements, or its name) the facts of
-        the function with the loader. `name` is for display."""
+        """Store the facts of a recipe's loader. If `function` is set (a key in measurements, or a name), store the
+        facts of the function with the loader. `name` is for display."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 

@@ -79,7 +79,6 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:

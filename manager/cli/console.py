@@ -34,46 +34,28 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines.
-
-    Args:
-        texts: The lines, without line ends.
-    """
+    """Print each text on a line."""
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
-    """Print one line.
-
-    Args:
-        text: The line, without a line end.
-    """
     lines([text])
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr.
-
-    Args:
-        text: The remark, without a line end.
-    """
+    """Print a remark on stderr."""
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
-    """Print an error on stderr.
-
-    Args:
-        text: The error, without a line end.
-    """
+    """Print an error on stderr."""
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -91,11 +73,7 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """Print a value as one JSON document.
-
-    Args:
-        value: A value that msgspec can encode as JSON.
-    """
+    """Print a value, which msgspec can encode, as one JSON document."""
     if sys.stdout is None:  # stdout is None if it was closed before the command began
         return
     with survive_closed_pipe():
@@ -113,17 +91,13 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that change. A terminal redraws them in place; a pipe receives them again. Made by `redrawn`."""
+    """Lines that change. A terminal redraws them in place; a pipe receives them again."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the displayed lines.
-
-        Args:
-            texts: All lines of the block.
-        """
+        """Replace the displayed lines."""
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -199,7 +173,6 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -215,7 +188,6 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

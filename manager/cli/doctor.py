@@ -1,7 +1,6 @@
 """`stoker doctor`: check this machine and site files, and show how to fix problems.
 
-`CHECKS` lists all checks. `doctor_machine` checks the machine, `doctor_site` checks batch systems and site files. This
-module checks remains of sessions.
+`CHECKS` lists all checks. This module checks remains of sessions.
 """
 
 from __future__ import annotations
@@ -168,9 +167,6 @@ def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) ->
         if not path.exists() or detached.over(folder) or (path not in managed and died):
             gone.add(path)
     return gone
-
-
-# ---- the command
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -205,9 +205,6 @@ def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
         yield raised_part(raised)
 
 
-# ---- the command
-
-
 @click.command(short_help="Explain the state of a call, pilot, context or block.")
 @click.argument("subject", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")

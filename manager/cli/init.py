@@ -142,7 +142,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return cores, memory and a comment: the share of one GPU on the smallest machine; without GPUs, that machine."""
+    """Return cores and memory of a pilot, and a comment. A pilot has the smallest machine's share for one GPU, or the
+    smallest machine without GPUs."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -239,9 +240,6 @@ def _duration(seconds: float) -> str:
 
 def _text(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
-
-
-# ---- the command
 
 
 @click.command(short_help="Write a site file for the batch system of this host.")

@@ -135,9 +135,6 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
     )
 
 
-# ---- the command
-
-
 _FOLLOW_EVERY_S = 0.2
 _BLOCK = re.compile(r"b\d+")
 

@@ -177,7 +177,7 @@ _OF_A_SESSION = (
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """An old session's folder: why the folder stays, or the bytes removed."""
+    """The result of `prune` for an old session's folder. `kept`: why the folder stays. `bytes`: the removed bytes."""
 
     session: str
     folder: str

@@ -31,8 +31,8 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
-    Rates cover the last 30 seconds. Without a pilot the forecast counts from the arrival of the first pilot. A detached
-    run is shown with its state and its session.
+    Rates cover the last 30 seconds. If no pilot has joined, the forecast counts from the arrival of the first pilot. A
+    detached run is shown with its state and its session.
     """
     if watch and as_json:
         raise click.UsageError("--watch and --json: give one of them; a program can repeat --json")

@@ -62,9 +62,6 @@ def story(folder: SessionFolder) -> str:
         return observer.story("b1").headline
 
 
-# ---- the command
-
-
 _END_S = 60.0
 
 

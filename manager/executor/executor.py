@@ -373,7 +373,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """Fail all open calls and refuse new calls.
 
         Args:
-            exception: The exception that the calls raise as the reason.
+            exception: The exception that the calls raise.
         """
         logger.error("executor %s cannot continue: %s", self.label, exception)
         self._executor_exception = exception

@@ -27,7 +27,7 @@ CHUNK = 500
 GROW_S = 2.0
 """Seconds after which the window doubles, until the first result arrives."""
 _MEAN_OF = 64
-"""Approximate number of last results that the mean size covers."""
+"""Approximate number of recent results in the mean result size."""
 
 
 class Window:
@@ -41,7 +41,7 @@ class Window:
         self.most_calls = most_calls
         self.most_bytes = most_bytes
         self.in_flight: dict[CallId, tuple[int, int]] = {}
-        """Item index and bytes of arguments of each call."""
+        """Item index and argument bytes of each call in flight."""
         self.held_bytes = 0
         """Bytes of results that have arrived but that the program has not read."""
         self._argument_bytes = 0

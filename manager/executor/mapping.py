@@ -228,7 +228,8 @@ class ResultStream(Iterator[Any]):
         return result
 
     def close(self) -> None:
-        """Cancel the remaining calls and drop their results. Any thread may call this. No effect in a forked child."""
+        """Cancel the remaining calls and drop their results. Any thread may call this method. A forked child process
+        does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()

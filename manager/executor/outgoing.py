@@ -46,7 +46,7 @@ class Waiter(Protocol):
         """Receive the error of a call that the manager refused or whose session ended."""
 
     def flush(self) -> None:
-        """Called after the last `settle` of a frame."""
+        """Called after the last `settle` call of a received frame."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Receive a running call's progress or forecast."""
@@ -257,14 +257,14 @@ _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Messages of old frames that are not copied, because sending the calls again creates the messages."""
+"""Messages that are not copied from old frames, because sending the calls again creates these messages."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
 """Seconds after which `Received` is sent in a separate frame, if no other frame is sent."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry after the last call of a changed function, which the function `by` replaces."""
+    """A queue entry after the last call of a changed function. The function `by` replaces the changed function."""
 
     function: FunctionKey
     by: FunctionKey

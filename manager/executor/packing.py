@@ -72,7 +72,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """True if `function` is `made_of`, or the same function in another walltime wrapper of Parsl."""
+    """True if both arguments are one function, perhaps in two walltime wrappers of Parsl."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}

@@ -27,11 +27,11 @@ from stoker.protocol.to_manager import PiecesTaken
 
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
-"""Limits of a stream's inbox. If it contains more pieces or bytes, it acknowledges nothing."""
+"""Limits of a stream's inbox. An inbox with more pieces or bytes sends no acknowledgement."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
 """An acknowledgement is sent after this many pieces or bytes, or immediately if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece: its bytes or value, True if it is the value, and the acknowledgement to send now."""
+"""A piece (bytes or value), True if the piece is a value, and the acknowledgement to send now."""
 
 
 class PieceInbox:
@@ -133,7 +133,7 @@ class PieceInbox:
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream. Readers still receive the pieces that arrived before its end."""
+        """End the stream. Readers still receive the pieces that arrived before the end."""
         with self._changed:
             if end is not None and end.ok:
                 try:
@@ -333,7 +333,7 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
 
     def take_arrived(self, most: int = 64) -> list[Any]:
         """Return up to `most` pieces that have arrived, for a program that handles pieces together. This method never
-        blocks or raises: the next step of `for` raises an error."""
+        blocks or raises. The next step of the `for` loop raises an error that occurred here."""
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

@@ -33,8 +33,8 @@ SUBMIT_COMMANDS = {
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
 ) -> Batch:
-    """Return the batch system of a site. Raises SubmissionRefused if the host lacks its commands, ConfigError for
-    impossible settings."""
+    """Return the batch system of a site. Raises SubmissionRefused if the host lacks the batch system's commands,
+    ConfigError for impossible settings."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)

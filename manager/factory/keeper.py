@@ -141,7 +141,7 @@ class BlockKeeper:
         """Ends of blocks, kept to be reported again if the manager loses them."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True after the manager has named its blocks. Until then, no job can be assigned to a block."""
+        """True after the manager has named its blocks. Before that, the keeper cannot match jobs with blocks."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
@@ -152,7 +152,7 @@ class BlockKeeper:
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
-        """Blocks with an unanswered submission and no known job. Their jobs may still appear."""
+        """Blocks with an unanswered submission and no known job. A listing may still show a job of these blocks."""
         self._given_up: set[str] = set()
         """Jobs that count as over because listings lack them. They are cancelled again at the end of the session."""
 

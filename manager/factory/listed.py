@@ -45,8 +45,8 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A listed job. `expected_at`: wall-clock time of its start, 0 if unknown. `failed`: its output may show the
-    cause."""
+    """A listed job. `expected_at`: wall-clock time of the job's expected start, 0 if unknown. `failed`: its output may
+    show the cause."""
 
     name: str
     phase: BlockPhase
@@ -178,7 +178,8 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows a job's end, and its reader. PBS needs no such command: `qstat -x` lists ended jobs."""
+"""The command that shows how a job ended, and the reader of the command's output. PBS needs no such command: `qstat -x`
+lists ended jobs."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 

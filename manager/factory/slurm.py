@@ -2,7 +2,7 @@
 
 Parsl's SlurmProvider only submits jobs. One `squeue`, whose output may be cached, lists all jobs of this user. For a
 missing job, or a cancelled job that is still listed, this module runs `scontrol`, then `sacct`. If neither lists the
-job, the job is absent. Its output may show how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
+job, the job is absent. The job's output may show how the job ended ("CANCELLED AT ... DUE TO PREEMPTION").
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Create a simulated world from a live session's measurements.
 
 The module replays the session's journal through the core. The core's commands show where libraries were loaded and
-calls sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. Its run
-time is the mean; if calls have different numbers of items, it is a fixed part and a part per item (least squares). The
-extra time of a library's first call is its warm-up. The gap between two calls is the library's own time, plus the time
-of two messages if the next call was sent after the first ended.
+calls sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. The run
+time of a context's calls is the mean, or, if calls have different numbers of items, a fixed time plus a time per item
+(least squares). The extra time of a library's first call is its warm-up. The gap between two calls is the library's own
+time, plus the time of two messages if the next call was sent after the first ended.
 
 Links are not modelled. Calls keep their recorded arrival times.
 """
@@ -253,7 +253,7 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """The world and calls of a session.
+    """The simulated world and the calls of a recorded session.
 
     `makespan_s`: makespan of the live session. `advice`: the manager's estimates before a context's first load.
     """
@@ -278,7 +278,8 @@ class MakespanComparison(msgspec.Struct, frozen=True):
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """Return the world of a recorded session. Raises SessionError for contexts on several devices."""
+    """Return the simulated world that a recorded session implies. Raises SessionError for contexts on several
+    devices."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
     for recipe in wanted.values():

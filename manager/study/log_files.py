@@ -175,7 +175,7 @@ class _Rows:
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield all events. Each method draws the log rows of the event with its name."""
+        """Yield all events. For example, `_pilot_came` draws the log rows of the event PILOT_CAME."""
         log, at_s = self._log, 0.0
         names = {event: f"_{event.name.lower()}" for event in Happened}
         draws: dict[int, Callable[[float, int], Iterable[TraceEvent]]] = {

@@ -1,7 +1,7 @@
 """The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
 
-A process per pilot has a row per slot of each library: its load, then a bar per call. If one message reports several
-ended calls, their bars are drawn in sequence, and the last bar ends when the message arrives.
+Each pilot is a process in the timeline. Each slot of a library is a row with the load and a bar for each call. If one
+message reports several ended calls, their bars are drawn in sequence, and the last bar ends when the message arrives.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class _Scan:
         self._open = Episode(number, self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # Drop the ended episode of the lowest gravity. If several are equal, drop the latest.
+            # Drop the ended episode of the lowest gravity. Among equals, drop the latest episode.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open

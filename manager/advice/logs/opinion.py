@@ -15,8 +15,8 @@ from stoker.manager.advice.logs.failures import Fault, FaultKind, Located, LogLi
 log = logging.getLogger("stoker.advisor")
 
 DOUBTED = 0.7
-"""Verdicts below this certainty have low confidence. On the training part, 30 % of these verdicts are wrong, and 1 % of
-other verdicts."""
+"""Verdicts below this certainty have low confidence. In the training data, 30 % of these verdicts are wrong, but only 1
+% of the other verdicts."""
 AGREED, ALONE = 0.8, 0.6
 """Certainty of an opinion that confirms the rules' guess, and of an opinion that contradicts the guess."""
 BY_MODEL = "a language model blames this line"
