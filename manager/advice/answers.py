@@ -237,7 +237,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
 
 
 _MOST_DOUBTED = 4
-"""Maximum number of failures that wait for the language model."""
+"""Maximum failures that wait for the language model."""
 
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:

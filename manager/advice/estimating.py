@@ -52,8 +52,8 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers on a quantity. `exponents`: change of its logarithm per octave. `log_sd`: deviation of recipes
-    from their estimates by other recipes."""
+    """Effects of numbers on a quantity. `exponents`: change of the quantity's logarithm per octave of a number.
+    `log_sd`: deviation of recipes from their estimates by other recipes."""
 
     exponents: dict[str, float]
     ranges: dict[str, tuple[float, float]]

@@ -27,7 +27,8 @@ MOST_BYTES = 16 << 20
 
 
 class LogPart(NamedTuple):
-    """A log, or lines of text that replace a log. `source`: its displayed name. `start`, `end`: its byte range."""
+    """A log, or lines of text that replace a log. `source`: displayed name of the log. `start`, `end`: byte range in
+    the log."""
 
     source: str
     text: bytes = b""

@@ -1,8 +1,8 @@
 """Hide secrets in displayed texts.
 
-`masked` replaces a secret by `***`. It recognises secrets by form (tokens, private keys), by position (the password of
-a URL, an Authorization header), and by name (`password=`, `"api_key": `, `--token `). Numbers after names remain
-(`max_token: 512`).
+`masked` replaces a secret by `***`. `masked` recognises secrets by form (tokens, private keys), by position (the
+password of a URL, an Authorization header), and by name (`password=`, `"api_key": `, `--token `). Numbers after names
+remain (`max_token: 512`).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
 
 
 MOST_ROWS = 3_000
-"""Maximum number of rows in the file. The oldest rows are deleted."""
+"""Maximum rows in the file. The oldest rows are deleted."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (

@@ -159,12 +159,7 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
-    """A click type for whole numbers within bounds.
-
-    Args:
-        least: Minimum number.
-        most: Maximum number.
-    """
+    """A click type for whole numbers from `least` to `most`."""
 
     name = "number"
 

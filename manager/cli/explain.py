@@ -1,7 +1,7 @@
 """`stoker explain`: show why a call, pilot, library, context or block is in its state.
 
-For a failure, the command also shows the cause, a remedy and the recovery so far. It reads only logs that this machine
-can access.
+For a failure, the command also shows the cause, a remedy and the recovery so far. The command reads only logs that this
+machine can access.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Walltime of a block in seconds. Shorter jobs start sooner."""
+"""Shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores and bytes of memory to request with a GPU if the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Bytes of memory per CPU device: enough for a small language model."""
+"""Enough memory for a small language model."""
 _NO_MEMORY = 64 * 1024**2
 """Bytes of memory up to which a value means unknown: Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
@@ -250,7 +250,7 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    The command submits and overwrites nothing. It prints its choices and their reasons.
+    The command submits and overwrites nothing. The command prints its choices and reasons.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:

@@ -59,7 +59,7 @@ def show_call(session: str, call: str) -> None:
 
 
 def nothing_kept(story: Story, *, over: str = "") -> str:
-    """Return the message for a call without output. `over`: why its session has ended."""
+    """Return the message for a call without output. `over`: why the session has ended."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
@@ -85,7 +85,7 @@ def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died during a call. Their logs contain the call's last output."""
+    """Return the libraries that died during a call. The logs of these libraries contain the call's last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 

@@ -2,8 +2,9 @@
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
-The keeper leads a separate process session (setsid), so that Ctrl-C and closed terminals do not end it. It forwards
-SIGTERM and SIGINT. If the keeper is killed, the program continues, and its exit status stays unknown.
+The keeper leads a separate process session (setsid), so that Ctrl-C and closed terminals do not end it. The keeper
+forwards SIGTERM and SIGINT to the program. If the keeper is killed, the program continues, and its exit status stays
+unknown.
 """
 
 from __future__ import annotations

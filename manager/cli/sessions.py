@@ -181,8 +181,8 @@ class CacheContents(msgspec.Struct, frozen=True):
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     """Show the files that pilots keep on this machine for the next session: fetched objects and environments.
 
-    Their size is limited ([pilot] cache_size), and unused files expire (cache_age). On a compute node: srun -w n014
-    stoker caches --clear
+    [pilot] cache_size limits the size of these files, and unused files expire after cache_age. On a compute node: srun
+    -w n014 stoker caches --clear
     """
     kept = inspect_caches(scratch, clear=clear)
     if as_json:

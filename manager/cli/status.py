@@ -143,7 +143,7 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds within which the program or keeper of a dead manager restarts it."""
+"""Seconds within which the program or keeper restarts a dead manager."""
 
 
 @click.command(short_help="Show a session or a detached run live.")

@@ -44,7 +44,7 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition. 0 means no limit or unknown. `cores`, `memory_bytes`: of its smallest node. `gpu_cores`,
+    """A partition. 0 means no limit or unknown. `cores`, `memory_bytes`: size of the smallest node. `gpu_cores`,
     `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and per core."""
 
     name: str

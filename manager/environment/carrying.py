@@ -175,8 +175,8 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """The archives for a starting pilot, stored as JSON. `interpreter`: its name on compute nodes; if empty, the
-    archive `base` contains the interpreter."""
+    """The archives for a starting pilot, stored as JSON. `interpreter`: the interpreter's name on compute nodes; if
+    empty, the archive `base` contains the interpreter."""
 
     packages: ObjectRef
     unpacked_bytes: int

@@ -111,7 +111,8 @@ _FORMAT = "stoker-environment-1"
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: it precedes the same name in `site-packages`."""
+    """A package or module used from its source folder. `is_first`: the source folder precedes the package in
+    `site-packages`."""
 
     name: str
     path: str
@@ -119,8 +120,8 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """An environment. `scripts`: folder of its programs; empty for the system's. `conda`: the conda prefix, or
-    empty."""
+    """An environment. `scripts`: folder of the environment's programs; empty for the system's Python. `conda`: the
+    conda prefix, or empty."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]

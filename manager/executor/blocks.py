@@ -41,7 +41,7 @@ STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0  # seconds that pilots on this machine have to exit after the session's end
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""Seconds for which a factory's lock must be free until the factory is considered dead."""
+"""Seconds with a free factory lock after which the factory counts as dead."""
 _LAST_LINES = 20
 
 

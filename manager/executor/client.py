@@ -1,10 +1,8 @@
 """The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from the socket.
 
-
-
 Threads may share a ZeroMQ socket if a memory fence separates their uses: a thread holds `_lock` to send or read frames.
 The I/O thread polls the socket's edge-triggered descriptor. A send by another thread may consume the edge of a received
-frame. So a thread that has sent frames checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
+frame. Therefore a thread that has sent frames checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
 
 The client numbers frames and keeps each frame until the manager has journalled it. After a reconnection the client
 sends unacknowledged frames again.

@@ -68,8 +68,8 @@ class CallFuture(Future[Any]):
             make_safe(kernel)
         super().add_done_callback(fn)
         # The app's future may be cancelled while the executor submits the call. `AppCallFuture.cancel` marks the record
-        # and then looks for this future. This method stores the future and then looks for the mark. So at least one of
-        # the two methods cancels the call.
+        # and then looks for this future. This method stores the future and then looks for the mark. Therefore at least
+        # one of the two methods cancels the call.
         if record.get("resource_specification") is CANCELLED:
             self.cancel()
 
@@ -185,7 +185,8 @@ CANCELLED: Mapping[str, Any] = MappingProxyType({})
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """The future of a Stoker app: Parsl's future with a working `cancel`. Made by `AppCallFuture.of`.
 
-    A cancelled future ends immediately with CancelledError. Its call stops in any state and is not retried.
+    A cancelled future ends immediately with CancelledError. The call of a cancelled future stops in any state and is
+    not retried.
     """
 
     _was_cancelled = False

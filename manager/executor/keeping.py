@@ -46,7 +46,7 @@ class KeepingInbox(MapInbox):
         super().__init__()
         self.file = file
         self.error: StokerError | None = None
-        """Error that prevents further results from being kept; the map raises this error."""
+        """Error that stopped the storage of results; the map raises this error."""
         self.sending = threading.Lock()
         """Lock held from sending calls until their keys are stored, because calls may end in between."""
         self._keys: dict[CallId, tuple[str, int]] = {}

@@ -48,7 +48,7 @@ class Window:
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Calls in flight allowed in addition to the limit by result bytes."""
+        """Extra calls in flight, beyond the limit that result bytes set."""
         self._clock = clock
         self._began_at = 0.0
 

@@ -154,7 +154,7 @@ KEYS = {
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """Error for a wrong specification; also Parsl's InvalidResourceSpecification. Its facts are `key` and
+    """Error for a wrong specification; also Parsl's InvalidResourceSpecification. The error has the facts `key` and
     `invalid_keys`."""
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ from stoker.protocol.to_manager import PiecesTaken
 
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
-"""Limits of a stream's inbox. An inbox with more pieces or bytes sends no acknowledgement."""
+"""An inbox with more pieces or bytes sends no acknowledgement."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
 """An acknowledgement is sent after this many pieces or bytes, or immediately if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]

@@ -1,8 +1,8 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
 The manager runs in a separate process session, so Ctrl-C does not reach it. If the manager dies, it is restarted with
-its journal. If it dies repeatedly without progress, or before it listens, the session ends, and the error contains the
-last lines of the manager's log.
+its journal. If the manager dies repeatedly without progress, or before it listens, the session ends, and the error
+contains the last lines of the manager's log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Restrict a site's jobs to allowed nodes: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
 
-If a setting is given twice, the batch system uses only the last value. So the site's own nodes and requirements are
-merged into the new setting.
+If a setting is given twice, the batch system uses only the last value. Therefore this module merges the site's own
+nodes and requirements into the new setting.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ class NoNodeLeft(SubmissionRefused):
 class BatchJobStatus(msgspec.Struct, frozen=True):
     """The state of a job in its batch system: PENDING (also held), RUNNING or ENDED.
 
-    `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until its start, 0 if unknown.
-    `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`, `holds`: cause, remedy
-    and number of its holds. `leaving`: cancelled but not ended. `absent`: not listed, with an unknown end. `no_node`:
-    no node remains on which the job may run.
+    `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the expected start, 0 if
+    unknown. `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`, `holds`: cause,
+    remedy and number of the job's holds. `leaving`: cancelled but not ended. `absent`: not listed, with an unknown end.
+    `no_node`: no node remains on which the job may run.
     """
 
     phase: BlockPhase

@@ -1,9 +1,9 @@
 """Run commands of a batch system with a time limit, and read the output of its jobs.
 
-A command that exceeds its limit is killed with all its children. The error contains its output.
+A command that exceeds its limit is killed with all its children. The error contains the command's output.
 
 Variables of an enclosing Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...) are removed from
-the environment of commands. They would override a submit script or change the format of an answer.
+the environment of commands. These variables would override a submit script or change the format of an answer.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class CommandRunner:
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command. `name`: its name in errors. `more`: additional environment variables. Raises Unanswered after
-        the time limit, BatchTrouble if the command cannot start."""
+        """Run a command. `name`: the command's name in errors. `more`: additional environment variables. Raises
+        Unanswered after the time limit, BatchTrouble if the command cannot start."""
         name = name or words[0]
         if self._pacer is not None:
             self._pacer.take()

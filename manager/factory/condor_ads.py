@@ -1,9 +1,9 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job changes from RUNNING to IDLE. Its block ends and the job is removed, because a new job is matched sooner.
-A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between two queries. A
-removed job stays in the queue until its machine answers. `NumJobStarts` may be missing for a job that has run, because
-a killed shadow never writes it.
+An evicted job changes from RUNNING to IDLE. The block of an evicted job ends, and the job is removed, because a new job
+is matched sooner. A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between
+two queries. A removed job stays in the queue until its machine answers. `NumJobStarts` may be missing for a job that
+has run, because a killed shadow never writes it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Each step does up to four things:
    block of a found job has no job, adopt the found job; otherwise cancel it. Report jobs of blocks that the manager did
    not name.
 2. *Cancel* blocks. If a cancellation had no effect, cancel again later.
-3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job counts as over after
-   `LISTINGS` listings without it. One such listing suffices for a cancelled job.
+3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS`
+   listings lack counts as over. For a cancelled job one listing suffices.
 4. *Submit* one block, unless a submission has an unknown outcome.
 """
 
@@ -57,8 +57,8 @@ MOST_UNANSWERED = 6
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report. `again`: why its job was requeued. `is_unknown`: the manager
-    did not name the block. `cancel`: the reason for cancelling the block."""
+    """A block that is not over. `told`: the last report. `again`: why the block's job was requeued. `is_unknown`: the
+    manager did not name the block. `cancel`: the reason for cancelling the block."""
 
     block: BlockId
     job: str = ""
@@ -147,14 +147,15 @@ class BlockKeeper:
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Number of consecutive submissions without an answer, and their last output. Each may have created a hidden
-        job."""
+        """Number of consecutive submissions without an answer, and their last output. Each submission may have created
+        a hidden job."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
         """Blocks with an unanswered submission and no known job. A listing may still show a job of these blocks."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them. They are cancelled again at the end of the session."""
+        """Jobs that count as over because listings lack them. These jobs are cancelled again at the end of the
+        session."""
 
     # ---- orders
 

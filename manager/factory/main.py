@@ -4,8 +4,8 @@ A session has one factory at a time. Two locks (flock) in the session folder ens
 
 - A factory locks `factory.lock`. A second factory waits for this lock. If the first factory does not exit within
   `TURN_LIMIT_S` seconds, it is killed.
-- Every command of a batch system inherits `commands.lock` and keeps the lock even after its factory's death. A
-  submission in progress must not be repeated. So the new factory waits for the command's time limit, and then kills the
+- Every command of a batch system inherits `commands.lock` and keeps the lock even after its factory's death. The
+  new factory must not repeat a submission in progress, so it waits for the command's time limit, and then kills the
   command.
 """
 
@@ -33,7 +33,6 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""Seconds in which the previous factory must exit."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"

@@ -79,7 +79,7 @@ _REQUEUED = {
 
 class AccountedJob(msgspec.Struct, frozen=True):
     """Slurm's facts about a job. `state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`:
-    wall-clock time. `folder`: path of the submission folder, until its first line break."""
+    wall-clock time. `folder`: path of the submission folder, up to the first line break in the path."""
 
     job: str
     state: str
@@ -192,7 +192,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm requeued a job, if known. `sacct`: its output, one row per run, oldest first."""
+    """Return why Slurm requeued a job, if known. `sacct`: output of `sacct`, one row per run, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""

@@ -51,7 +51,7 @@ from stoker.site import Duration, Size
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A successful load. `whole_s`: seconds from the order to its reported end."""
+    """A successful load. `whole_s`: seconds from the load order to the reported end of the load."""
 
     recipe: str
     kind: str

@@ -38,7 +38,7 @@ _HOUR_S = 3600.0
 class Sureness(enum.Enum):
     GOOD = "good"
     FAIR = "fair"
-    """Few measurements, or some from other sites or functions."""
+    """The forecast uses few measurements, or measurements from other sites or functions."""
     POOR = "poor"
     """An important value has hardly any measurements."""
 
@@ -171,7 +171,8 @@ def gather(
 
 
 def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
-    """Return the estimates of the function's context by device kind, and those of kinds on which the function ran."""
+    """Return the estimates of the function's context by device kind, and the estimates for kinds on which the function
+    ran."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}

@@ -97,7 +97,7 @@ def _arrow_type(column: array[Any]) -> Any:
 
 
 MOST_CALLS = 200_000
-"""Maximum number of calls in a run for which each call has a separate bar."""
+"""Maximum calls in a run for which each call has a separate bar."""
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0

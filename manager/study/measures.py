@@ -30,7 +30,7 @@ class Steps:
             self.set(at_s, value)
 
     def set(self, at_s: float, value: float) -> None:
-        """Set the value from a time on. A later call for an equal time replaces the value."""
+        """Set the value that is valid from a time. A second call for the same time replaces the value."""
         if self.at_s and self.at_s[-1] == at_s:
             self.values[-1] = value
         else:
@@ -127,7 +127,7 @@ class _Pass:
         """Calls whose deadline was met (False) or missed (True)."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
-        """Number of devices of each present pilot."""
+        """Number of devices of each connected pilot."""
         self.may_have: dict[int, float] = {}
 
     def result(self, until_s: float | None) -> Measures:

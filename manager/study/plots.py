@@ -69,7 +69,7 @@ Runs = Mapping[str, Sequence[Curves]]
 """Runs of each policy, one per seed, in the order of the colours."""
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's colours, which people with any colour vision can distinguish."""
+"""Okabe and Ito's colours for people with any colour vision."""
 _DASHES = ("-", "--", ":", "-.")
 _MOMENTS = 800
 _PNG_DOTS_PER_INCH = 160

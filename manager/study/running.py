@@ -149,7 +149,7 @@ MOST_STILL = 200
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """A finished run. `log`: path of its event log. `wall_s`: real seconds that the run took."""
+    """A finished run. `log`: path of the run's event log. `wall_s`: real seconds that the run took."""
 
     policy: str
     seed: int

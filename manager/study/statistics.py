@@ -1,9 +1,8 @@
 """Means with 95 % intervals over few seeds, and quantiles.
 
 A mean of n independent runs has Student's t interval with n - 1 degrees of freedom. For integer degrees, the
-distribution function of t is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and
-26.7.4), inverted here by bisection. Policies are compared seed by seed (common random numbers; Law, "Simulation
-Modeling and Analysis").
+distribution function of t is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4), inverted here by bisection.
+Policies are compared seed by seed (common random numbers; Law, "Simulation Modeling and Analysis").
 """
 
 from __future__ import annotations

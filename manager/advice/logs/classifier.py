@@ -30,7 +30,7 @@ from stoker.manager.advice.logs.reading import RANK_MARK
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned scorer. `weights`: per kind of fault and feature. `bias`: per kind. `made_of`: its training data."""
+    """A learned scorer. `weights`: per kind of fault and feature. `bias`: per kind. `made_of`: the training data."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
@@ -177,7 +177,7 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""Maximum number of lines of a failure that a program prints before the traceback."""
+"""Maximum lines of a failure before the traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')

@@ -168,7 +168,7 @@ AFTER_LINES = 160
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Maximum number of line forms that are searched with all patterns."""
+"""Maximum line forms that are searched with all patterns."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:

@@ -1,8 +1,8 @@
 """The language model's opinion on a failure that the rules classify with low confidence (SchedMate §3.3).
 
-The model receives an excerpt around the first relevant line. Its opinion counts only if the excerpt contains the line
-that the model quotes as proof. If the rules' guess names the same party, the verdict is more certain than both.
-Otherwise the model decides, with a certainty that is too low for a quarantine.
+The model receives an excerpt around the first relevant line. The model's opinion counts only if the excerpt contains
+the line that the model quotes as proof. If the rules' guess names the same party, the verdict is more certain than
+both. In all other cases the model decides, with a certainty that is too low for a quarantine.
 """
 
 from __future__ import annotations

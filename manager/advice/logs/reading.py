@@ -258,8 +258,8 @@ RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """One traceback while it is read. `exceptions`: the line of each exception in the chain. `done`: the traceback is
-    complete. `marks_ranks`: its lines begin with a rank's mark instead of a time or level."""
+    """A traceback that is being read. `exceptions`: the line of each exception in the chain. `done`: the traceback is
+    complete. `marks_ranks`: the lines of the traceback begin with a rank's mark instead of a time or level."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)

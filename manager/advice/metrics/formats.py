@@ -253,7 +253,7 @@ class LineFormats:
         return [UnreadFormat(key, tuple(lines)) for key, lines in islice(asked, _MOST_AT_ONCE)]
 
     def learn(self, unread: UnreadFormat, endpoint: ModelEndpoint) -> bool:
-        """Ask the model about a format. Return True if its lines are readable now."""
+        """Ask the model about a format. Return True if lines of the format are readable now."""
         if unread.key in self._formats:  # a second question before the first answer
             return True
         rows = [numbers_of(line.text)[1] for line in unread.lines]

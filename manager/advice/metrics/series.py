@@ -48,8 +48,8 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""A fall by at most this share is jitter if one of this many next points reaches the value again, because ranks that
-print without a label differ slightly."""
+"""A count that falls by at most this share, and recovers within this many points, is jitter of ranks that print without
+a label."""
 _AS_GOOD_AS_DONE = 0.95
 """Share of a total that counts as complete, because the next bar may begin before the end of a bar is drawn."""
 

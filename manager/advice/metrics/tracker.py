@@ -76,8 +76,8 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows one program over several readings of its log. `totals`: totals stated at its start (`stated_totals`).
-    `formats`: learned formats of lines that the rules cannot read."""
+    """Follows one program over several readings of its log. `totals`: totals that the program stated at the start
+    (`stated_totals`). `formats`: learned formats of lines that the rules cannot read."""
 
     def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})

@@ -54,7 +54,7 @@ class OwnCode:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The names visible in a part of the source. `sure`: a factor on the certainty of its facts."""
+    """The names visible in a part of the source. `sure`: a factor on the certainty of facts from this scope."""
 
     names: dict[str, Known]
     module: SourceModule
