@@ -114,14 +114,14 @@ def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) ->
     for name in shared:
         column = np.array([math.log2(sample.numbers[name]) for sample in samples])
         asked_differs = abs(math.log2(numbers[name]) - column).max() > 0.1
-        if not asked_differs or any(_go_together(column, other) for other in columns):
+        if not asked_differs or any(_are_collinear(column, other) for other in columns):
             continue
         kept.append(name)
         columns.append(column)
     return kept, np.stack(columns, axis=1) if columns else np.zeros((len(samples), 0))
 
 
-def _go_together(first: Array, second: Array) -> bool:
+def _are_collinear(first: Array, second: Array) -> bool:
     a, b = first - first.mean(), second - second.mean()
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return lengths > 1e-9 and abs(float(a @ b)) > 0.999 * lengths

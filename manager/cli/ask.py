@@ -129,7 +129,7 @@ class Observer:
                     return message
                 if isinstance(message, to_client.ClientRefused):
                     text = f"the manager of session {self.file.session} refused the question: {message.reason}"
-                    raise SessionError(text + _of_another_version(self.folder, self.file))
+                    raise SessionError(text + _version_advice(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
         holder = lease.read_if_whole(self.folder.lease)
@@ -148,7 +148,7 @@ class Observer:
         )
 
 
-def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
+def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)

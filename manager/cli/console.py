@@ -91,7 +91,7 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that change. A terminal redraws them in place; a pipe receives them again."""
+    """Lines that change. A terminal redraws the lines in place; a pipe receives the lines again."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live

@@ -214,9 +214,9 @@ class AttachedPicture:
                             time.sleep(watch_every_s())
                 except SessionError as error:
                     picture.show_trouble(str(error).partition("\n")[0])
-                    self._wait_back()
+                    self._wait_for_restart()
 
-    def _wait_back(self) -> None:
+    def _wait_for_restart(self) -> None:
         until = time.monotonic() + _BACK_WITHIN_S
         while time.monotonic() < until and not detached.over(self._folder):
             if detached.is_up(self._folder):

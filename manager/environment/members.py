@@ -79,7 +79,7 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
             continue
         try:
             link = os.readlink(entry.path) if entry.is_symlink() else ""
-            if link and not os.path.isabs(link) and _leads_inside(entry.path, root):
+            if link and not os.path.isabs(link) and _points_inside(entry.path, root):
                 yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
@@ -91,7 +91,7 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
             continue
 
 
-def _leads_inside(path: str, root: str) -> bool:
+def _points_inside(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
 
 
@@ -167,7 +167,7 @@ def _importable(folder: str) -> Iterator[Editable]:
     for entry in sorted(os.scandir(folder), key=lambda one: one.name):
         stem, suffix = os.path.splitext(entry.name)
         is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
-        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _holds_python(entry.path)):
+        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _contains_python(entry.path)):
             yield Editable(entry.name, os.path.realpath(entry.path))
 
 
@@ -180,7 +180,7 @@ def _target_packages() -> Iterator[Editable]:
             yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
 
 
-def _holds_python(folder: str) -> bool:
+def _contains_python(folder: str) -> bool:
     try:
         return any(name.endswith((".py", ".so")) for name in os.listdir(folder))
     except OSError:

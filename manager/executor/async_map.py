@@ -129,7 +129,7 @@ class AsyncResults(AsyncIterator[Any]):
             self._asked.put(None)
 
     async def aclose(self) -> None:
-        """Cancel the remaining calls; for `contextlib.aclosing`."""
+        """Cancel the remaining calls. `contextlib.aclosing` needs this method."""
         self.close()
 
     async def __aenter__(self) -> AsyncResults:

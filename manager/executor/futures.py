@@ -103,10 +103,10 @@ class CallFuture(Future[Any]):
         """
         settling = self._link.settling
         if self._inbox is not None or settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
-            settling.add(functools.partial(self._open_later, end))
+            settling.add(functools.partial(self._set_outcome_unless_done, end))
             return False
         before = time.monotonic()
-        self._open(end)
+        self._set_outcome(end)
         if time.monotonic() - before > SLOW_S:
             settling.has_slow_callbacks = True
         return False
@@ -118,13 +118,13 @@ class CallFuture(Future[Any]):
                 return any(map(is_users_callback, callbacks_of(app)))
         return False
 
-    def _open_later(self, end: CallEnd) -> None:
+    def _set_outcome_unless_done(self, end: CallEnd) -> None:
         if self.done():
             discard_result(end)
         else:
-            self._open(end)
+            self._set_outcome(end)
 
-    def _open(self, end: CallEnd) -> None:
+    def _set_outcome(self, end: CallEnd) -> None:
         try:
             if end.ok and self._inbox is not None:
                 packed = self._inbox.values_at_end(end)

@@ -139,13 +139,13 @@ def _check_picklable(result: Any) -> None:
     """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint
     file."""
     try:
-        pickle.Pickler(_Nowhere()).dump(result)
+        pickle.Pickler(_DiscardingFile()).dump(result)
     except Exception as error:
         raise SerializationError(
             f"{type(result).__name__}: pickle cannot serialize it ({error})", what="result"
         ) from error
 
 
-class _Nowhere:
+class _DiscardingFile:
     def write(self, data: Any) -> int:
         return len(data) if isinstance(data, bytes) else memoryview(data).nbytes

@@ -63,16 +63,16 @@ class Window:
             self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
 
     def starved(self) -> None:
-        flying, most = len(self.in_flight), self._most_now()
+        flying, most = len(self.in_flight), self._most_calls_now()
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int) -> int:
-        return self._room(ready, self._most_now())
+        return self._room(ready, self._most_calls_now())
 
     def room_to_fill(self, *, ready: int) -> int:
         """Return `room`, or 0 if only few calls could be sent."""
-        most = self._most_now()
+        most = self._most_calls_now()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
 
@@ -94,7 +94,7 @@ class Window:
         self.in_flight.clear()
         self._argument_bytes = self.held_bytes = 0
 
-    def _most_now(self) -> int:
+    def _most_calls_now(self) -> int:
         if not self._ended:
             return min(self.most_calls, self._first_calls())
         free_bytes = self.most_bytes - self.held_bytes

@@ -105,7 +105,7 @@ _NONE: frozenset[str] = frozenset()
 _LARGE_BYTES = 1_000_000
 
 
-class _How(NamedTuple):
+class _PicklingOptions(NamedTuple):
     takes_context: bool
     by_name: frozenset[str]
     also: frozenset[str]
@@ -115,8 +115,8 @@ class _Pickled:
     """A function's current and earlier bytes. `captured` is None if a captured object may change; each use then pickles
     again."""
 
-    def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
-        self.blobs: dict[_How, FunctionBlob] = {}
+    def __init__(self, function: Callable[..., Any], before: Mapping[_PicklingOptions, FunctionBlob]) -> None:
+        self.blobs: dict[_PicklingOptions, FunctionBlob] = {}
         self.before = dict(before)
         captured = Captured(function)
         self.captured = None if captured.mutable else captured
@@ -137,7 +137,7 @@ class FunctionCache:
     ) -> FunctionBlob:  # fmt: skip
         """Return the function's current bytes. For `by_name` and `also`, see `dumps_code`. Raises
         SerializationError."""
-        how = _How(takes_context, by_name, also)
+        how = _PicklingOptions(takes_context, by_name, also)
         with self._lock:
             try:
                 known = self._known.get(function)
@@ -155,10 +155,10 @@ class FunctionCache:
                     if found is not before:
                         self._on_replaced(before.key, found.key)
                     if known.captured is None and len(found.blob) > _LARGE_BYTES:
-                        self._tell_of_size(function, found)
+                        self._warn_of_repeated_pickling(function, found)
             return found
 
-    def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
+    def _warn_of_repeated_pickling(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
         if function in self._told:
             return
         self._told.add(function)
@@ -179,7 +179,9 @@ def _size_of(value: Any) -> int:
         return 0
 
 
-def _pickle_function(function: Callable[..., Any], how: _How, *, before: FunctionBlob | None = None) -> FunctionBlob:
+def _pickle_function(
+    function: Callable[..., Any], how: _PicklingOptions, *, before: FunctionBlob | None = None
+) -> FunctionBlob:
     name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())

@@ -178,7 +178,7 @@ class PreparedFunction:
         `due_at`: the deadline of the call's first try. `blob`: the function's bytes at the time of the call. Raises
         ConfigError.
         """
-        self._tell_of_context(wants.recipe)
+        self._warn_of_changed_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
         known = self._submissions.get((id(wants), id(place)))
         if known is not None and known[0] is wants and known[1] is place and known[2].function is blob:
@@ -201,7 +201,7 @@ class PreparedFunction:
             self._submissions[id(wants), id(place)] = (wants, place, submission)
         return submission
 
-    def _tell_of_context(self, recipe: Recipe) -> None:
+    def _warn_of_changed_context(self, recipe: Recipe) -> None:
         if recipe.key in self._told or not recipe.loader:
             return
         name = changed_since_made(recipe.key)

@@ -92,7 +92,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
         newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
         for place, old in enumerate(newest_first):
             is_one = holds_session(old) or is_begun(old)
-            if not is_one or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
+            if not is_one or (place >= KEPT_SESSIONS and not _session_may_run(SessionFolder(old))):
                 old.unlink(missing_ok=True)
         draft = links / f".{name}-{secrets.token_hex(4)}"  # other processes may register at the same time
         draft.symlink_to(folder.path)
@@ -114,7 +114,7 @@ def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
     )
 
 
-def _may_live(folder: SessionFolder) -> bool:
+def _session_may_run(folder: SessionFolder) -> bool:
     try:
         holder = lease.read(lease.lease_file(folder))
     except (OSError, SessionError):  # the file system does not answer

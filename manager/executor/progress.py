@@ -196,12 +196,12 @@ class WaitNotices:
             return
         self._wait_since = now if self._wait_since is None else self._wait_since
         trouble = self._journal_trouble()
-        self._tell_of_journal(trouble, now)
+        self._report_journal_trouble(trouble, now)
         if trouble or now < self._ask_at:  # log no other reason while the journal cannot be written
             return
         status = self._ask()
         if status is None:
-            self._tell_of_silence(now)
+            self._report_silence(now)
             return
         self._silent_at = None
         if self._faults_only:
@@ -220,7 +220,7 @@ class WaitNotices:
             self._of_peers = peers
             self._say(peers)
         if slow is not None:
-            self._tell_of_load(slow, now)
+            self._report_slow_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
         why = stuck if able else why
         if not why:
@@ -234,7 +234,7 @@ class WaitNotices:
             self._said_at = self._said[reason] = now
             self._say(f"{why}; more: stoker status {status.session}")
 
-    def _tell_of_silence(self, now: float) -> None:
+    def _report_silence(self, now: float) -> None:
         why = self._why_silent()
         self._silent_at = (now if self._silent_at is None else self._silent_at) if why else None
         if self._silent_at is None or now - self._silent_at < FIRST_S:
@@ -246,7 +246,7 @@ class WaitNotices:
     def _is_stuck(self, context: ContextStatus) -> bool:
         return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
 
-    def _tell_of_load(self, library: LibraryStatus, now: float) -> None:
+    def _report_slow_load(self, library: LibraryStatus, now: float) -> None:
         if library.loading_s < FIRST_S or now - self._load_said_at < FIRST_S:
             return
         reason = _NUMBER.sub("", f"{library.recipe} {library.line}")
@@ -256,7 +256,7 @@ class WaitNotices:
         last = f"; its last line: {library.line}" if library.line else ""
         self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
 
-    def _tell_of_journal(self, trouble: str, now: float) -> None:
+    def _report_journal_trouble(self, trouble: str, now: float) -> None:
         if trouble and (not self._of_journal or now - self._of_journal_at >= AGAIN_S):
             self._of_journal_at = now
             self._say(trouble)

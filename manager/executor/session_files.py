@@ -131,10 +131,10 @@ class ProgramSources:
     def leave(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
         known = loader_of(recipe.key) if recipe.loader and recipe.key not in self._left else None
         if known is not None:
-            self._leave(recipe.key, known[0], known[1])
-        self._leave(key, function, {})
+            self._store_source(recipe.key, known[0], known[1])
+        self._store_source(key, function, {})
 
-    def _leave(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    def _store_source(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         if key in self._left or len(self._left) >= MOST:
             return
         self._left.add(key)

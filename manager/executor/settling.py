@@ -122,7 +122,7 @@ class WorkerThreads:
             except queue.Empty:
                 return
             if work is not None:
-                self._do(work)
+                self._execute(work)
             del work
 
     def _start(self, run: Callable[[], None]) -> bool:
@@ -146,10 +146,10 @@ class WorkerThreads:
                         self._threads -= 1
                         return
                 continue
-            self._do(work)
+            self._execute(work)
             del work
 
-    def _do(self, work: Work) -> None:
+    def _execute(self, work: Work) -> None:
         try:
             work()
         except BaseException:  # a callback may raise a non-Exception; other work must still run

@@ -133,12 +133,12 @@ class CondorBatch:
             self._ask_negotiator()
         elif not unseen:
             self._negotiator_at, self._negotiator = -math.inf, ""
-        statuses = {job: self._told(verdict.status, queued[job]) for job, verdict in verdicts.items()}
-        self._say_warnings(statuses)
-        return statuses | self._ends([job for job in jobs if job not in queued])
+        statuses = {job: self._with_details(verdict.status, queued[job]) for job, verdict in verdicts.items()}
+        self._add_warnings(statuses)
+        return statuses | self._ends_from_history([job for job in jobs if job not in queued])
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        for said in self._rm(jobs):
+        for said in self._condor_rm(jobs):
             wrong = [line for line in said.err.splitlines() if line.strip() and not _GONE.match(line.strip())]
             if said.code and wrong:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
@@ -152,28 +152,28 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        ads = self._listing.read(self._ask_queue)
+        ads = self._listing.read(self._run_condor_q)
         return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
 
-    def _ask_queue(self) -> dict[str, Ad]:
+    def _run_condor_q(self) -> dict[str, Ad]:
         ours = condor_description.of_session(self._session)
         said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
         if said.code:
             raise BatchTrouble(f"condor_q: {in_short(said)}")
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
-    def _ends(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
+    def _ends_from_history(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
         ads = self._history(jobs)
         memory_bytes = self._site.provider.memory_bytes
         for job in ads:
             self._warned.pop(job, None)
             self._ran.discard(job)
-        ends = {job: self._told(condor_ads.ended(ad, memory_bytes=memory_bytes), ad) for job, ad in ads.items()}
+        ends = {job: self._with_details(condor_ads.ended(ad, memory_bytes=memory_bytes), ad) for job, ad in ads.items()}
         return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
         ads: dict[str, Ad] = {}
-        for some in _parts(jobs) if self._has_history else ():
+        for some in _in_chunks(jobs) if self._has_history else ():
             try:
                 said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
                 if said.code:
@@ -184,7 +184,7 @@ class CondorBatch:
                 log.warning("the ends of jobs are unknown from now on: condor_history: %s", error)
         return ads
 
-    def _say_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
+    def _add_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
         said: set[str] = set()
         for job, status in statuses.items():
             warned = self._warned.get(job, "")
@@ -192,7 +192,7 @@ class CondorBatch:
                 said.add(warned)
                 statuses[job] = msgspec.structs.replace(status, reason=f"{status.reason}; {warned}")
 
-    def _told(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
+    def _with_details(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
         if status.phase is BlockPhase.PENDING:
             analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
             negotiator = self._negotiator if condor_ads.is_unseen(ad, for_s=_UNSEEN_S) else ""
@@ -223,14 +223,14 @@ class CondorBatch:
         self._negotiator = "" if said.code or said.out.strip() else _NO_NEGOTIATOR
 
     def _remove(self, jobs: Sequence[str], *, force: bool) -> None:
-        for said in self._rm(jobs, *(["-forcex"] if force else [])):
+        for said in self._condor_rm(jobs, *(["-forcex"] if force else [])):
             if said.code:
                 log.warning("condor_rm: %s", in_short(said))
 
-    def _rm(self, jobs: Sequence[str], *options: str) -> list[CommandResult]:
+    def _condor_rm(self, jobs: Sequence[str], *options: str) -> list[CommandResult]:
         if jobs:
             self._listing.forget()
-        return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
+        return [self._commands.run(["condor_rm", *options, *some]) for some in _in_chunks(jobs)]
 
 
 def warnings(err: str) -> list[str]:
@@ -252,5 +252,5 @@ def failure(words: str) -> BatchTrouble | SubmissionRefused:
 _JSON = ("-json", "-attributes", ",".join(condor_ads.ATTRIBUTES))
 
 
-def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+def _in_chunks(jobs: Sequence[str]) -> list[Sequence[str]]:
     return [jobs[start : start + _AT_ONCE] for start in range(0, len(jobs), _AT_ONCE)]

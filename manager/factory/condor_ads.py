@@ -57,7 +57,8 @@ _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's job states. REMOVED: being removed, or in the history: removed. SENDING: transferring output."""
+    """HTCondor's job states. REMOVED: the job is being removed, or was removed according to the history. SENDING:
+    transferring output."""
 
     IDLE = 1
     RUNNING = 2
@@ -234,7 +235,7 @@ def read_analysis(text: str) -> str:
     said = [f"{out} are ruled out by the job's requirements"] if out else []
     drained = r"0\s+" if re.search(r"^Step\s+Matched\s+Drained\s", text, re.MULTILINE) else ""
     rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
-    nowhere = [_written_out(row, text) for row in _unmet_conditions(rows)]
+    nowhere = [_expand_condition(row, text) for row in _unmet_conditions(rows)]
     if nowhere and out == int(total[1]):
         of_machines = "slots on" in text[total.start() :]
         now = (
@@ -260,7 +261,7 @@ def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _written_out(condition: str, text: str) -> str:
+def _expand_condition(condition: str, text: str) -> str:
     parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 

@@ -151,12 +151,14 @@ class Factory:
                 polls[kind] = min(site.provider.poll_s, polls.get(kind, site.provider.poll_s))
         budgets = {kind: SharedBudget(poll_s=poll_s) for kind, poll_s in polls.items()}
         self._workers = {
-            name: self._worker(name, site, python_path, None if site.is_local else budgets[site.provider.kind])
+            name: self._make_batch_thread(
+                name, site, python_path, None if site.is_local else budgets[site.provider.kind]
+            )
             for name, site in sites.items()
         }
         self._end_limit_s = end_limit_s
 
-    def _worker(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
+    def _make_batch_thread(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
         def make() -> Batch:
             # Import Parsl on the site's own thread, so that other sites do not wait for the import.
             from stoker.manager.factory.batches import make_batch
@@ -175,7 +177,7 @@ class Factory:
             lag_s=0.0 if site.is_local or site.provider.kind in _LIST_ALL else site.provider.listing_lag_s,
             pacer=None if shared is None else shared.pacer,
         )
-        return BatchThread(keeper, say=self._hear)
+        return BatchThread(keeper, say=self._enqueue)
 
     def run(self) -> Ending:
         for worker in self._workers.values():
@@ -187,39 +189,39 @@ class Factory:
         while True:
             if not self._link.dealer.readable() and not self._said:
                 poll.poll(REFRESH_ADDRESS_S * 1000)
-            self._turn()
+            self._run_once()
             if self._ending is not None:
                 stop_at = stop_at or time.monotonic() + self._end_limit_s + _ANSWER_S
                 if not self._stopping or time.monotonic() >= stop_at:
-                    return self._verdict()
+                    return self._final_ending()
 
     def close(self) -> None:
         self._link.dealer.close()
         os.close(self._wake_fd)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         if self._link.came_back():
             if os.getppid() != self._parent:
                 log.info("the manager was started again, with another factory: this factory exits")
                 self._ending = self._ending or Ending.OVER
                 return
-            self._greet()
+            self._send_hello()
         for message in self._link.receive():
             self._handle(message)
-        self._pass_on()
+        self._send_queued_updates()
         self._watch()
         if not self._link.dealer.connected:
-            self._missing()
+            self._on_missing_manager()
         elif self._hello_at is not None and time.monotonic() - self._hello_at > HELLO_LIMIT_S:
             log.warning("the manager has not answered a hello for %.0f s: the hello is sent again", HELLO_LIMIT_S)
-            self._greet()
+            self._send_hello()
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
         log.info("connected to the manager at %s: saying hello", self._link.dealer.address)
         self._hello_at, self._spoke_of_it = time.monotonic(), False
         self._link.greet()
 
-    def _pass_on(self) -> None:
+    def _send_queued_updates(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         updates = []
@@ -250,7 +252,7 @@ class Factory:
                 log.warning("source %s: %s", name, text)
                 self._link.tell([SourceTrouble(name, text)])
 
-    def _hear(self, said: FactoryUpdate | BatchThreadEnded) -> None:
+    def _enqueue(self, said: FactoryUpdate | BatchThreadEnded) -> None:
         self._said.append(said)
         os.eventfd_write(self._wake_fd, 1)
 
@@ -259,7 +261,7 @@ class Factory:
     def _handle(self, message: to_client.ToClient) -> None:
         match message:
             case to_client.KnownBlocks(blocks):
-                self._sync(blocks)
+                self._adopt_known_blocks(blocks)
             case to_client.SubmitBlocks(orders):
                 self._submit(orders)
             case to_client.CancelBlocks(blocks, reason):
@@ -279,23 +281,23 @@ class Factory:
             case _:
                 pass
 
-    def _sync(self, blocks: tuple[KnownBlock, ...]) -> None:
+    def _adopt_known_blocks(self, blocks: tuple[KnownBlock, ...]) -> None:
         log.info("the manager reports %d blocks that have not ended", len(blocks))
         self._hello_at = None
         of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
         for block in blocks:
-            if self._take(block.block, block.source):
+            if self._assign_owner(block.block, block.source):
                 of[block.source].append(block)
         for name, known in of.items():
             self._workers[name].tell(partial(self._workers[name].keeper.sync, known))
 
     def _submit(self, orders: tuple[BlockOrder, ...]) -> None:
         for order in orders:
-            if self._take(order.block, order.source):
+            if self._assign_owner(order.block, order.source):
                 worker = self._workers[order.source]
                 worker.tell(partial(worker.keeper.order, [order.block], order.allowed))
 
-    def _take(self, block: BlockId, source: str) -> bool:
+    def _assign_owner(self, block: BlockId, source: str) -> bool:
         if source in self._workers:
             self._owners[block] = source
             return True
@@ -321,7 +323,7 @@ class Factory:
         self._stopping, self._stopped = set(self._workers), True
         return True
 
-    def _missing(self) -> None:
+    def _on_missing_manager(self) -> None:
         if self._ending is not None:
             return
         self._link.refresh_address()
@@ -340,7 +342,7 @@ class Factory:
             text = "no manager has answered at %s for %.0f s: after %.0f s waiting blocks are cancelled"
             log.warning(text, self._link.dealer.address, away_s, self._lease_s)
 
-    def _verdict(self) -> Ending:
+    def _final_ending(self) -> Ending:
         ending = self._ending or Ending.OVER
         for name in self._stopping:
             log.error("source %s did not answer before the factory's end", name)

@@ -214,13 +214,13 @@ class BlockKeeper:
         try:
             self._step()
         except (BatchTrouble, SubmissionRefused) as error:
-            self._troubled(str(error))
+            self._update_trouble(str(error))
         except Exception as error:  # an error of a provider must not stop the other blocks
             log.exception("source %s", self.name)
-            self._troubled(f"{type(error).__name__}: {error}")
+            self._update_trouble(f"{type(error).__name__}: {error}")
         else:
             self._pause.reset()
-            self._tell_trouble(self._no_answer if self._has_to_submit() else "")
+            self._report_trouble(self._no_answer if self._has_to_submit() else "")
         updates, self._updates = self._updates, []
         return updates
 
@@ -238,7 +238,7 @@ class BlockKeeper:
                 if left - cancelled:
                     batch.cancel(sorted(left - cancelled))
                     cancelled |= left
-                jobs = sorted(left | {job for job, block in batch.find().items() if self._is_mine(block)})
+                jobs = sorted(left | {job for job, block in batch.find().items() if self._is_block_of_this_site(block)})
                 statuses = batch.query(jobs) if jobs else {}
                 left = {job for job in jobs if not _is_over(statuses.get(job), cancelled=job in cancelled)}
                 if not left:
@@ -301,7 +301,7 @@ class BlockKeeper:
         return self._batch
 
     def _search(self, batch: Batch) -> None:
-        found = {job: block for job, block in batch.find().items() if self._is_mine(block)}
+        found = {job: block for job, block in batch.find().items() if self._is_block_of_this_site(block)}
         owned = {kept.job for kept in self.blocks.values() if kept.job}
         strange = [job for job in found if job not in owned]
         statuses = batch.query(strange) if strange else {}
@@ -326,11 +326,11 @@ class BlockKeeper:
                 "source %s: jobs %s belong to no wanted block; they are cancelled", self.name, ", ".join(strays)
             )
             batch.cancel(strays)
-        self._resolve(set(found.values()))
+        self._resolve_submissions(set(found.values()))
         self._sure = True
         self._search_at = self._clock() + (self._poll_s if self._unresolved else SEARCH_EVERY_S)
 
-    def _resolve(self, found: set[BlockId]) -> None:
+    def _resolve_submissions(self, found: set[BlockId]) -> None:
         for block in sorted(self._unresolved):
             if block in found:
                 self._absences.listed(block)
@@ -339,7 +339,7 @@ class BlockKeeper:
                 log.info("block %s: its submission made no job", block)
                 self._unresolved.discard(block)
 
-    def _is_mine(self, block: BlockId) -> bool:
+    def _is_block_of_this_site(self, block: BlockId) -> bool:
         return self._owners.get(block, self.name) == self.name
 
     def _carry_out_cancels(self, batch: Batch) -> None:
@@ -367,7 +367,7 @@ class BlockKeeper:
         if jobs:
             for job, status in batch.query(list(jobs)).items():
                 if job in jobs and self._is_certain(jobs[job], status):
-                    self._saw(jobs[job], status)
+                    self._apply_status(jobs[job], status)
         now = self._clock()
         every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
         if any(kept.cancel for kept in self.blocks.values()):
@@ -383,7 +383,7 @@ class BlockKeeper:
             self._given_up.add(kept.job)
         return is_over
 
-    def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
+    def _apply_status(self, kept: KeptBlock, status: BatchJobStatus) -> None:
         kept.cause, kept.advice, kept.holds, kept.no_node = status.cause, status.advice, status.holds, status.no_node
         if status.phase is BlockPhase.ENDED:
             by_us = kept.cancelled_at and status.reason != "done"  # the batch system may report a different reason
@@ -403,7 +403,7 @@ class BlockKeeper:
         kept.phase = status.phase
         if moved or kept.told != (status.phase, kept.job, reason, kept.loss, kept.holds):
             kept.expected_at = expected_at
-            self._tell(kept, reason, expected_in_s=status.expected_in_s)
+            self._add_update(kept, reason, expected_in_s=status.expected_in_s)
 
     def _submit_one(self, batch: Batch) -> None:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
@@ -447,11 +447,11 @@ class BlockKeeper:
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not self._has_to_submit():
             self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
-        self._tell(kept, "")
+        self._add_update(kept, "")
 
     # ---- updates
 
-    def _tell(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
+    def _add_update(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
         kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
         source = self.name if kept.is_unknown else ""
         why = (kept.loss, source, kept.cause, kept.advice, kept.holds, kept.no_node)
@@ -461,17 +461,17 @@ class BlockKeeper:
 
     def _end(self, kept: KeptBlock, phase: BlockPhase, reason: str) -> None:
         kept.phase = phase
-        update = self._tell(kept, reason)
+        update = self._add_update(kept, reason)
         log.info("block %s%s: %s: %s", kept.block, f" (job {kept.job})" if kept.job else "", phase.value, reason)
         del self.blocks[kept.block]
         self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
-    def _troubled(self, text: str) -> None:
+    def _update_trouble(self, text: str) -> None:
         if text:
             self._not_before = self._clock() + self._pause.grow()
-        self._tell_trouble(text)
+        self._report_trouble(text)
 
-    def _tell_trouble(self, text: str) -> None:
+    def _report_trouble(self, text: str) -> None:
         if text != self.trouble:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")

@@ -35,7 +35,7 @@ class KubernetesBatch:
         self._provider.kube_client = KubernetesClient(self._provider.kube_client, site.provider)
 
     def submit(self, block: BlockId) -> str:
-        job = self._ask(self._provider.submit, self._command(block), 1, job_name(self._session, block))
+        job = self._call_api(self._provider.submit, self._command(block), 1, job_name(self._session, block))
         return str(self._provider.resources[job]["pod_name"])
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -51,7 +51,7 @@ class KubernetesBatch:
         for job in jobs:
             if job in pods:
                 self._provider.resources[job] = {"status": JobStatus(JobState.RUNNING), "pod_name": job}
-                self._ask(self._provider.cancel, [job])
+                self._call_api(self._provider.cancel, [job])
 
     def find(self) -> Mapping[str, BlockId]:
         found = {}
@@ -62,10 +62,10 @@ class KubernetesBatch:
         return found
 
     def _pods(self) -> dict[str, Any]:
-        listed = self._ask(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
+        listed = self._call_api(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
         return {pod.metadata.name: pod for pod in listed.items}
 
-    def _ask(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    def _call_api(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
         try:
             return what(*args, **more)
         except Exception as error:  # error classes may not be importable

@@ -197,7 +197,7 @@ class ListedBatch:
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         listed = self._list(jobs)
-        listed |= self._accounted([job for job in jobs if job not in listed])
+        listed |= self._read_accounting([job for job in jobs if job not in listed])
         return {job: self._status_of(job, listed.get(job)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -208,7 +208,7 @@ class ListedBatch:
             name = job_name(self._jobs.session, block)
             match self._kind:
                 case ProviderKind.PBS:
-                    if jobs := self._select(["-N", name]):
+                    if jobs := self._run_qselect(["-N", name]):
                         self.cancel(jobs)
                 case ProviderKind.LSF:
                     self._cancel(["bkill", "-J", name, "0"])
@@ -241,7 +241,7 @@ class ListedBatch:
         match self._kind:
             case ProviderKind.PBS:
                 if jobs is None:
-                    jobs = self._select([])
+                    jobs = self._run_qselect([])
                 # PBS reports an error for an unknown job, but lists the other jobs.
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
@@ -249,11 +249,11 @@ class ListedBatch:
             case _:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
 
-    def _select(self, options: list[str]) -> list[str]:
-        words = self._say(["qselect", "-u", getpass.getuser(), *options]).split()
+    def _run_qselect(self, options: list[str]) -> list[str]:
+        words = self._run_command(["qselect", "-u", getpass.getuser(), *options]).split()
         return [word for word in words if _PBS_ID.fullmatch(word)]
 
-    def _accounted(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
+    def _read_accounting(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
         if not self._accounting or self._kind not in _ACCOUNTING:
             return {}
         command, read = _ACCOUNTING[self._kind]
@@ -271,14 +271,14 @@ class ListedBatch:
         return found
 
     def _read(self, words: list[str], read: Read) -> dict[str, ListedJob]:
-        text = self._say(words)
+        text = self._run_command(words)
         try:
             return read(text)
         # The output has an unexpected format.
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
             raise BatchTrouble(f"{words[0]} printed something that cannot be read ({error}): {text[:80]!r}") from error
 
-    def _say(self, words: list[str]) -> str:
+    def _run_command(self, words: list[str]) -> str:
         said = self._jobs.commands.run(words)
         nothing = "no unfinished job found" in said.err.lower() or "no job found" in said.err.lower()
         if said.code and not said.out.strip() and not nothing and "Unknown Job Id" not in said.err:

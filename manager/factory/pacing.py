@@ -44,7 +44,7 @@ class Pacer:
     def take(self) -> None:
         while True:
             with self._lock:
-                wait_s = self._until(1.0)
+                wait_s = self._seconds_until(1.0)
                 if not wait_s:
                     self._level -= 1.0
                     return
@@ -53,20 +53,20 @@ class Pacer:
     def wait_s(self, *, leaving: float) -> float:
         """Return the seconds until a request can be sent that leaves `leaving` tokens."""
         with self._lock:
-            return self._until(leaving + 1.0)
+            return self._seconds_until(leaving + 1.0)
 
     @property
     def is_low(self) -> bool:
         with self._lock:
-            self._fill()
+            self._refill()
             return self._level < self.burst / 2
 
-    def _until(self, level: float) -> float:
-        self._fill()
+    def _seconds_until(self, level: float) -> float:
+        self._refill()
         lacking = level - self._level
         return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
 
-    def _fill(self) -> None:
+    def _refill(self) -> None:
         now = self._clock()
         self._level = min(self.burst, self._level + (now - self._at) * self.per_s)
         self._at = now

@@ -69,7 +69,7 @@ class SlurmBatch:
         """Return the statuses of jobs. Cancel jobs that Slurm holds permanently."""
         rows = self._squeue()
         now = time.time()
-        rows = rows | self._ask_each([job for job in jobs if self._is_doubtful(job, rows.get(job))])
+        rows = rows | self._run_scontrol([job for job in jobs if self._is_doubtful(job, rows.get(job))])
         held = [job for job in jobs if job in rows and rows[job].is_held_for_good]
         if held:
             self.cancel(held)
@@ -95,7 +95,7 @@ class SlurmBatch:
     def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
         """Add the reason why a job waits again after a run. Only the accounting lists earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
-            words, loss = self._again.get(job) or self._why_again(job, row) or _VACATED
+            words, loss = self._again.get(job) or self._requeue_reason(job, row) or _VACATED
             self._forget(job)
             return msgspec.structs.replace(status, reason=f"{words}, and {status.reason}", loss=loss)
         if status.phase is not BlockPhase.PENDING or row is None:
@@ -107,7 +107,7 @@ class SlurmBatch:
             return status
         if job not in self._again:
             self._tries[job] = self._tries.get(job, 0) + 1
-            found = self._why_again(job, row)
+            found = self._requeue_reason(job, row)
             if found is None and self._tries[job] < _TRIES:  # the accounting may list the run later
                 return msgspec.structs.replace(status, again="queued again by Slurm")
             self._again[job] = found or _VACATED
@@ -127,7 +127,7 @@ class SlurmBatch:
         words = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", form]
         return slurm_output.read_preempted(self._run(words).out)
 
-    def _why_again(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
+    def _requeue_reason(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
         said = ""
         if self._accounting:
             ran = self._run(["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT, "-j", job])
@@ -168,16 +168,16 @@ class SlurmBatch:
         return found
 
     def _squeue(self) -> dict[str, AccountedJob]:
-        return self._listing.read(self._ask_squeue)
+        return self._listing.read(self._run_squeue)
 
-    def _ask_squeue(self) -> dict[str, AccountedJob]:
+    def _run_squeue(self) -> dict[str, AccountedJob]:
         words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
         said = self._run(words, more=_STANDARD_TIME)
         if said.code:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
 
-    def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
+    def _run_scontrol(self, jobs: list[str]) -> dict[str, AccountedJob]:
         wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:

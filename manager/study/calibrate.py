@@ -95,7 +95,7 @@ class RecordedStay(msgspec.Struct):
     cut_at: float = 0.0
 
 
-class _Held(msgspec.Struct):
+class _LoadedLibrary(msgspec.Struct):
     recipe: Recipe
     kind: str
     ordered_at: float
@@ -119,7 +119,7 @@ class RecordedSession:
         self.asked: dict[int, RecordedCall] = {}
         self.ended: dict[int, float] = {}
         self.stays: dict[str, RecordedStay] = {}
-        self._libraries: dict[int, _Held] = {}
+        self._libraries: dict[int, _LoadedLibrary] = {}
 
     @property
     def calls(self) -> list[RecordedCall]:
@@ -150,7 +150,7 @@ class RecordedSession:
         for library in state.libraries.values():
             sent = {id: call.sent_at for id, call in library.held.items()}
             kind = library.devices[0].facts.kind
-            self._libraries[library.id] = _Held(
+            self._libraries[library.id] = _LoadedLibrary(
                 library.context.recipe, kind, library.started_at, library.used_at, library.served, sent, library.slots
             )
 
@@ -158,10 +158,10 @@ class RecordedSession:
         match event:
             case FromClient(messages=messages):
                 for message in messages:
-                    self._client_said(now, message)
+                    self._on_client_message(now, message)
             case FromPilot(pilot=pilot, messages=said):
                 for each in said:
-                    self._pilot_said(now, pilot, each)
+                    self._on_pilot_message(now, pilot, each)
             case PilotCut(pilot=pilot) if pilot in self.stays:
                 self.stays[pilot].cut_at = now
             case PilotLost(pilot=pilot):
@@ -174,11 +174,11 @@ class RecordedSession:
             match command:
                 case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
                     kinds = {facts.device: facts.kind for facts in self.stays[pilot].devices}
-                    self._libraries[order.library] = _Held(order.recipe, kinds[order.devices[0]], now, sent={})
+                    self._libraries[order.library] = _LoadedLibrary(order.recipe, kinds[order.devices[0]], now, sent={})
                 case ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
                     self._libraries[order.library].sent.update((spec.call, now) for spec in order.calls)
 
-    def _client_said(self, now: float, message: to_manager.FromClient) -> None:
+    def _on_client_message(self, now: float, message: to_manager.FromClient) -> None:
         if isinstance(message, to_manager.DefineRecipe):
             self.recipes.setdefault(message.recipe.key, message.recipe)
         elif isinstance(message, to_manager.Submit):
@@ -187,7 +187,7 @@ class RecordedSession:
                 call = RecordedCall(now, spec.call, message.recipe, items_of(spec), priority)
                 self.asked.setdefault(spec.call, call)
 
-    def _pilot_said(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
+    def _on_pilot_message(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
         match message:
             case to_manager.PilotHello(devices=devices):
                 stay = self.stays.setdefault(pilot, RecordedStay(devices, now))
@@ -195,15 +195,15 @@ class RecordedSession:
             case to_manager.PilotLeaving():
                 self._pilot_left(now, pilot)
             case to_manager.LibraryReady(library=number) if number in self._libraries:
-                self._ready(now, self._libraries[number], message)
+                self._on_library_ready(now, self._libraries[number], message)
             case to_manager.CallsEnded(library=number, ends=ends) if number in self._libraries:
-                self._ended(now, self._libraries[number], ends)
+                self._on_calls_ended(now, self._libraries[number], ends)
 
     def _pilot_left(self, now: float, pilot: str) -> None:
         if pilot in self.stays:
             self.stays[pilot].left_at = self.stays[pilot].cut_at or now
 
-    def _ready(self, now: float, library: _Held, message: to_manager.LibraryReady) -> None:
+    def _on_library_ready(self, now: float, library: _LoadedLibrary, message: to_manager.LibraryReady) -> None:
         library.free_since = now
         library.slots = message.slots or library.recipe.slots or 1
         memory, whole_s = message.device_bytes or message.resident_bytes, now - library.ordered_at
@@ -211,7 +211,7 @@ class RecordedSession:
             RecordedLoad(library.recipe.key, library.kind, message.start_s, whole_s, memory, library.slots)
         )
 
-    def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
+    def _on_calls_ended(self, now: float, library: _LoadedLibrary, ends: list[CallEnd]) -> None:
         known = [end for end in ends if end.call in library.sent]  # repeated reports contain other calls
         if not known:
             return
@@ -340,14 +340,14 @@ def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tu
             groups[facts.kind, len(stay.devices), facts.memory_bytes].append(stay)
     return tuple(
         SourceModel(
-            name=f"pilots-{number}", kind=kind, capacity=_steps(group, start=start, until=until), devices=devices,
-            rule=Rule.FIXED, init_blocks=len(group), max_blocks=len(group),
+            name=f"pilots-{number}", kind=kind, capacity=_capacity_steps(group, start=start, until=until),
+            devices=devices, rule=Rule.FIXED, init_blocks=len(group), max_blocks=len(group),
         )
         for number, ((kind, devices, _), group) in enumerate(groups.items())
     )  # fmt: skip
 
 
-def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
+def _capacity_steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
     changes = [(stay.came_at, 1) for stay in stays] + [(stay.left_at, -1) for stay in stays if stay.left_at < until]
     steps: list[tuple[float, int]] = []
     count = 0
@@ -377,10 +377,10 @@ def _context(
         awareness=recipe.awareness, device_memory_bytes=Size(_memory_bytes(recipe, loads)), kinds=recipe.needs.kinds,
         slots=recipe.slots or max((load.slots for load in loads), default=1),
         start_s=Duration(start_s), load_s=_with_default(load_s),
-        load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
+        load_cv=_coefficient_of_variation([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
         call_s=_with_default({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
         item_s=_with_default({kind: Duration(each) for kind, (_, each) in fits.items()}),
-        item_cv=_cv(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
+        item_cv=_coefficient_of_variation(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
     )  # fmt: skip
 
 
@@ -436,7 +436,7 @@ def _call_gaps(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     return own_s, max(0.0, median(sent) - own_s) / 2 if sent else Delays().message_s
 
 
-def _cv(values: Sequence[float]) -> float:
+def _coefficient_of_variation(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     mean = fmean(values)

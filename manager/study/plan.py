@@ -62,8 +62,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     """The forecast of a run.
 
     `as_written`: with the settings of the site file. `by_blocks`, `by_walltime`: forecasts with other values.
-    `best_blocks`, `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: of a
-    device-hour, 0 if unknown.
+    `best_blocks`, `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: price
+    of a device-hour, 0 if unknown.
     """
 
     site: str

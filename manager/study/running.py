@@ -57,7 +57,7 @@ class Workers(Generic[Task, Result]):
         with _no_interrupts():
             for _ in range(count):
                 ours, theirs = spawning.Pipe()
-                process = spawning.Process(target=_work, args=(theirs, do), daemon=True)
+                process = spawning.Process(target=_run_tasks, args=(theirs, do), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes[ours] = process
@@ -77,28 +77,28 @@ class Workers(Generic[Task, Result]):
         """Yield results as tasks end; `hear` receives progress. Raises the errors of `do`, and DiedError."""
         left = iter(todo)
         for connection in self._processes:
-            self._give(connection, left)
+            self._send_next_task(connection, left)
         while self._tasks:
             ready = set(wait(list(self._tasks)))
             for connection in [each for each in self._tasks if each in ready]:
-                kind, said = self._hear(connection)
+                kind, said = self._receive(connection)
                 if kind is StokerError:
                     raise said
                 if kind is None:
                     hear(*said)
                 else:
-                    self._give(connection, left)
+                    self._send_next_task(connection, left)
                     yield said
 
-    def _give(self, connection: Connection, left: Iterator[Task]) -> None:
+    def _send_next_task(self, connection: Connection, left: Iterator[Task]) -> None:
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # `_hear` raises if the process has ended
+            with contextlib.suppress(OSError):  # `_receive` raises if the process has ended
                 connection.send(task)
             return
 
-    def _hear(self, connection: Connection) -> Any:
+    def _receive(self, connection: Connection) -> Any:
         try:
             return connection.recv()
         except (EOFError, OSError):
@@ -120,7 +120,7 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
     def send(kind: type | None, what: Any) -> None:
         try:
             connection.send((kind, what))
@@ -175,7 +175,7 @@ def run_all(
     raises SimulationError and stops the other runs.
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
-    do = functools.partial(_do, scenario=scenario, folder=folder)
+    do = functools.partial(_simulate_run, scenario=scenario, folder=folder)
     hear = tell or _ignore_progress
     if jobs <= 1 or len(todo) == 1:
         yield from (do(run, hear) for run in todo)
@@ -197,7 +197,7 @@ class _PlannedRun(msgspec.Struct, frozen=True):
         return f"policy {label(self.policy)}, seed {self.seed}"
 
 
-def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
+def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
         return run_one(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
     except SimulationError as error:

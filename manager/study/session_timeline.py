@@ -74,7 +74,7 @@ class _Timeline:
         match event:
             case FromPilot(pilot=pilot, messages=messages):
                 for message in messages:
-                    yield from self._said(now, pilot, message, state)
+                    yield from self._events_of_message(now, pilot, message, state)
             case PilotLost(pilot=pilot, reason=reason) if pilot in self._pilots:
                 yield self._instant(now, f"lost: {reason}", self._pilots[pilot])
 
@@ -87,7 +87,9 @@ class _Timeline:
             at_us = round((now - self._began) * 1e6)
             yield {"ph": "C", "name": name, "ts": at_us, "pid": _SESSION, "args": {name: value}}
 
-    def _said(self, now: float, pilot: str, message: to_manager.FromPilot, state: State) -> Iterator[TraceEvent]:
+    def _events_of_message(
+        self, now: float, pilot: str, message: to_manager.FromPilot, state: State
+    ) -> Iterator[TraceEvent]:
         match message:
             case to_manager.PilotHello(host=host) if pilot not in self._pilots:
                 self._pilots[pilot] = _FIRST_PILOT + len(self._pilots)
@@ -101,9 +103,11 @@ class _Timeline:
                 why = f": {failure.message}" if failure is not None else ""
                 yield self._instant(now, f"{show_library(number)} ended{why}", self._pilots.get(pilot, _SESSION))
             case to_manager.CallsEnded(library=number, ends=ends) if number in state.libraries:
-                yield from self._ended(now, state.libraries[number], ends, state)
+                yield from self._bars_of_ended_calls(now, state.libraries[number], ends, state)
 
-    def _ended(self, now: float, library: Library, ends: list[CallEnd], state: State) -> Iterator[TraceEvent]:
+    def _bars_of_ended_calls(
+        self, now: float, library: Library, ends: list[CallEnd], state: State
+    ) -> Iterator[TraceEvent]:
         here = [end for end in ends if end.call in library.held]  # other ends are repeated reports
         left_s = sum(end.run_s for end in here)
         for end in here:

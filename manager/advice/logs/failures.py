@@ -53,7 +53,7 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: from 0 to 1. `means`: a
+    """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: certainty from 0 to 1. `means`: a
     description. `proof`: at least one line that shows the fault, with masked secrets."""
 
     kind: FaultKind

@@ -280,13 +280,13 @@ class TracebackLines:
 
     def add(self, number: int, line: str) -> bool:
         body = self._body(line) if not self.done else None
-        if body is None or not self._takes(number, body):
+        if body is None or not self._is_part(number, body):
             return False
         (self._head if len(self._head) < _HEAD_LINES else self._tail).append((number, line))
         del self._tail[:-_TAIL_LINES]
         return True
 
-    def _takes(self, number: int, body: str) -> bool:
+    def _is_part(self, number: int, body: str) -> bool:
         indented = body[:1] in (" ", "\t")
         if self._in_frames:
             if indented or not body or body.startswith("[Previous line repeated"):

@@ -37,8 +37,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slopes between points (x, y) that are half the list apart. (The idea of Siegel and Theil, at linear
-    cost.)
+    """Return the slopes between points (x, y) that are half the list apart. The method follows Siegel and Theil, at
+    linear cost.
     """
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
