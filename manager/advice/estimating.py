@@ -33,7 +33,7 @@ FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
 _MOST_EXTRAPOLATION = 2.0
-"""Maximum number of octaves beyond the measured range to which an effect is extrapolated."""
+"""Maximum octaves beyond the measured range to which an effect is extrapolated."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)

@@ -23,7 +23,7 @@ from stoker.manager.advice.secrets import masked
 
 
 MOST_BYTES = 16 << 20
-"""Maximum number of bytes to read from the end of each log."""
+"""Maximum bytes to read from the end of each log."""
 
 
 class LogPart(NamedTuple):

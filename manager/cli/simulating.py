@@ -146,7 +146,7 @@ def count(number: int, noun: str) -> str:
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""Maximum number of runs for which a pipe receives one line per run."""
+"""Maximum runs for which a pipe receives one line per run."""
 _FROM = 0.03
 """Completed share of the runs from which the time left is shown."""
 

@@ -52,7 +52,7 @@ _END = b',"digest":"'
 _END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
 CHUNK_BYTES = 3 << 18
-"""Number of bytes that are encoded at once: a multiple of 3, for base64."""
+"""Bytes that are encoded at once: a multiple of 3, for base64."""
 
 
 class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):

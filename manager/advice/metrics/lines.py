@@ -92,7 +92,7 @@ _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-"""Number of characters before a count that may contain its unit."""
+"""Characters before a count that may contain the unit."""
 _TOTALS = re.compile(
     rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
     rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"

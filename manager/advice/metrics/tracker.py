@@ -30,7 +30,7 @@ from stoker.manager.advice.metrics.series import (
 
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
-"""Maximum number of lines with metrics to read, in total and of one kind."""
+"""Maximum lines with metrics to read, in total and of one kind."""
 _MOST_LINES = 5_000
 _PATIENCE = 200
 """Number of lines without a metric after which the search for rarer kinds of lines ends."""
@@ -258,7 +258,7 @@ def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
 LOOK_BYTES = 262_144
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""Number of bytes to read at the start of a log, because its first lines may state the length of the run."""
+"""Bytes to read at the start of a log, because its first lines may state the length of the run."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
 """If more than one in this many characters of a line is invalid, the line is binary."""
