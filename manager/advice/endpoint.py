@@ -77,7 +77,7 @@ class ModelEndpoint:
             listed = json.loads(Conversation(self).request("GET", "/models"))
             return [str(each["id"]) for each in listed["data"]]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
-            raise EndpointError(f"its list of models cannot be read: {type(error).__name__}") from None
+            raise EndpointError(f"the list of models cannot be read: {type(error).__name__}") from None
 
     def spend(self, tokens: int) -> None:
         with self._lock:
@@ -88,7 +88,7 @@ class ModelEndpoint:
         messages = [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
         answer = object_in(Conversation(self).ask(messages, schema=schema))
         if answer is None:
-            raise EndpointError("its answer is not a JSON object")
+            raise EndpointError("the answer is not a JSON object")
         return answer
 
 
@@ -118,9 +118,9 @@ class Conversation:
             text = answer["choices"][0]["message"]["content"]
             counted = (answer.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EndpointError(f"its answer is not a chat completion: {type(error).__name__}") from None
+            raise EndpointError(f"the answer is not a chat completion: {type(error).__name__}") from None
         if not isinstance(text, str):
-            raise EndpointError("its answer has no text")
+            raise EndpointError("the answer has no text")
         told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0
         spent = max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
         self.tokens += spent
@@ -174,7 +174,7 @@ class Conversation:
                     data += piece
                     self._left_s()  # raises at the limit, because a slow server never times out
                     if len(data) > MOST_ANSWER_BYTES:
-                        raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
+                        raise EndpointError(f"the answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
             raise EndpointError(f"{type(error).__name__}: {str(error)[:200]}") from None
         return bytes(data)

@@ -63,7 +63,7 @@ def earlier_sessions() -> Iterator[Finding]:
     names = f": {', '.join(alive)}" if alive else ""
     yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
     for name in (each.session for each in found if each.state is SessionState.LOST):
-        fix = f"start its manager again: stoker attach {name}; or end the session: stoker down {name}"
+        fix = f"restart the session's manager: stoker attach {name}; or end the session: stoker down {name}"
         yield warn("sessions", f"session {name} is not over, but has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
@@ -99,7 +99,7 @@ def excluded_nodes() -> Iterator[Finding]:
     if not found:
         yield ok("nodes", "no node is excluded because its devices failed")
     for record in found:
-        fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault clears it, too)"
+        fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
         yield warn("nodes", f"no block starts on node {show_nodes.excluded_node(record)}", fix)
 
 

@@ -112,7 +112,7 @@ def packages() -> Iterator[Finding]:
             pip = " ".join(f'"{name}"' for name in missing)
             yield need("packages", f"missing: {', '.join(missing)}", f"pip install {pip}")
         elif missing:
-            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; a login node needs none of it"
+            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; not needed on a login node"
             yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
             yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
@@ -205,7 +205,7 @@ def torch_and_driver() -> Iterator[Finding]:
     try:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
     except TimeoutError:
-        fix = "ask your admin: the driver hangs (nvidia-smi will, too)"
+        fix = "ask your admin: the driver hangs (nvidia-smi hangs, too)"
         yield warn("driver", f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
         return
     except Exception as error:

@@ -223,8 +223,8 @@ def advice_answers(site: Site) -> Iterator[Finding]:
     try:
         names = endpoint.models()
     except EndpointError as error:
-        text = f"{topic}: the language model of [advice] cannot be asked, so advice comes from rules: {error}"
-        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; it ends before /chat/completions")
+        text = f"{topic}: the language model of [advice] cannot be reached, so advice comes from rules: {error}"
+        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions")
         return
     if named.model in names:
         yield ok(topic, f"{topic}: advice may ask {named.model} at {endpoint.name}")

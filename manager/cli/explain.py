@@ -248,4 +248,4 @@ def _nearest_name_hint(session: str, subject: str) -> str:
         close = [f"c-{number[1]}"] if f"c-{number[1]}" != subject else []
     if close:
         return f"; did you mean {close[0]}?"
-    return f"\nthere are {', '.join(names[:12])}; calls are written c-0, c-1, …" if names else ""
+    return f"\nthere are {', '.join(names[:12])}; calls have the names c-0, c-1, …" if names else ""

@@ -81,12 +81,12 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
         facts.append("it uses idle nodes, and a preempted pilot costs only its running calls")
     why = ", and ".join(facts) or ("the default" if chosen.default else "the first one")
     reasons = [f"partition {describe(slurm, chosen)}: {'as you said' if named else why}"]
-    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only one that is up"))
+    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only partition that is up"))
     if slurm.accounts:
         first, *more = slurm.accounts
         lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
         reasons.append(
-            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only one"
+            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only account"
         )
     walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
     allowed = f"the partition allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "the partition has no limit"
@@ -121,7 +121,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
         lines.append(_with_comment("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
         lines.append(_line("image", IMAGE, "your container image, with Stoker installed"))
-        reasons.append("image: Kubernetes runs pilots in a container; write its image into the file")
+        reasons.append("image: Kubernetes runs pilots in a container; write the container's image into the file")
     elif queue:
         others = ", ".join(name for name in around.queues if name != queue)
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
@@ -129,7 +129,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
     has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
     if has_gpus:
-        lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
+        lines.append(_line("gpus", "1", "per node; omit this line for CPU cores"))
     else:
         lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
         reasons.append("gpus: no machine of the pool has GPUs")

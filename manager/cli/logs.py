@@ -124,7 +124,7 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
         _show(block, file.path)
     if files:
         return
-    story = Story(block, True, "its session cannot be asked", ())
+    story = Story(block, True, "the session does not answer", ())
     with contextlib.suppress(SessionError):  # output may exist even if the manager does not answer
         _, story, _ = story_of(str(folder.path), block)
     if not story.found:

@@ -193,7 +193,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
     try:
         shutil.rmtree(folder.path)
     except OSError as error:
-        return Pruned(session, place, kept=f"it cannot be removed: {error}")
+        return Pruned(session, place, kept=f"the folder cannot be removed: {error}")
     _forget(folder.path)
     return Pruned(session, place, bytes=size)
 
@@ -235,7 +235,7 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
     try:
         sites = detached.sites_of(folder)
     except StokerError as error:
-        yield f"its jobs are not known: {error}"
+        yield f"the session's jobs are unknown: {error}"
         return
     for site in sites.values():
         try:

@@ -116,7 +116,8 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
                     process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:
             raise StokerError(
-                f"no test of the site suite matches -k {chosen!r}; it takes parts of names, as in -k 'snapshot or gang'"
+                f"no test of the site suite matches -k {chosen!r}; -k matches parts of names, as in"
+                " -k 'snapshot or gang'"
             )
         if not page.exists():
             said = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]

@@ -35,7 +35,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     detached run is shown with its state and its session.
     """
     if watch and as_json:
-        raise click.UsageError("--watch and --json: give one of them; a program can repeat --json")
+        raise click.UsageError("--watch and --json: use only one of these options; a program can repeat --json")
     if watch:
         _watch(session)
         return

@@ -235,7 +235,7 @@ def _archive(
     except OSError as error:
         size = show_bytes(sum(member.size_bytes for member in known))
         raise SessionError(
-            f"the environment ({size}) could not be packed in {place}: {error}; make room there, or name another place"
+            f"the environment ({size}) could not be packed in {place}: {error}; free space there, or set another folder"
             " with STOKER_HOME"
         ) from error
 
@@ -289,7 +289,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
             write_whole(place / "copied", b"")
         publish(folder.objects, (environment.packages,))
     except OSError as error:
-        raise SessionError(f"{place} cannot be made: {error}; make room there") from error
+        raise SessionError(f"{place} cannot be created: {error}; free space there") from error
     return place
 
 

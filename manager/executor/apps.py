@@ -117,9 +117,11 @@ def app(
     asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
     if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
-        raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
+        raise ConfigError(f"@stoker.app accepts options only by name: @stoker.app(context={what})")
     if function is not None and not callable(function):
-        raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
+        raise ConfigError(
+            f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
+        )
     if unknown:
         options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
         wrong = next(iter(unknown))
@@ -132,9 +134,9 @@ def app(
     ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
     executors = names_in("executors", None if executors == "all" else executors)
     if executors == []:
-        raise ConfigError("executors: the list is empty, so no executor could run a call; leave it out to use all")
+        raise ConfigError("executors: the list is empty, so no executor could run a call; omit this option to use all")
     if ignore_for_cache and not cache:
-        raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or leave it out")
+        raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or omit ignore_for_cache")
     wants = _wants_of(asked)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
@@ -171,9 +173,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
-            raise ConfigError(f"@stoker.app decorates a function; it got {function!r}")
+            raise ConfigError(f"@stoker.app decorates a function; it received {function!r}")
         if isinstance(function, PythonApp):
-            raise ConfigError(f"{function.__name__} is an app already; use one decorator")
+            raise ConfigError(f"{function.__name__} is already an app; use one decorator")
         check_function(function, takes_context=specification.wants.takes_context, ignored=ignore_for_cache or ())
         super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
         self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
@@ -230,7 +232,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             ConfigError: An option name is unknown, or the app is a method.
         """
         if self._is_method:
-            raise ConfigError(f"{self.__name__} is a method; give its options to @app, or make it a function")
+            raise ConfigError(f"{self.__name__} is a method; pass the options to @app, or make the method a function")
         merged = {**self.options, **options}
         if not options.keys() <= _OF_CALLS:
             made: StokerApp = app(**merged)(self.__wrapped__)
@@ -388,7 +390,7 @@ def names_in(option: str, value: Any) -> list[str] | None:
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
     name, yields = name_of(function), how_it_yields(function)
     if yields and not gives_pieces(function):
-        raise ConfigError(f"{name} is {yields}, which is no result of a call: return a value, or yield pieces of it")
+        raise ConfigError(f"{name} is {yields}, which cannot be the result of a call: return a value, or yield pieces")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -400,8 +402,8 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
     short = getattr(function, "__name__", repr(function))
     if takes_context and (not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)):
         raise ConfigError(
-            f"{short} has a context but no parameter for it: the first parameter receives it, as in def {short}(model,"
-            " ...)"
+            f"{short} has a context but no parameter for the context: the first parameter receives the context, as in"
+            f" def {short}(model, ...)"
         )
     unknown = next((name for name in ignored if name not in parameters), None)
     if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -416,7 +418,7 @@ def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tup
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:
         raise ConfigError(
-            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot: leave gang out, or write"
+            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"
             " stream=False for a result that is the list of yielded values",
             key="gang",
         )

@@ -204,7 +204,7 @@ class BlockUpkeep:
         for block, since in self._silent_since.items():
             if now - since >= self._lease_s and self._cancel(block):
                 gone = show_seconds(self._lease_s)
-                logger.warning("block %s: its pilots left %s ago, but its job still runs; it is cancelled", block, gone)
+                logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
 
     def cancel_drained(self) -> None:
         for block, at in list(self._cancel_at.items()):

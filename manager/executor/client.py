@@ -415,7 +415,7 @@ class Link:
             self.journal_trouble = ""  # the manager reports journal errors after the welcome
             if message.again:
                 text = "session %s: its manager lost a part of its journal; %d calls are submitted again, "
-                logger.warning(text + "and running ones continue", self.session.session, len(self.waiting))
+                logger.warning(text + "and running calls continue", self.session.session, len(self.waiting))
                 self._out.resubmit_everything()
             for frame in self._out.again(time.monotonic()):
                 self._socket.send(frame)

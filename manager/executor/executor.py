@@ -464,7 +464,7 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
     if not found:
         labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
         raise SessionError(
-            f"{name} needs a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
+            f"{name} needs a StokerExecutor, but Parsl was loaded with {labels} only; add an executor to Config:\n\n"
             "  Config(executors=[stoker.StokerExecutor()])\n"
         )
     return found

@@ -76,13 +76,13 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
         if advice := _advice_on_pickling(error):
             error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
-            text = f"call {call} raised {error!r}, which would end the loop that takes its result"
+            text = f"call {call} raised {error!r}, which would end the loop that receives the call's result"
             raise RuntimeError(text) from error  # Python does this for generators
         raise error
     # Exceptions that do not inherit from Exception (SystemExit) would end this program.
     raise RemoteCallError(
-        f"call {show_call(end.call)} raised {error!r}, which would have ended its process; return instead, or raise "
-        "an Exception",
+        f"call {show_call(end.call)} raised {error!r}, which would have ended the library's process; return "
+        "instead, or raise an Exception",
         call=show_call(end.call),
         kind=type(error).__name__,
         traceback=str(error.__cause__),
@@ -125,7 +125,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
         lines += ["its last lines:", *("  " + line for line in failure.tail.rstrip().splitlines()[-20:])]
     lines.append(f"  why: {_command('explain', facts['call'], session)}")
     if failure.kind is FailureKind.CONTEXT and failure.log:
-        lines.append(f"  what its loader printed: {_command('logs', facts['call'], session)}")
+        lines.append(f"  output of the loader: {_command('logs', facts['call'], session)}")
     elif (output := printed or failure.printed) is not None and output.end != output.start:
         lines.append(f"  its output: {_command('logs', facts['call'], session)}")
     elif failure.log and failure.library:

@@ -179,7 +179,7 @@ def _advice_on_difference(there: KeptHeader, now: KeptHeader) -> str:
         return "; name another file"
     if there.batch_size != now.batch_size:
         return f"; name another file, or write batch_size={there.batch_size}"
-    return "; name a new file to compute all results again, or write reuse=True to keep the old ones"
+    return "; name a new file to compute all results again, or write reuse=True to keep the old results"
 
 
 def _batches(size: int | None) -> str:

@@ -396,7 +396,7 @@ def refused(path: Path, why: str) -> ConfigError:
 
 def not_kept(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path}: is not a file of kept results, judged by its first line; name a new file",
+        f"{path}: is not a file of kept results, because the first line differs; name a new file",
         key="keep",
         file=str(path),
     )

@@ -140,7 +140,7 @@ def session_over(session: str, reason: str) -> SessionError:
 
 def forked_process(session: str) -> SessionError:
     return SessionError(
-        f"this process was forked from the program that loaded session {session}, and cannot use it; "
+        f"this process was forked from the program that loaded session {session}, and cannot use that session; "
         "make calls in that program, or load a session here",
         session=session,
     )

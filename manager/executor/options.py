@@ -147,8 +147,8 @@ KEYS = {
     "ttft_most_s": "upper limit of ttft_per_token_s times the input tokens: seconds or a text",
     "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
     "features": "facts for policies: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
-    "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
-    "gang": "(smallest, largest) number of libraries that run it together",
+    "variants": "recipes of other contexts that can also run the call, best first (needs a policy that honours it)",
+    "gang": "(smallest, largest) number of libraries that run the call together",
     "stream": "True: send each piece as soon as the function yields it",
 }
 
@@ -240,7 +240,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     if not isinstance(late, str) or late not in ("run", "drop"):
         raise _wrong("late", late, '"run" or "drop"')
     if late == "drop" and not deadline_s:
-        raise _wrong("late", late, "allowed without a deadline: give a deadline, too")
+        raise _wrong("late", late, "allowed without a deadline: set a deadline, too")
     streams = specification.get("stream", False)
     if not isinstance(streams, bool):
         raise _wrong("stream", streams, "True or False")
@@ -320,7 +320,7 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     except (ConfigError, OverflowError) as error:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
     if not seconds:
-        raise _wrong(key, value, "more than 0 s: leave it out for no limit")
+        raise _wrong(key, value, "more than 0 s: omit this option for no limit")
     if seconds > LONGEST_S:
         raise _wrong(key, value, 'a time within the supported range: write for example "10 min"')
     return seconds

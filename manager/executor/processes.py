@@ -37,7 +37,9 @@ KEPT_SESSIONS = 50
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
     """Create a session folder and its keys. Raises SessionError. `elsewhere`: advice for the error message."""
-    refuse_odd_path(folder.path, what="the session folder", advice=f"rename it, or name another place: {elsewhere}")
+    refuse_odd_path(
+        folder.path, what="the session folder", advice=f"rename that file, or name another folder: {elsewhere}"
+    )
     try:
         folder.make()
         for role in ("server", "client"):

@@ -215,7 +215,7 @@ class Session:
             ConfigError: `subject` is not a string.
         """
         if not isinstance(subject, str):
-            raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
+            raise ConfigError(f"session.explain: {subject!r:.80} is not the name of an object, such as 'c-12'")
         story = wait_for_answer(self.executor.link.ask_story(subject), timeout_s=timeout_s)
         if not story.found:  # the manager forgets successful calls; the journal has them
             from stoker.manager.live.replay import story_with_journal

@@ -323,7 +323,7 @@ class BlockKeeper:
                 strays.append(job)
         if strays:
             log.warning(
-                "source %s: jobs %s belong to no wanted block; they are cancelled", self.name, ", ".join(strays)
+                "source %s: jobs %s are not jobs of requested blocks and are cancelled", self.name, ", ".join(strays)
             )
             batch.cancel(strays)
         self._resolve_submissions(set(found.values()))
@@ -336,7 +336,7 @@ class BlockKeeper:
                 self._absences.listed(block)
                 self._unresolved.discard(block)
             elif self._absences.missed(block):
-                log.info("block %s: its submission made no job", block)
+                log.info("block %s: the submission created no job", block)
                 self._unresolved.discard(block)
 
     def _is_block_of_this_site(self, block: BlockId) -> bool:

@@ -16,11 +16,11 @@ from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.protocol.blocks import BlockPhase, LossReason
 
 _NEVER = (
-    (r"PartitionTimeLimit|\w*MaxWall\w*", "walltime is longer than is allowed there; shorten [provider] walltime"),
-    (r"PartitionNodeLimit|\w*MaxNode\w*PerJob\w*", "nodes is more than is allowed there; lower [provider] nodes"),
-    (r"\w*MaxGRES\w*PerJob\w*", "gpus is more than is allowed there; lower [provider] gpus"),
-    (r"\w*MaxCpu\w*PerJob\w*", "cores is more than is allowed there; lower [provider] cores"),
-    (r"\w*MaxMem\w*PerJob\w*", "memory is more than is allowed there; lower [provider] memory"),
+    (r"PartitionTimeLimit|\w*MaxWall\w*", "walltime is longer than allowed; shorten [provider] walltime"),
+    (r"PartitionNodeLimit|\w*MaxNode\w*PerJob\w*", "nodes is more than allowed; lower [provider] nodes"),
+    (r"\w*MaxGRES\w*PerJob\w*", "gpus is more than allowed; lower [provider] gpus"),
+    (r"\w*MaxCpu\w*PerJob\w*", "cores is more than allowed; lower [provider] cores"),
+    (r"\w*MaxMem\w*PerJob\w*", "memory is more than allowed; lower [provider] memory"),
     (r"BadConstraints", "no node matches [provider] constraint, cores, memory and gpus; change them"),
     (r"InvalidAccount|AccountNotAllowed", "the account may not be used there; change [provider] account"),
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),

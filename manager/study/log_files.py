@@ -62,7 +62,7 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
         raise ConfigError(f"{path}: not an event log: {error}", file=str(path)) from None
     facts = (table.schema.metadata or {}).get(_FACTS)
     if facts is None or table.column_names != ["at_s", "what", *_INTEGERS, "value"]:
-        raise ConfigError(f"{path}: not an event log of a simulation: it has other columns", file=str(path))
+        raise ConfigError(f"{path}: not an event log of a simulation: the columns differ", file=str(path))
     log = EventLog()
     for name in ("at_s", *_INTEGERS, "value"):
         column: array[Any] = getattr(log, name)

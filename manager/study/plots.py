@@ -120,8 +120,8 @@ def style() -> Iterator[Callable[..., Any]]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise StokerError(
-            f'plots need matplotlib ({error}); python -m pip install "stoker[study]" brings it, and [outputs] '
-            "plots = false leaves them out"
+            f'plots need matplotlib ({error}); python -m pip install "stoker[study]" installs matplotlib, and '
+            "[outputs] plots = false omits the plots"
         ) from None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

@@ -69,7 +69,7 @@ def make(name: str, *, out: Path | None) -> Path:
     folder = out or _fresh(Path("runs"), name)
     try:
         if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"--out: {folder} is not empty; name one that is new", file=str(folder), key="out")
+            raise ConfigError(f"--out: {folder} is not empty; name a new folder", file=str(folder), key="out")
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}", file=str(folder)) from None

@@ -36,7 +36,7 @@ def estimate(values: Sequence[float]) -> MeanEstimate:
     if not values:
         raise ValueError("the mean of no runs is not defined")
     if not all(map(math.isfinite, values)):
-        raise ValueError(f"a mean of {list(values)}: not all of them are finite numbers")
+        raise ValueError(f"a mean of {list(values)}: some values are not finite numbers")
     if len(values) == 1:
         return MeanEstimate(float(values[0]), None, 1)
     half_width = t_quantile(0.975, degrees=len(values) - 1) * stdev(values) / math.sqrt(len(values))

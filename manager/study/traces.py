@@ -79,7 +79,7 @@ class TableRow:
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
-            raise self.wrong(field, f"{_shown(text)} is not a time; write it as 2023-11-16 18:17:03.98") from None
+            raise self.wrong(field, f"{_shown(text)} is not a time; write the time as 2023-11-16 18:17:03.98") from None
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
@@ -230,7 +230,10 @@ class _Names:
         name = row.text(field)
         context = self.context(name)
         if context is None:
-            raise row.wrong(field, f"{name!r} has no context; name one in contexts, or one for all others in context")
+            raise row.wrong(
+                field,
+                f"{name!r} has no context; name a context in contexts, or a context for all other functions in context",
+            )
         return context
 
 
@@ -352,7 +355,9 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
         for number, at_s in enumerate(function.timestamps):
             field, sizes = f"timestamps[{number}]", (function.input[number], function.output[number])
             if context is None:
-                raise _in_function(path, place, function, "HashFunction", "it has no context; name one in contexts")
+                raise _in_function(
+                    path, place, function, "HashFunction", "the call has no context; name a context in contexts"
+                )
             if not last_s <= at_s < math.inf:
                 raise _in_function(path, place, function, field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
             if not all(0 <= size <= _MOST_ITEMS for size in sizes):

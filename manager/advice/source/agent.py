@@ -149,13 +149,13 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
         if action is None:
             nonsense += 1
             if nonsense > _MOST_NONSENSE:
-                raise EndpointError("it repeatedly gave neither an action nor an answer")
+                raise EndpointError("the model repeatedly gave neither an action nor an answer")
         seen = tools.use(action[1], (action[2] or "").strip()) if action is not None else "write an Action or an answer"
         messages += [
             {"role": "assistant", "content": text[:4_000]},
             {"role": "user", "content": f"Observation: {seen}"},
         ]
-    raise EndpointError("it gave no answer within its turns")
+    raise EndpointError("the model gave no answer within the maximum number of turns")
 
 
 class _Tools:
