@@ -155,7 +155,7 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
             {"role": "assistant", "content": text[:4_000]},
             {"role": "user", "content": f"Observation: {seen}"},
         ]
-    raise EndpointError("the model gave no answer within the maximum number of turns")
+    raise EndpointError("the model gave no answer within its turns")
 
 
 class _Tools:
