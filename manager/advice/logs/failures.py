@@ -424,7 +424,7 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "crash"): "run the function alone with the same arguments; the call's output: stoker logs {}",
     (_U, "command"): "run that command alone on a node; the call's output: stoker logs {}",
     (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
-    (_U, "data"): "use a path that exists on the nodes; a relative path starts in the program's folder",
+    (_U, "data"): "give a path that exists on the nodes; a relative path starts in the program's folder",
     (_U, "damaged_file"): "check the content and size of the file; copy or download it again",
     (_U, "service"): "test the service from a node, which may have no internet access; `localhost` is the node itself",
     (_U, "result"): "return plain values or arrays, of types that the program can import too",
