@@ -154,8 +154,7 @@ KEYS = {
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """Error for a wrong specification; also Parsl's InvalidResourceSpecification. The error has the facts `key` and
-    `invalid_keys`."""
+    """A subclass of Parsl's InvalidResourceSpecification, with the facts `key` and `invalid_keys`."""
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))

@@ -4,8 +4,8 @@
 - `transfer_output_files = ""`: by default HTCondor returns every new file, including the object cache.
 - Output is not streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
 - HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
-- The factory removes a held job; if no factory runs, `periodic_remove` removes the job. Both keep a job that
-  the owner holds (code 1) or that waits for files (code 16).
+- The factory removes a held job; if no factory runs, `periodic_remove` removes the job. Jobs stay if the
+  owner holds them (code 1) or if they wait for files (code 16).
 - `job_lease_duration`: how long HTCondor considers a job on a silent machine as running; 40 minutes by default.
 - `request_memory`: HTCondor's default is the size of the script, rounded up to 128 MB.
 """

@@ -30,7 +30,8 @@ from stoker.manager.advice.logs.reading import RANK_MARK
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned scorer. `weights`: per kind of fault and feature. `bias`: per kind. `made_of`: the training data."""
+    """A learned scorer. `weights`: weight per kind of fault and feature. `bias`: bias per kind. `made_of`: the training
+    data."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
