@@ -79,6 +79,7 @@ class Observer:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
@@ -90,7 +91,10 @@ class Observer:
         return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def story(self, subject: str) -> to_client.Story:
-        """Return why a call, pilot, library or context (its id or name) is in its state.
+        """Return why a call, pilot, library or context is in its state.
+
+        Args:
+            subject: The id or name of the object.
 
         Raises:
             SessionError: The manager does not answer.
@@ -98,7 +102,11 @@ class Observer:
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
-        """Return at most `limit` of the session's calls per state; with `only`, only calls in this state.
+        """Return the session's calls, by state.
+
+        Args:
+            limit: Maximum calls per state.
+            only: Return only calls in this state.
 
         Raises:
             SessionError: The manager does not answer.

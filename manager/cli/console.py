@@ -34,28 +34,46 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
+    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print each text on a line."""
+    """Print lines.
+
+    Args:
+        texts: The lines, without newline characters.
+    """
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
+    """Print one line.
+
+    Args:
+        text: The line, without a newline character.
+    """
     lines([text])
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr."""
+    """Print a remark on stderr.
+
+    Args:
+        text: The remark.
+    """
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
-    """Print an error on stderr."""
+    """Print an error on stderr.
+
+    Args:
+        text: The error.
+    """
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -73,7 +91,11 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """Print a value, which msgspec can encode, as one JSON document."""
+    """Print one JSON document.
+
+    Args:
+        value: A value that msgspec can encode.
+    """
     if sys.stdout is None:  # stdout is None if it was closed before the command began
         return
     with survive_closed_pipe():
@@ -91,13 +113,20 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that change. A terminal redraws the lines in place; a pipe receives the lines again."""
+    """Lines that change. A terminal redraws the lines in place; a pipe receives the lines again.
+
+    Made by `redrawn`.
+    """
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the displayed lines."""
+        """Replace the displayed lines.
+
+        Args:
+            texts: All lines.
+        """
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -159,7 +188,12 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
-    """A click type for whole numbers from `least` to `most`."""
+    """A click type for whole numbers.
+
+    Args:
+        least: Minimum number.
+        most: Maximum number.
+    """
 
     name = "number"
 
@@ -168,6 +202,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -183,6 +218,7 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

@@ -157,7 +157,7 @@ def app(
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
-    """The callable that `@stoker.app` returns. `options` contains the arguments of `@stoker.app`."""
+    """The callable that `@stoker.app` returns. Made by `app`. `options`: the arguments of `@stoker.app`."""
 
     func: Any
 

@@ -223,11 +223,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Run a function on a callback thread after the call has ended."""
+        """As `CallFuture.add_done_callback`."""
         add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
-        """Cancel the call, also while it runs."""
+        """As `CallFuture.cancel`."""
         record = self.task_record
         with self._update_lock:
             if self.done():
@@ -253,11 +253,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """Set the result, unless the future is cancelled."""
+        """As `Future.set_result`. A cancelled future keeps its state."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set the exception, unless the future is cancelled."""
+        """As `Future.set_exception`. A cancelled future keeps its state."""
         if not self._was_cancelled:
             super().set_exception(exception)

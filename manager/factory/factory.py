@@ -282,7 +282,7 @@ class Factory:
                 pass
 
     def _adopt_known_blocks(self, blocks: tuple[KnownBlock, ...]) -> None:
-        log.info("the manager reports %d blocks that have not ended", len(blocks))
+        log.info("the manager knows of %d blocks that have not ended", len(blocks))
         self._hello_at = None
         of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
         for block in blocks:
