@@ -24,8 +24,6 @@ from stoker.errors import UnitError
 from stoker.progress_display import Lines, ProgressBar
 from stoker.units import MOST_BYTES, parse_bytes
 
-# ---- output
-
 
 _STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "fails": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)

@@ -287,8 +287,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             thread.shutdown(wait=False)
             self._early = self._starting.result()
 
-    # ---- calls
-
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
     ) -> CallFuture:

@@ -132,9 +132,6 @@ def check_local_policy(site: Site) -> None:
         )
 
 
-# ---- calls
-
-
 KEYS = {
     "context": "the recipe of the context that the call uses",
     "priority": "a whole number; higher runs first (default 0)",

@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-# ---- calls
-
 
 class Waiter(Protocol):
     """Receives the ends of calls on the I/O thread: exactly one `settle` or `fail` for each call."""

@@ -274,9 +274,6 @@ def _end_futures(waiters: list[asyncio.Future[None]]) -> None:
             waiter.set_result(None)
 
 
-# ---- reading
-
-
 def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
     try:
         return payloads.loads(data, keep_classes=True)

@@ -1,6 +1,6 @@
 """The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
-A session has one factory at a time. Two locks (flock) in the session folder ensure this.
+Two locks (flock) in the session folder ensure that a session has one factory.
 
 - A factory locks `factory.lock`. A second factory waits for this lock. If the first factory does not exit within
   `TURN_LIMIT_S` seconds, it is killed.

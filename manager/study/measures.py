@@ -154,8 +154,6 @@ class _Pass:
             len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
 
-    # ---- calls
-
     def _call_came(self, at_s: float, row: int) -> None:
         if not self.calls:
             self.began_at = at_s

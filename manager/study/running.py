@@ -273,7 +273,7 @@ class StallWatch:
         self._now_s = now_s
         if self._still > MOST_STILL:
             raise SimulationError(
-                f"simulated time does not pass {now_s:.6f} s, with {ended} calls ended: a timer repeats without end"
+                f"the clock stands still at {now_s:.6f} s, with {ended} calls ended: a timer repeats without end"
             )
         self._tell(now_s, ended)
 

@@ -63,9 +63,6 @@ def shipped_scorer() -> KindScorer:
     return msgspec.json.decode(data, type=KindScorer)
 
 
-# ---- verdicts
-
-
 INFRASTRUCTURE_LEAST = 0.5
 """Minimum probability for the verdict infrastructure if no row matches."""
 RAISED_LEAST = 0.7

@@ -15,8 +15,6 @@ import msgspec
 
 from stoker.manager.advice.logs.reading import caseless
 
-# ---- verdicts
-
 
 class FaultKind(enum.Enum):
     """The party at fault (SchedMate §3.3, after Acme's taxonomy)."""
@@ -317,7 +315,6 @@ _CALLS, _PILOTS, _BLOCKS = "pilot/core/limits.py, lifecycle.py", "LossReason", "
 _TABLE = "pilot/core/infrastructure.py"
 
 SAID: tuple[FaultRule, ...] = (
-    # ---- calls
     FaultRule(_U, "declared_memory", r"took .{1,60} and declares ",
               "the call took more memory than its context declares", _CALLS, sure=0.97),
     FaultRule(_I, "memory", r"the node had no memory left: .* which are not the pilot's hold",

@@ -13,8 +13,6 @@ import msgspec
 
 from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s, line_time, lower, named_values, number
 
-# ---- values
-
 
 class Counter(msgspec.Struct, frozen=True):
     """A count in a line. `name` identifies the count within the log, and contains no numbers."""
@@ -199,9 +197,6 @@ def _patterns(text: str) -> list[re.Pattern[str]]:
 
 def _plain(word: str | None) -> str:
     return (word or "").lower().replace(" ", "_")
-
-
-# ---- lines
 
 
 LONGEST_LINE = 4096

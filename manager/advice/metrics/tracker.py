@@ -26,8 +26,6 @@ from stoker.manager.advice.metrics.series import (
     without_outliers,
 )
 
-# ---- progress
-
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
 """Maximum lines with metrics to read, in total and of one kind."""

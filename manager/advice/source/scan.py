@@ -307,8 +307,6 @@ class Scanner:
             return None
         return Known(text, where, min((each.sure for each in known), default=0.95))
 
-    # ---- calls
-
     def _call(self, node: ast.Call, scope: Scope) -> Known | None:
         base: Known | None = None
         if isinstance(node.func, ast.Attribute):
