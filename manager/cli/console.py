@@ -24,7 +24,6 @@ from stoker.errors import UnitError
 from stoker.progress_display import Lines, ProgressBar
 from stoker.units import MOST_BYTES, parse_bytes
 
-
 _STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "fails": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

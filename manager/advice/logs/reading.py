@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import IO, Any
 
-
 LONGEST_BYTES = 4096
 _HEAD, _TAIL, _LEFT_OUT = 1536, 2048, b" [...] "
 _BLOCK_BYTES = 256 << 10

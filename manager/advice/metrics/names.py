@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from datetime import date
 
-
 NUMBER = (
     r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])"
     r"|[+-]?(?:nan|inf)\b"

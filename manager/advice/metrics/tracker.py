@@ -26,7 +26,6 @@ from stoker.manager.advice.metrics.series import (
     without_outliers,
 )
 
-
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
 """Maximum lines with metrics to read, in total and of one kind."""
 _MOST_LINES = 5_000

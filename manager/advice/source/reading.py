@@ -22,7 +22,6 @@ import msgspec
 
 from stoker.units import show_bytes
 
-
 ADD_ARGUMENT = "add_argument"
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
 
