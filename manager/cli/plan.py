@@ -85,7 +85,7 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
         function = _function_of(app, known.functions())
         if inputs is None:
             raise ConfigError(
-                f"the number of inputs of {app} is unknown; set this number: stoker plan SITE {app} --inputs 10000"
+                f"the number of inputs of {app} is not known; set this number: stoker plan SITE {app} --inputs 10000"
             )
         work = Work(app, function, inputs, inputs_per_call=known.items_per_call(function))
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
