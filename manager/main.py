@@ -1,6 +1,7 @@
-"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts and restarts it.
+"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts and restarts the process.
 
-In a session that outlives programs (`stoker up`) it is `--detached`, and its parent restarts it (`--kept`).
+In a session that outlives programs (`stoker up`) the manager runs with `--detached`, and a parent process restarts it
+(`--kept`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from stoker.site import Session
 def main(arguments: list[str] | None = None) -> int:
     """Run a manager until its session ends.
 
-    Returns the exit status: 0 ended, 1 cannot start, 3 another manager runs, 4 cannot continue, 5 no free port at a
-    restart.
+    Returns the exit status: 0 = session ended, 1 = cannot start, 3 = another manager runs, 4 = cannot continue, 5 = no
+    free port at a restart.
     """
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         check_folder(folder)
         held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
     except lease.NoRoomError as error:
-        return _ended_by(error, folder)
+        return _status_of_error(error, folder)
     except StokerError as error:
         return _cannot_start(error)
     over = unwritten = ""
@@ -60,12 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
             server.close()
     except StokerError as error:
         if not over or isinstance(error, TakenError):
-            return _ended_by(error, folder)
-        # No restart is needed to write the last records of a journal.
+            return _status_of_error(error, folder)
+        # A restart cannot help: only the last records of the journal are not written.
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
     except Exception:
-        logging.exception("the manager failed; its journal is whole, and a restart continues from it")
+        logging.exception("the manager failed; its journal is intact, and a restart continues from the journal")
         return keeper.FAILED
     finally:
         held.release(over=over, unwritten=unwritten)
@@ -90,10 +91,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--detached", action="store_true", help="keep running when clients leave")
     parser.add_argument(
-        "--parent", type=int, default=0, help="the program that starts it; without it no client connects"
+        "--parent",
+        type=int,
+        default=0,
+        help="process id of the starting program; if it exits before a client connects, the manager ends",
     )
     parser.add_argument(
-        "--idle", type=float, default=0.0, help="detached: seconds without clients and calls before it ends"
+        "--idle",
+        type=float,
+        default=0.0,
+        help="detached: seconds without clients and calls after which the manager ends",
     )
     parser.add_argument("--kept", action="store_true", help="restart the manager when it dies")
     return parser
@@ -120,7 +127,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
 
 def _taken_over(holder: lease.LeaseHolder | None) -> None:
     """Exit at once, so that this manager sends no further message."""
-    who = "its folder is gone" if holder is None else f"its manager is {holder}"
+    who = "the session's folder is gone" if holder is None else f"its manager is {holder}"
     logging.critical("this manager is no longer the session's: %s", who)
     logging.shutdown()
     os._exit(TAKEN_OVER)
@@ -132,8 +139,7 @@ def _cannot_start(error: StokerError) -> int:
     return TAKEN_OVER if isinstance(error, TakenError) else 1
 
 
-def _ended_by(error: StokerError, folder: SessionFolder) -> int:
-    """Return the exit status. A restart may help if the session has begun."""
+def _status_of_error(error: StokerError, folder: SessionFolder) -> int:
     if isinstance(error, TakenError) or not folder.file.exists():
         return _cannot_start(error)
     logging.critical("%s", error)

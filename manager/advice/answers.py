@@ -1,8 +1,7 @@
 """The work of the advisor process: it reads questions from its channel and sends answers.
 
-Answers omit unknown values. Questions about sources and history are slow, so their own thread answers them. A third
-thread asks the model about failures that the rules classify with low confidence, a fourth about lines that they cannot
-read.
+Answers omit unknown values. Separate threads answer slow questions (about sources and history) and query the language
+model.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers questions of a session. `endpoint`: a language model to ask where rules find nothing."""
+    """Answers questions of a session. `endpoint`: a language model to ask if rules find no answer."""
 
     def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
@@ -71,7 +70,7 @@ class Advisor:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
-        """The latest questions about formats of lines."""
+        """Future of the latest questions about line formats."""
         self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
@@ -91,7 +90,7 @@ class Advisor:
                 return self._on_pace(question, question.about)
 
     def is_doubted(self, found: AdviceArrived | None) -> bool:
-        """True if `second_answer` may say more than this answer."""
+        """True if `second_answer` may improve this answer."""
         verdict = found.advice if found is not None else None
         return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
 
@@ -124,7 +123,7 @@ class Advisor:
 
         history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
-            return None  # the manager uses these measurements itself
+            return None  # the manager uses these measurements directly
         return _found(about, loads_of(self._store, loader, but=about.recipe))
 
     def _on_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
@@ -182,7 +181,7 @@ def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) 
 
 
 class _Followed:
-    """The log of a library that runs one call, the call's progress and best paces."""
+    """The log of a library that runs one call, and the call's best paces."""
 
     def __init__(self, path: str, *, start: int, formats: LineFormats | None) -> None:
         self._log = FollowedLog(path, start=start, formats=formats)
@@ -238,7 +237,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
 
 
 _MOST_DOUBTED = 4
-"""The most failures that wait for the language model."""
+"""Maximum failures that wait for the language model."""
 
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:
@@ -268,7 +267,7 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
         if isinstance(question.about, OfContext | OfFunction):
             slow.submit(_answer, channel, advisor, question)
             continue
-        found = _found_by(advisor.answer, question)
+        found = _answer_or_none(advisor.answer, question)
         doubted = [each for each in doubted if not each.done()]
         if advisor.is_doubted(found) and len(doubted) < _MOST_DOUBTED:
             doubted.append(failures.submit(_answer_again, channel, advisor, question, found))
@@ -277,14 +276,14 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
 
 
 def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
-    _send(channel, question, _found_by(advisor.answer, question))
+    _send(channel, question, _answer_or_none(advisor.answer, question))
 
 
 def _answer_again(channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None) -> None:
-    _send(channel, question, _found_by(advisor.second_answer, question) or found)
+    _send(channel, question, _answer_or_none(advisor.second_answer, question) or found)
 
 
-def _found_by(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
+def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
     try:
         return answer(question)
     except ImportError as error:

@@ -1,7 +1,7 @@
 """The endpoint of the language model that the advisor may ask.
 
-The endpoint is compatible with OpenAI's API. Each conversation has a time limit and a token budget; a session has a
-token budget, too. Secrets are masked.
+The endpoint is compatible with OpenAI's API. Each conversation has a time limit and a token budget; the session also
+has a token budget. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _MOST_ANSWER_TOKENS = 1_000
 _CHARACTERS_A_TOKEN = 3
-"""Used if the endpoint reports no number of tokens."""
+"""Assumed characters per token if the endpoint reports no tokens."""
 _NO_SCHEMAS = frozenset({400, 422, 501})
-"""Statuses of an endpoint that cannot force its answers into a schema."""
+"""HTTP status codes of an endpoint that does not support answer schemas."""
 
 
 class LanguageModel(msgspec.Struct, frozen=True):
     """A model and the limits of one conversation. `url`: the part before `/chat/completions`. `key_variable`: the
-    environment variable with its key, or empty. `session_budget`: tokens of all conversations."""
+    environment variable that contains the API key, or empty. `session_budget`: tokens of all conversations."""
 
     url: str
     model: str
@@ -46,7 +46,7 @@ class LanguageModel(msgspec.Struct, frozen=True):
 
 
 class EndpointError(Exception):
-    """The endpoint gave no usable answer. This error stays inside the advisor."""
+    """The endpoint returned no usable answer. This error stays inside the advisor."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class EndpointError(Exception):
 
 
 class ModelEndpoint:
-    """A model, and the tokens that the session has spent on it. Several threads may use it."""
+    """A model, and the tokens that the session has spent on it. Several threads may use an endpoint."""
 
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
@@ -77,7 +77,7 @@ class ModelEndpoint:
             listed = json.loads(Conversation(self).request("GET", "/models"))
             return [str(each["id"]) for each in listed["data"]]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
-            raise EndpointError(f"its list of models cannot be read: {type(error).__name__}") from None
+            raise EndpointError(f"the list of models cannot be read: {type(error).__name__}") from None
 
     def spend(self, tokens: int) -> None:
         with self._lock:
@@ -88,7 +88,7 @@ class ModelEndpoint:
         messages = [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
         answer = object_in(Conversation(self).ask(messages, schema=schema))
         if answer is None:
-            raise EndpointError("its answer is not a JSON object")
+            raise EndpointError("the answer is not a JSON object")
         return answer
 
 
@@ -107,7 +107,7 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's next text. `schema`: JSON schema of its answer, if the endpoint can force it. Raises
+        """Return the model's next text. `schema`: JSON schema of the answer, if the endpoint supports schemas. Raises
         EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
@@ -118,9 +118,9 @@ class Conversation:
             text = answer["choices"][0]["message"]["content"]
             counted = (answer.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EndpointError(f"its answer is not a chat completion: {type(error).__name__}") from None
+            raise EndpointError(f"the answer is not a chat completion: {type(error).__name__}") from None
         if not isinstance(text, str):
-            raise EndpointError("its answer has no text")
+            raise EndpointError("the answer has no text")
         told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0
         spent = max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
         self.tokens += spent
@@ -152,14 +152,14 @@ class Conversation:
         return self.request("POST", _CHAT, body)
 
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """Return the body of an answer within the time that is left. Raises EndpointError."""
+        """Return the body of a response within the time that is left. Raises EndpointError."""
         httpx, url = self._httpx, self._model.url.rstrip("/")
         left_s = self._left_s()
         key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         options = {
             "timeout": httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s)),
-            "trust_env": not _is_loopback(url),  # do not use the environment's proxy for an endpoint on this machine
+            "trust_env": not _is_loopback(url),  # no proxy for an endpoint on this machine
             "verify": url.startswith("https"),
         }
         data = bytearray()
@@ -172,9 +172,9 @@ class Conversation:
                     raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # raises at the limit: a server that sends a byte now and then would never time out
+                    self._left_s()  # raises at the limit, because a slow server never times out
                     if len(data) > MOST_ANSWER_BYTES:
-                        raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
+                        raise EndpointError(f"the answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
             raise EndpointError(f"{type(error).__name__}: {str(error)[:200]}") from None
         return bytes(data)

@@ -1,7 +1,7 @@
 """Load time, run time, memory and pace of a recipe without measurements, from similar recipes (SchedMate §3.1).
 
-The measurements of a recipe with the same normalised source are the estimate. Otherwise measurements are scaled and
-averaged, weighted by similarity. Each number's effect (time ~ steps^0.9) is fitted by weighted ridge regression on
+If another recipe has equal normalised source, its measurements are the estimate. Otherwise measurements are scaled and
+averaged, weighted by similarity. The effect of each number (time ~ steps^0.9) is fitted by weighted ridge regression on
 logarithms, with usual exponents as prior.
 """
 
@@ -33,7 +33,7 @@ FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
 _MOST_EXTRAPOLATION = 2.0
-"""An effect is extrapolated at most this many octaves beyond the measured range."""
+"""Maximum octaves beyond the measured range to which an effect is extrapolated."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
@@ -52,8 +52,8 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers on a quantity. `exponents`: change of its logarithm per octave. `log_sd`: deviation of recipes
-    from their estimates by other recipes."""
+    """Effects of numbers on a quantity. `exponents`: change of the quantity's logarithm per octave of a number.
+    `log_sd`: deviation of recipes from their estimates by other recipes."""
 
     exponents: dict[str, float]
     ranges: dict[str, tuple[float, float]]
@@ -114,20 +114,20 @@ def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) ->
     for name in shared:
         column = np.array([math.log2(sample.numbers[name]) for sample in samples])
         asked_differs = abs(math.log2(numbers[name]) - column).max() > 0.1
-        if not asked_differs or any(_go_together(column, other) for other in columns):
+        if not asked_differs or any(_are_collinear(column, other) for other in columns):
             continue
         kept.append(name)
         columns.append(column)
     return kept, np.stack(columns, axis=1) if columns else np.zeros((len(samples), 0))
 
 
-def _go_together(first: Array, second: Array) -> bool:
+def _are_collinear(first: Array, second: Array) -> bool:
     a, b = first - first.mean(), second - second.mean()
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return lengths > 1e-9 and abs(float(a @ b)) > 0.999 * lengths
 
 
-# ---- blends
+# ---- weighted averages
 
 
 _WIDTH = 0.06
@@ -137,8 +137,8 @@ _ONE_IN_TEN = 1.2816
 
 
 class ScatteredValue(msgspec.Struct, frozen=True):
-    """A log-normal quantity: median, 10th and 90th percentiles, and standard deviation of the logarithm, from a number
-    of recipes."""
+    """A log-normal quantity: median, 10th and 90th percentiles, and standard deviation of the logarithm, from `recipes`
+    recipes."""
 
     median: float
     low: float
@@ -192,7 +192,7 @@ def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, mo
 
 
 THRESHOLD = 0.55
-"""Less similar recipes are not used for estimates."""
+"""Minimum similarity of recipes that are used for estimates."""
 MOST_SIMILAR = 5
 _WIDER = 30
 _MOST_LOOKED_UP = 300
@@ -210,8 +210,8 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
 
-    `pace_s`: seconds per unit of work, by gang size. `from_loads`, `from_runs`: sources of load time and memory, and of
-    run time and pace, most similar first.
+    `pace_s`: seconds per unit of work, by gang size. `from_loads`, `from_runs`: recipes for load time and memory, and
+    for run time and pace, most similar first.
     """
 
     kind: str
@@ -248,7 +248,7 @@ class Estimator:
     def estimate(
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
-        """Return the estimate on a kind of device. `function`: the facts of the function with its loader
+        """Return the estimate on a kind of device. `function`: the joined facts of the function and its loader
         (`joined_facts`)."""
         why = dict[str, str]()
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
@@ -341,10 +341,10 @@ def joined_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> Workl
 
 
 SAME = 0.995
-"""At this similarity or more, one recipe's memory is trusted."""
+"""Minimum similarity at which the memory of one recipe is trusted."""
 _NARROW = 1.5
 _MANY = 5
-"""The memory of less similar recipes counts if there are this many and they agree within `_NARROW`."""
+"""Minimum number of less similar recipes whose memory is trusted, if they agree within `_NARROW`."""
 
 
 @cache
@@ -391,7 +391,7 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Stands in for the performance store, for one function without measurements."""
+    """Replaces the performance store for one function without measurements."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar

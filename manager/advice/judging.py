@@ -1,4 +1,4 @@
-"""Finds the party at fault for a failure, in logs, exceptions and messages."""
+"""Find the party at fault for a failure, from logs, exceptions and messages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.advice.logs.reading import TRACEBACK
 from stoker.manager.advice.secrets import masked
 
-# ---- logs read as one text
+# ---- several logs, read as one text
 
 
 MOST_BYTES = 16 << 20
-"""Bytes to read from the end of each log."""
+"""Maximum bytes to read from the end of each log."""
 
 
 class LogPart(NamedTuple):
-    """A log, or lines of text instead of a log. `source`: its displayed name. `start`, `end`: its byte range."""
+    """A log, or lines of text that replace a log. `source`: displayed name of the log. `start`, `end`: byte range in
+    the log."""
 
     source: str
     text: bytes = b""
@@ -37,12 +38,12 @@ class LogPart(NamedTuple):
 
 
 class LogParts:
-    """The parts as one file that can be read once."""
+    """Several log parts, presented as one file that can be read once."""
 
     def __init__(self, parts: Iterable[LogPart]) -> None:
         self._begun: list[tuple[int, LogPart, int]] = []
-        """Of each part: the number of its first line in the joined text, and the number of lines before the part in its
-        file (-1: unknown).
+        """For each part: the number of its first line in the joined text, and the number of lines before the part in
+        its file (-1: unknown).
         """
         self._size = 0
         self._blocks = self._read_all(parts)
@@ -55,7 +56,7 @@ class LogParts:
         self._blocks.close()
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return the source of a line, and its number there, from 1 (0: not in a file, or unknown)."""
+        """Return the source of a line, and its number in the source, from 1 (0: not in a file, or unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
                 is_counted = part.path is not None and skipped >= 0
@@ -94,7 +95,7 @@ def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
         end = facts.st_size if part.end is None else min(part.end, facts.st_size)
         first = max(part.start, end - MOST_BYTES, 0)
         skipped = -1
-        if first <= MOST_BYTES:  # counting lines takes too long in a larger file
+        if first <= MOST_BYTES:  # counting lines of a larger file is slow
             skipped = sum(file.read(min(1 << 20, first - at)).count(b"\n") for at in range(0, first, 1 << 20))
         file.seek(first)
         return file, max(0, end - first), skipped
@@ -105,13 +106,13 @@ def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
 
 
 Opinion = Callable[[Located, Fault], Fault]
-"""Returns another verdict, or the same, on a fault of low confidence."""
+"""A function that returns a new or unchanged verdict on a fault of low confidence."""
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
 class ProofLine(msgspec.Struct, frozen=True):
-    """A line that shows the fault. `source`: the log's name for `stoker logs`. `number`: its line in the log, or 0 for
-    messages."""
+    """A line that shows the fault. `source`: the log's name for `stoker logs`. `number`: the line's number in the log;
+    0 for messages."""
 
     source: str
     number: int
@@ -126,10 +127,10 @@ def fault_of_call(
     Args:
         said: how the library ended, or a short form of the exception with a line `at FILE:LINE in NAME` per frame of
             the user's code.
-        log: the library's log.
+        log: path of the library's log.
         start: the log's first byte that the call wrote.
-        end: the end of the call's bytes; 0 is the end of the log.
-        opinion: asked if the rules' verdict is less certain than `DOUBTED`.
+        end: end of the call's bytes; 0 for the end of the log.
+        opinion: called if the rules' verdict is less certain than `DOUBTED`.
     """
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
@@ -160,12 +161,12 @@ def raised_part(raised: str) -> LogPart:
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that show it, or None without a failure. `said`: the session's messages, which
-    decide if they are more certain than the logs. `parts`: logs, oldest first. `opinion`: as in `fault_of_call`."""
+    """Return the fault and the lines that show it, or None without a failure. `parts`: logs, oldest first. `said`: the
+    session's messages; they decide if they are more certain than the logs. `opinion`: see `fault_of_call`."""
     with closing(LogParts(parts)) as logs:
         located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
     by_log = classify(located, rules=rules) if located is not None else None
-    by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
+    by_word = _fault_in_messages(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
     if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
         return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
     if by_log is None or located is None:
@@ -175,7 +176,7 @@ def judged(
     return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
 
 
-def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
+def _fault_in_messages(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
     for text in said:
         lines = text.splitlines()
         for line in reversed(lines):

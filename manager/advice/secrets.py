@@ -1,8 +1,8 @@
 """Hide secrets in displayed texts.
 
-`masked` replaces a secret by `***`. It recognises secrets by form (tokens, private keys), by position (the password of
-a URL, an Authorization header), and by name (`password=`, `"api_key": `, `--token `). Numbers after names remain
-(`max_token: 512`).
+`masked` replaces a secret by `***`. `masked` recognises secrets by form (tokens, private keys), by position (the
+password of a URL, an Authorization header), and by name (`password=`, `"api_key": `, `--token `). Numbers after names
+remain (`max_token: 512`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _keep_name(found: re.Match[str]) -> str:
     if _HARMLESS.fullmatch(value) and "pass" not in name.lower():
         return found[0]
     if name[-1] not in ":=" and not name.rstrip().endswith((":", "=")):
-        # Only a blank separates name and value: a command-line option, or two words of a sentence.
+        # A blank separates name and value, so the name is a command-line option or a word of a sentence.
         if not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()]) or len(value) < _LEAST:
             return found[0]
     elif "token" in name.lower() and len(value) < _LEAST:

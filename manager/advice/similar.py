@@ -1,7 +1,7 @@
-"""Recipes of the history with the most similar source, by cosine (SchedMate §3.1, Similar Job Retrieval).
+"""Find recipes of the history with the most similar source, by cosine (SchedMate §3.1, Similar Job Retrieval).
 
-A recipe's vector has 2 blocks of length 1: its facts, and the terms of its normalised source by TF-IDF, both hashed. A
-number becomes a bump on a logarithmic scale, so 32 is close to 48, but not to 2,048.
+A recipe's vector has 2 blocks of length 1: its facts, and the terms of its normalised source by TF-IDF. Both blocks are
+hashed. A number becomes a bump on a logarithmic scale, so 32 is close to 48, but not to 2,048.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""The share of the facts in the cosine. The remaining share is the source's."""
+"""Weight of the facts in the cosine similarity. The remaining weight applies to the terms of the source."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""The width of a number's bump: 2 numbers an octave apart have a cosine of 0.64, 2 octaves apart 0.17."""
+"""Width of a number's bump: 2 numbers an octave apart have a cosine of 0.64, 2 octaves apart 0.17."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -121,7 +121,7 @@ def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
 
 
 MOST_ROWS = 3_000
-"""The most rows in the file. The oldest rows are deleted."""
+"""Maximum rows in the file. The oldest rows are deleted."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -150,15 +150,15 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """The facts in one file. No method raises if the disk fails. A damaged file is replaced."""
+    """The facts, stored in one file. If the disk fails, no method raises an exception. A damaged file is replaced."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Store the facts of a recipe's loader, or of a `function` with it (its key in measurements, or its name).
-        `name` is for display."""
+        """Store the facts of a recipe's loader. If `function` is set (a key in measurements, or a name), store the
+        facts of the function with the loader. `name` is for display."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 

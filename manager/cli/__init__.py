@@ -1,1 +1,1 @@
-"""The `stoker` command: a module per subcommand. `console` prints, `ask` questions a manager."""
+"""The `stoker` command: one module per subcommand. `console` prints output; `ask` queries a manager."""

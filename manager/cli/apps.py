@@ -6,11 +6,11 @@ Installed packages add to the command line by entry points:
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-An entry point is loaded on use, so that a broken application disturbs no other. The checkout's setup.cfg is read too,
-because an editable install keeps old entry points.
+An entry point is loaded on use, so that a broken application does not affect other applications. The checkout's
+setup.cfg is also read, because an editable install keeps old entry points.
 
-`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"`, a click command in
-it called `command` gets the arguments.
+`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"` and defines a click
+command called `command`, this command receives the arguments.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The checkout's setup.cfg, which an installed Stoker lacks."""
+"""The setup.cfg of a checkout; an installed Stoker has none."""
 
 
 def names(group: str) -> list[str]:
-    return sorted({point.name for point in _points(group)})
+    return sorted({point.name for point in _entry_points(group)})
 
 
 def matching(group: str, name: str) -> str:
@@ -57,8 +57,8 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if it is broken or declared twice."""
-    points = {point.value: point for point in _points(group) if point.name == name}
+    """Load an entry point. Raises StokerError if the entry point is broken or declared twice."""
+    points = {point.value: point for point in _entry_points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
     if len(points) > 1:
@@ -70,11 +70,11 @@ def load(group: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(f"{missing}."):
-            raise _broken(name, point, error) from error
+            raise _import_error(name, point, error) from error
         extra = ': pip install "stoker[models]"' if _package(point) == "stoker" else ""
         raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
     except Exception as error:  # the import of a package may raise any error
-        raise _broken(name, point, error) from error
+        raise _import_error(name, point, error) from error
 
 
 def load_command(group: str, name: str) -> click.Command:
@@ -87,8 +87,8 @@ def load_command(group: str, name: str) -> click.Command:
     return found
 
 
-def _points(group: str) -> Iterable[EntryPoint]:
-    from importlib.metadata import EntryPoint, entry_points  # its import takes a fifth of a command's start
+def _entry_points(group: str) -> Iterable[EntryPoint]:
+    from importlib.metadata import EntryPoint, entry_points  # slow import: a fifth of a command's start
 
     found = entry_points(group=group)
     declared = configparser.ConfigParser()
@@ -100,7 +100,7 @@ def _points(group: str) -> Iterable[EntryPoint]:
     return [*found, *(point for point in own if (point.name, point.value) not in there)]
 
 
-def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:
+def _import_error(name: str, point: EntryPoint, error: Exception) -> StokerError:
     return StokerError(
         f"{name} cannot be imported ({point.value}, of the package {_package(point)}): {type(error).__name__}: {error}"
     )
@@ -129,7 +129,7 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
     sys.argv = [str(path), *arguments]
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
-    except Exception as error:  # print Python's traceback, but without the frames of `stoker run`
+    except Exception as error:  # print the traceback without the frames of `stoker run`
         frames = error.__traceback__
         sys.excepthook(type(error), error.with_traceback(frames.tb_next if frames is not None else None), None)
         raise SystemExit(1) from None
@@ -163,7 +163,7 @@ class Apps(FromEntryPoints):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name.endswith(".py"):
-            return with_session(_program(Path(cmd_name)))
+            return with_session(_program_command(Path(cmd_name)))
         name = matching(APPS, cmd_name)
         return with_session(load_command(APPS, name)) if name else None
 
@@ -181,7 +181,7 @@ class Apps(FromEntryPoints):
         assert command is not None
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
-        if name.endswith(".py"):  # raise here, not in the detached process, errors that would end it at once
+        if name.endswith(".py"):  # raise early errors here, not in the detached process
             read_program(Path(name))
         if joined := below.params.get("session") or session:
             find_session(joined)
@@ -221,7 +221,7 @@ def with_session(command: click.Command) -> click.Command:
             raise click.UsageError("--session and --site exclude each other; give one")
         if session:
             wait_for_begun(session)
-            if over := find_session(session).over():  # print one line here; the program would print a traceback
+            if over := find_session(session).over():  # print one line instead of the program's traceback
                 raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session
         return inner(*args, **options)
@@ -230,7 +230,7 @@ def with_session(command: click.Command) -> click.Command:
     return command
 
 
-def _program(path: Path) -> click.Command:
+def _program_command(path: Path) -> click.Command:
 
     @click.command(
         str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."
@@ -250,12 +250,12 @@ def _program(path: Path) -> click.Command:
 @click.option("--name", metavar="NAME", default="", help="Name of a detached run. [the program's name-NUMBER]")
 @click.pass_context
 def run(context: click.Context, /, *, session: str | None, detach: bool, name: str) -> None:
-    """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
+    """Run an application (stoker run APP --help shows its options), or your own program: stoker run ./my_app.py.
 
-    With --session ID it joins a session that is up, unless it names a site itself.
+    With --session ID, the program joins a running session, unless the program names a site.
 
-    With --detach, before the application or program, it keeps running when the terminal is closed. stoker attach NAME
-    follows it, stoker down NAME stops it, and stoker sessions lists all with their exit status.
+    With --detach before its name, the program keeps running when the terminal is closed. stoker attach NAME follows the
+    run, stoker down NAME stops it, and stoker sessions lists all runs with their exit status.
     """
     del detach, name  # `Apps.invoke` uses these options
     context.meta[_SESSION] = session

@@ -1,5 +1,5 @@
-"""Questions to a session's manager, from an observer: a client that submits no calls and that no session waits for. Its
-frames are unnumbered (see `protocol.wire`), so it repeats questions after a lost connection."""
+"""Questions to a session's manager from an observer: a client that submits no calls and does not keep the session
+alive. The observer's frames are unnumbered (see `protocol.wire`), so it repeats questions after a lost connection."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Observer:
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
-        """Return the session's present state.
+        """Return the session's current state.
 
         Raises:
             SessionError: The manager does not answer.
@@ -94,7 +94,7 @@ class Observer:
         """Return why a call, pilot, library or context is in its state.
 
         Args:
-            subject: The id or name.
+            subject: The id or name of the object.
 
         Raises:
             SessionError: The manager does not answer.
@@ -105,8 +105,8 @@ class Observer:
         """Return the session's calls, by state.
 
         Args:
-            limit: Most calls per state.
-            only: Only calls in this state.
+            limit: Maximum calls per state.
+            only: Return only calls in this state.
 
         Raises:
             SessionError: The manager does not answer.
@@ -129,7 +129,7 @@ class Observer:
         until = time.monotonic() + self._timeout_s
         while (left := until - time.monotonic()) > 0:
             if not self._socket.poll(int(min(left, _POLL_S) * 1000) + 1):
-                if self.folder.over():  # the session has just ended, before its manager read the question
+                if self.folder.over():  # the session ended before its manager read the question
                     raise SessionEndedError(nobody_listens(self.folder, self.file))
                 continue
             for message in self._decode(self._socket.recv()).messages:
@@ -137,7 +137,7 @@ class Observer:
                     return message
                 if isinstance(message, to_client.ClientRefused):
                     text = f"the manager of session {self.file.session} refused the question: {message.reason}"
-                    raise SessionError(text + _of_another_version(self.folder, self.file))
+                    raise SessionError(text + _version_advice(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
         holder = lease.read_if_whole(self.folder.lease)
@@ -156,7 +156,7 @@ class Observer:
         )
 
 
-def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
+def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)

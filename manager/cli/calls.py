@@ -1,4 +1,4 @@
-"""`stoker calls`: the names and states of calls."""
+"""`stoker calls`: list the names and states of calls."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ _LIMIT = 20
     "--state",
     "only",
     type=click.Choice([state.value for state in ListedState]),
-    help="List the calls of this state only.",
+    help="List only the calls in this state.",
 )
 @click.option(
-    "--limit", metavar="N", default=_LIMIT, type=WholeNumber(1, 10_000), help=f"At most N of each state. [{_LIMIT}]"
+    "--limit",
+    metavar="N",
+    default=_LIMIT,
+    type=WholeNumber(1, 10_000),
+    help=f"List at most N calls per state. [{_LIMIT}]",
 )
-@click.option("--all", "each", is_flag=True, help="List failed calls one by one, not in groups.")
+@click.option("--all", "each", is_flag=True, help="List each failed call instead of groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and the failed ones.
 
     Failed calls are grouped by function, exception and line, with their number, times, and the last call. --all lists
-    them one by one, the last first.
+    each failed call, the last first.
 
     A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
     """

@@ -1,6 +1,7 @@
-"""All output of the command line (no other module prints), and types of its options.
+"""All output of the command line, and types of its options. Other modules do not print.
 
-On a terminal some words have colour and `--watch` redraws in place. With `--json` stdout gets only one document.
+On a terminal some words have colour and `--watch` redraws in place. With `--json` stdout contains only one JSON
+document.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from stoker.errors import UnitError
 from stoker.progress_display import Lines, ProgressBar
 from stoker.units import MOST_BYTES, parse_bytes
 
-# ---- output
-
-
 _STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "fails": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,7 +39,7 @@ def lines(texts: Iterable[str]) -> None:
     """Print lines.
 
     Args:
-        texts: The lines, without line ends.
+        texts: The lines, without newline characters.
     """
     with survive_closed_pipe():
         for text in texts:
@@ -52,7 +50,7 @@ def line(text: str = "") -> None:
     """Print one line.
 
     Args:
-        text: Without a line end.
+        text: The line, without a newline character.
     """
     lines([text])
 
@@ -61,7 +59,7 @@ def note(text: str) -> None:
     """Print a remark on stderr.
 
     Args:
-        text: Without a line end.
+        text: The remark.
     """
     with _without_terminal():
         _err.print(Text(text, style="dim"))
@@ -71,7 +69,7 @@ def error(text: str) -> None:
     """Print an error on stderr.
 
     Args:
-        text: Without a line end.
+        text: The error.
     """
     first, _, rest = text.partition("\n")
     with _without_terminal():
@@ -90,12 +88,12 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """Print a value as one JSON document.
+    """Print one JSON document.
 
     Args:
-        value: Anything that `json.dumps` takes.
+        value: A value that msgspec can encode.
     """
-    if sys.stdout is None:  # None if stdout was closed before the command began
+    if sys.stdout is None:  # stdout is None if it was closed before the command began
         return
     with survive_closed_pipe():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
@@ -112,16 +110,19 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that a terminal redraws in place and a pipe repeats. Made by `redrawn`."""
+    """Lines that change. A terminal redraws the lines in place; a pipe receives the lines again.
+
+    Made by `redrawn`.
+    """
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Replace the lines.
+        """Replace the displayed lines.
 
         Args:
-            texts: All lines of the block.
+            texts: All lines.
         """
         if self._live is None:
             lines([*texts, ""])
@@ -131,11 +132,11 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Yield a place for lines that change."""
+    """Yield a block of lines that can change."""
     if not is_terminal():
         yield Redrawn(None)
         return
-    wrapping = Console(highlight=False)  # wraps lines, because redrawing needs the number of lines on the screen
+    wrapping = Console(highlight=False)  # wraps lines: redrawing needs the number of screen lines
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
@@ -146,8 +147,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def survive_closed_pipe() -> Iterator[None]:
-    """End the command silently if the pipe's reader is gone (`stoker logs | head`), with an error if the disk is
-    full."""
+    """End the command silently if the reader of the pipe has exited (`stoker logs | head`), with an error if the disk
+    is full."""
     try:
         yield
     except BrokenPipeError:
@@ -184,11 +185,11 @@ MOST = 10**9
 
 
 class WholeNumber(click.ParamType[int]):
-    """A click type for whole numbers within bounds.
+    """A click type for whole numbers.
 
     Args:
-        least: Smallest allowed number.
-        most: Largest allowed number.
+        least: Minimum number.
+        most: Maximum number.
     """
 
     name = "number"
@@ -209,7 +210,7 @@ class WholeNumber(click.ParamType[int]):
 
 
 class ByteSize(click.ParamType[int]):
-    """A size in bytes, written with its unit."""
+    """A click type for a size in bytes, written with its unit."""
 
     name = "size"
 

@@ -1,7 +1,6 @@
-"""`stoker doctor`: check this machine and site files, and show how to repair faults.
+"""`stoker doctor`: check this machine and site files, and show how to fix problems.
 
-`CHECKS` lists all checks. `doctor_machine` checks the machine, `doctor_site` batch systems and site files, this module
-remains of sessions.
+`CHECKS` lists all checks. This module checks remains of sessions.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def earlier_sessions() -> Iterator[Finding]:
     names = f": {', '.join(alive)}" if alive else ""
     yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
     for name in (each.session for each in found if each.state is SessionState.LOST):
-        fix = f"start its manager again: stoker attach {name}; or end the session: stoker down {name}"
+        fix = f"restart the session's manager: stoker attach {name}; or end the session: stoker down {name}"
         yield warn("sessions", f"session {name} is not over, but has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
@@ -100,12 +99,12 @@ def excluded_nodes() -> Iterator[Finding]:
     if not found:
         yield ok("nodes", "no node is excluded because its devices failed")
     for record in found:
-        fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault clears it, too)"
+        fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
         yield warn("nodes", f"no block starts on node {show_nodes.excluded_node(record)}", fix)
 
 
 def clear_node(node: str) -> Iterator[str]:
-    """Yield what was cleared. Raises StokerError for a node that is not excluded."""
+    """Yield a message for each cleared record. Raises StokerError for a node that is not excluded."""
     for record in node_store.clear(node):
         yield (
             f"blocks of site {record.source} may start on {node} again; running sessions notice it within"
@@ -117,7 +116,7 @@ def clear_node(node: str) -> Iterator[str]:
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two looks: a session may be ending, or a program restarting its killed manager."""
+"""Seconds between two checks, because a session may be ending or restarting its manager."""
 
 
 def orphaned_processes() -> Iterator[Finding]:
@@ -138,26 +137,24 @@ def orphaned_jobs() -> Iterator[Finding]:
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
-    """A process of an ended session."""
-
     pid: int
     kind: str
     folder: str
 
 
 def orphaned() -> Iterator[OrphanProcess]:
-    """Yield this machine's orphans, even pilots whose lease has not expired."""
+    """Yield orphaned processes on this machine, including pilots whose lease has not expired."""
     found = list(session_remains.own_processes())
-    gone = _gone(found)
+    gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):
         time.sleep(_PATIENCE_S)
-        gone &= _gone(found)
+        gone &= _ended_session_folders(found)
     for process, kind, path in found:
         if path in gone and process.is_running():
             yield OrphanProcess(process.pid, kind, str(path))
 
 
-def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
+def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
     """Return the folders of sessions that have ended, or whose program and manager have died."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
     gone = set[Path]()
@@ -170,9 +167,6 @@ def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
         if not path.exists() or detached.over(folder) or (path not in managed and died):
             gone.add(path)
     return gone
-
-
-# ---- the command
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -203,7 +197,7 @@ CHECKS = (
 _PROBE_WITHIN_S = 300.0
 
 
-@click.command(short_help="Check this machine and site files; say what to do.")
+@click.command(short_help="Check this machine and site files; show fixes.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
 @click.option("--tests", is_flag=True, help="Run the site suite on each SITE and report which checks pass.")
@@ -227,7 +221,7 @@ def doctor(
     cleared: str | None,
     as_json: bool,
 ) -> None:
-    """Check this machine, and show how to fix it. The exit code is 1 if something is missing that Stoker needs.
+    """Check this machine, and show how to fix problems. The exit code is 1 if Stoker needs something that is missing.
 
     With SITE files: also check that they fit this cluster. With --tests: start pilots there and test each promise of
     Stoker; the exit code is 1 if a promise fails.
@@ -248,7 +242,7 @@ def doctor(
         return
     wanted = new_sessions.collect(sites) if sites else ()
     if tests:
-        _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
+        _run_site_suites(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
     wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
     checks = [*CHECKS, *(_of_site("site_fits", site, doctor_site.site_fits) for site in wanted)]
@@ -264,7 +258,7 @@ def doctor(
         raise click.exceptions.Exit(1)
 
 
-def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
+def _run_site_suites(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json: bool) -> None:
     reports = []
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))

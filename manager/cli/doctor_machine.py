@@ -33,11 +33,11 @@ from stoker.units import show_bytes
 class Level(enum.Enum):
     OK = "ok"
     NO = "no"
-    """A finding: missing, but not needed on this machine."""
+    """Level of a finding that is missing but not needed on this machine."""
     WARN = "warn"
-    """A finding with which Stoker works, but slower or with less."""
+    """Level of a finding with which Stoker works, but slower or with fewer features."""
     NEED = "need"
-    """A finding: missing, and Stoker needs it."""
+    """Level of a finding that is missing and that Stoker needs."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ def packages() -> Iterator[Finding]:
             pip = " ".join(f'"{name}"' for name in missing)
             yield need("packages", f"missing: {', '.join(missing)}", f"pip install {pip}")
         elif missing:
-            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; a login node needs none of it"
+            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; not needed on a login node"
             yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
             yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
@@ -205,7 +205,7 @@ def torch_and_driver() -> Iterator[Finding]:
     try:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
     except TimeoutError:
-        fix = "ask your admin: the driver hangs (nvidia-smi will, too)"
+        fix = "ask your admin: the driver hangs (nvidia-smi hangs, too)"
         yield warn("driver", f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
         return
     except Exception as error:
@@ -226,7 +226,7 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the driver's version, the number of GPUs, and the driver's newest CUDA (13020 is 13.2)."""
+    """Return the driver's version, the number of GPUs, and the newest CUDA version of the driver (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -235,7 +235,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _torch_cuda() -> str | None:
-    """Return torch's CUDA version, without importing torch; `""`: a CPU build, None: no torch."""
+    """Return the CUDA version of torch without importing torch; `""` for a CPU build, None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -261,7 +261,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files: one per pilot, some per client."""
+    """Check the limit of open files: one per pilot, several per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:

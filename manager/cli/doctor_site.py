@@ -1,7 +1,7 @@
 """Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and does the batch system accept the
 job?
 
-Only Slurm judges a script without a submission (`sbatch --test-only`), by limits that no listing shows.
+Only Slurm can check a script without a submission (`sbatch --test-only`), with limits that no listing shows.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ from stoker.units import show_bytes, show_seconds
 
 
 _ENDPOINT_S = 10.0
-"""Seconds in which an endpoint lists its models."""
+"""Seconds within which an endpoint must list its models."""
 _EXAMPLE = "k3v9"
-"""The session id in a dry run."""
 
 
 class SlurmVerdict(msgspec.Struct, frozen=True):
@@ -99,7 +98,7 @@ def _script(site: Site) -> tuple[SessionFolder, str]:
 
 
 def _judge(site: Site, script: str) -> SlurmVerdict:
-    from stoker.manager.factory.submitting import is_not_now  # loads Parsl, which takes a while
+    from stoker.manager.factory.submitting import is_not_now  # slow import of Parsl
 
     if shutil.which("sbatch") is None:
         return SlurmVerdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
@@ -127,14 +126,14 @@ _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
 
 
 class SiteFault(msgspec.Struct, frozen=True):
-    """A setting that does not fit the cluster. `never`: a job with it never starts."""
+    """A setting that does not fit the cluster. `never`: a job with this setting never starts."""
 
     text: str
     never: bool = False
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError if a site's jobs would never start; return its other faults."""
+    """Raise ConfigError if a site's jobs would never start; return the other faults of the sites."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -158,7 +157,7 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
             yield SiteFault(f"[provider] partition {name} is not up; known partitions: {', '.join(known)}")
     if ask.account and slurm.accounts and ask.account not in slurm.accounts:
         yield SiteFault(f"[provider] account {ask.account} is not yours; your accounts are {', '.join(slurm.accounts)}")
-    # A job never starts if all partitions have a shorter limit, unless its QOS or `options` change that.
+    # A job never starts if all its partitions have a shorter limit, unless its QOS or `options` change the limit.
     short = [each for each in chosen if each.limit_s and ask.walltime_s > each.limit_s]
     never = len(short) == len(names) and not (ask.qos or any(map(_CHOOSES.search, ask.options)))
     for each in short:
@@ -181,7 +180,7 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""If the probe is killed, its session ends after this many more seconds."""
+"""Seconds after the probe's time limit at which its session ends if the probe is killed."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -224,8 +223,8 @@ def advice_answers(site: Site) -> Iterator[Finding]:
     try:
         names = endpoint.models()
     except EndpointError as error:
-        text = f"{topic}: the language model of [advice] cannot be asked, so advice comes from rules: {error}"
-        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; it ends before /chat/completions")
+        text = f"{topic}: the language model of [advice] cannot be reached, so advice comes from rules: {error}"
+        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions")
         return
     if named.model in names:
         yield ok(topic, f"{topic}: advice may ask {named.model} at {endpoint.name}")
@@ -245,7 +244,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
         except ConfigError as error:
             yield need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
-        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the nodes of its workers with a pilot
+        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes with a pilot
     if site.is_local:
         yield from doctor_machine.devices_of(site)
     if site.session.interface or not site.is_local:
@@ -284,14 +283,14 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield need(topic, f"{topic}: {fault.text}", "fix the site file; `stoker init --output -` shows a valid one")
         if not faults:
             yield ok(topic, f"{topic}: partition, account, walltime and GPUs are available")
-            verdict = _judge(site, _script(site)[1])  # Slurm knows limits that `sinfo` does not show
+            verdict = _judge(site, _script(site)[1])  # Slurm applies limits that `sinfo` does not show
             level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[verdict.refused]
             fix = "fix the site file; `stoker up SITE --dry-run` prints the script" if verdict.refused else ""
             yield Finding(topic, level, f"{topic}: {verdict.words}", fix)
 
 
 def seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
-    """Warn about folders that other users cannot read: many HTCondor pools run jobs as other users."""
+    """Warn about folders that other users cannot read, because many HTCondor pools run jobs as other users."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run"
@@ -299,7 +298,8 @@ def seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
 
 
 def below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
-    """Warn about /tmp: jobs may have their own (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
+    """Warn about folders in /tmp. Jobs may have a private /tmp (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's
+    job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
     for what, path, action in (
         ("Python is", python, packed),
@@ -335,8 +335,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot and wait until it joins, which proves that nodes see the environment and session
-    folder, and reach this host."""
+    """Submit a one-minute pilot and wait until it joins. This proves that nodes can access the environment and session
+    folder, and can reach this host."""
     topic = f"probe {site.name}"
     folder = new_sessions.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
     say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")
@@ -344,7 +344,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     try:
         detached.start(folder, waiting=say)
     except KeyboardInterrupt:
-        if folder.file.exists():  # its manager has started before Ctrl-C
+        if folder.file.exists():  # the manager started before Ctrl-C
             down.end(folder)
         else:
             detached.forget(folder)
@@ -353,7 +353,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
         address = folder.read().address.removeprefix("tcp://")
         took = show_seconds(time.monotonic() - began)
-        lacks = _lacks(status, site)
+        lacks = _why_unusable(status, site)
         if lacks:
             fix = f'the pilot\'s log: {folder.path / "pilots"}; to use only the cores: [pilot] devices = "cpu"'
             yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
@@ -361,7 +361,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
             hosts = ", ".join(pilot.host for pilot in status.pilots)
             yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
         else:
-            yield need(topic, *_no_pilot(status, folder, address=address, took=took))
+            yield need(topic, *_why_no_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
@@ -397,8 +397,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             time.sleep(_ASK_EVERY_S)
 
 
-def _lacks(status: Status, site: Site) -> str:
-    """Return why the joined pilot is unusable, else ""."""
+def _why_unusable(status: Status, site: Site) -> str:
     faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
     for said in faults:
         if said and all(said):
@@ -407,7 +406,7 @@ def _lacks(status: Status, site: Site) -> str:
     return status.trouble.get(site.name, "") if came and not any(faults) else ""
 
 
-def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
+def _why_no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
     pending = show_status.pending_of(status.jobs)
     if pending:
         why = show_status.reasons(pending) or "no reason given"

@@ -1,4 +1,4 @@
-"""`stoker down`: end a session, and check that nothing of it remains."""
+"""`stoker down`: end a session, and check that none of its processes and jobs remain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""Seconds between two queries of batch systems."""
 _FILE_S = 10.0
 _SILENT_S = 2.0
 
@@ -36,10 +35,10 @@ _SILENT_S = 2.0
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
-    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If something remains, show how to remove
-    it, and exit with 1. Files that pilots keep for the next session are named too.
+    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If processes or jobs remain, show how to
+    remove them, and exit with 1. Also list files that pilots keep for the next session.
 
-    With a detached run: its program ends as after Ctrl-C.
+    The program of a detached run ends as after Ctrl-C.
     """
     if run := runs.named_run(session):
         runs.stop(run, wait_s=wait_s, as_json=as_json)
@@ -47,12 +46,12 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
-    shutil.rmtree(folder.objects, ignore_errors=True)  # arguments and results, useless without their session
+    shutil.rmtree(folder.objects, ignore_errors=True)  # arguments and results are useless without their session
     name = folder.read().session
     brought = before is not None and bool(before.pilots or before.gone_pilots)
     unwritten = detached.unwritten(folder)
     stays: list[str] = []
-    with contextlib.suppress(ConfigError):  # the session has ended, whatever is wrong with its site files
+    with contextlib.suppress(ConfigError):  # the session has ended even if its site files are invalid
         stays = sessions.stays(detached.sites_of(folder).values()) if brought else []
     if as_json:
         console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
@@ -73,8 +72,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """End the session; return its last status, or None. First restart a dead manager, because only it knows the jobs.
-    Raises SessionError."""
+    """End the session; return its last status, or None. A dead manager is restarted first, because only the manager
+    knows the jobs. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -90,7 +89,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
             except SessionError:
                 if not detached.over(folder):
                     raise
-                return None  # another `stoker down` has ended the session before
+                return None
         except NoAnswerError:
             if not _end_by_file(folder):
                 raise
@@ -99,14 +98,14 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because its disk is full. Return False on failure."""
+    """End a session whose manager reads no messages because its disk is full. Return False if this fails."""
     try:
         try:
             until = time.monotonic() + _FILE_S
             while not (is_over := bool(folder.over())) and time.monotonic() < until:
-                folder.asked_to_end.touch()  # touch it repeatedly: a manager reacts only to a change of the file's time
+                folder.asked_to_end.touch()  # the manager reacts only to a change of the file's time
                 time.sleep(_LOOK_EVERY_S)
-        finally:  # also after Ctrl-C: else the file would end the session later
+        finally:  # otherwise the file would end the session later
             folder.asked_to_end.unlink(missing_ok=True)
     except OSError:
         return False
@@ -116,7 +115,7 @@ def _end_by_file(folder: SessionFolder) -> bool:
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[session_remains.LeftBehind]:
-    """Wait until nothing of a session remains, at most `wait_s`; return the remains."""
+    """Wait up to `wait_s` seconds until no process or job of a session remains; return what remains."""
     began, said = time.monotonic(), ""
     while True:
         here = [*session_remains.processes(folder), *session_remains.factory(folder)]

@@ -1,6 +1,6 @@
-"""Entry point of the `stoker` command, and its signals.
+"""Entry point of the `stoker` command, and its signal handling.
 
-Ctrl-C during imports ends the command silently. After them, SIGTERM and SIGHUP act like Ctrl-C.
+Ctrl-C during imports ends the command silently. After the imports, SIGTERM and SIGHUP act like Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""Seconds after the first signal in which further signals are ignored, because a closing terminal may send SIGHUP
+"""Seconds after the first signal during which further signals are ignored, because a closing terminal may send SIGHUP
 twice. A later signal kills the command."""
 
 
@@ -56,7 +56,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def drop_unwritten() -> None:
-    """Drop output for a closed terminal: Python could not write it at exit."""
+    """Flush output, and discard it if the terminal is closed, because Python cannot write it at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -64,12 +64,9 @@ def drop_unwritten() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# ---- the command
-
-
 def main() -> None:
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # keep an ignored SIGINT, which a shell sets for background jobs
+    if before is signal.default_int_handler:  # shells ignore SIGINT for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from stoker.manager.cli.main import main as run
 
@@ -77,7 +74,7 @@ def main() -> None:
     with as_ctrl_c() as came:
         try:
             run()
-        except (SystemExit, OSError) as ending:  # OSError: the terminal is closed
+        except (SystemExit, OSError) as ending:  # OSError means that the terminal is closed
             if came and (isinstance(ending, OSError) or ending.code == 130):
                 drop_unwritten()
                 raise SystemExit(128 + came[0]) from None

@@ -1,6 +1,7 @@
-"""`stoker explain`: why a call, pilot, library, context or block is in its state.
+"""`stoker explain`: show why a call, pilot, library, context or block is in its state.
 
-For a failure it also shows the cause, a remedy and the recovery so far. It reads only logs that this machine sees.
+For a failure, the command also shows the cause, a remedy and the recovery so far. The command reads only logs that this
+machine can access.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed. None without a readable log, or if several calls share the
-    library."""
+    """Return the progress that a running call has printed. Return None if the log is unreadable or several calls share
+    the library."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -43,7 +44,7 @@ def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
 
 
 def progress_line(progress: LoggedProgress) -> str:
-    """`90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    """Return a line such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
     rate = progress.rate_per_s
@@ -57,7 +58,7 @@ def progress_line(progress: LoggedProgress) -> str:
     return f"  progress  {', '.join(parts)} (judged by its output)"
 
 
-# ---- whose fault
+# ---- the cause of a failure
 
 
 _RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
@@ -111,14 +112,14 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
     parts: list[LogPart] = []
     is_block = _BLOCK.fullmatch(subject) is not None
     if is_call(subject):
-        parts = list(_of_call(texts))
+        parts = list(_log_parts_of_call(texts))
         ends = [hit for text in texts if (hit := _NO_RESULT.fullmatch(text)) and hit["kind"] not in _WANTED]
         said = [hit["what"] for hit in ends[-1:]] if parts else []
     elif is_block:
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
         own = [file for file in files(folder) if file.name.startswith(f"{subject}.")]
         parts = [*(LogPart(file.name, path=file.path) for file in own), *map(told_part, said)]
-    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # the story of a pilot or a library
+    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # a pilot or a library
         said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
         own = [file for file in files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
         parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own]
@@ -136,7 +137,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         proof,
         remedy(fault, subject),
         tuple(done),
-        _happened(story, said),
+        _what_happened(story, said),
         _where_to_look(story),
     )
 
@@ -157,7 +158,7 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
     return [head, *proof, *done, f"  do        {verdict.do}"]
 
 
-def _happened(story: Story, said: list[str]) -> str:
+def _what_happened(story: Story, said: list[str]) -> str:
     for index, line in reversed(list(enumerate(story.lines))):
         end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
         if end is None:
@@ -188,7 +189,7 @@ def _where_to_look(story: Story) -> str:
     return f"stoker logs {story.subject}"
 
 
-def _of_call(texts: list[str]) -> Iterator[LogPart]:
+def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
     if not raised and (failed is None or failed["kind"] in _WANTED):
@@ -204,20 +205,18 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
         yield raised_part(raised)
 
 
-# ---- the command
-
-
 @click.command(short_help="Explain the state of a call, pilot, context or block.")
 @click.argument("subject", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
-    """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
+    """Show why SUBJECT is in its state: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block
+    (b3).
 
     For a failure it shows whether the program, the installed software or the infrastructure is at fault, with the log
     lines that prove it. For a running call it shows the printed progress.
 
-    A unique beginning of a pilot's or context's name is enough. Ended libraries, pilots and blocks are remembered for a
+    A unique prefix of a pilot's or context's name is enough. Ended libraries, pilots and blocks are remembered for a
     while.
     """
     if not subject:
@@ -235,11 +234,11 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
         console.lines(verdict_lines(fault) if fault is not None else ())
         console.lines([progress_line(progress)] if progress is not None else ())
     if not story.found:
-        hint = "" if as_json or is_several(story) else _nearest(session, subject)
+        hint = "" if as_json or is_several(story) else _nearest_name_hint(session, subject)
         raise SessionError(f"{story.subject}: {story.headline}{hint}")
 
 
-def _nearest(session: str, subject: str) -> str:
+def _nearest_name_hint(session: str, subject: str) -> str:
     try:
         names = names_in(status_of(session)[1].status)
     except SessionError:
@@ -249,4 +248,4 @@ def _nearest(session: str, subject: str) -> str:
         close = [f"c-{number[1]}"] if f"c-{number[1]}" != subject else []
     if close:
         return f"; did you mean {close[0]}?"
-    return f"\nthere are {', '.join(names[:12])}; calls are written c-0, c-1, …" if names else ""
+    return f"\nthere are {', '.join(names[:12])}; calls have the names c-0, c-1, …" if names else ""

@@ -1,4 +1,4 @@
-"""A session's status, asked for repeatedly by one program."""
+"""The status of a session, requested repeatedly by one program."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stoker.manager.cli.session_choice import SessionAnswer
 from stoker.protocol.session import SessionFolder
 
 _ENDED_AGAIN_S = 10.0
-"""Seconds after which an ended session is asked again, because `stoker attach` may have restarted its manager."""
+"""Seconds after which an ended session is checked again, because `stoker attach` may have restarted its manager."""
 
 
 class FollowedSession:
-    """A session whose status is read repeatedly, through restarts of its manager and after its end.
+    """A session whose status is read repeatedly, also after restarts of its manager and after its end.
 
     Args:
-        name: The session's id, a beginning of it, or its folder; empty for the session that `stoker status` shows.
+        name: The session's id, a prefix of the id, or its folder. By default the session that `stoker status` shows.
 
     Raises:
-        SessionError: No such session.
+        SessionError: The session does not exist.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -37,7 +37,7 @@ class FollowedSession:
         self._ended_at = 0.0
 
     def answer(self) -> SessionAnswer:
-        """Return the session's status; for an ended session its last one, from its journal.
+        """Return the session's status. For an ended session, return its last status from its journal.
 
         Raises:
             SessionError: The manager does not answer, or the journal cannot be read.
@@ -62,7 +62,7 @@ class FollowedSession:
         return SessionAnswer(status)
 
     def close(self) -> None:
-        """Close the connection; a later question opens it again."""
+        """Close the connection. The next `answer` opens the connection again."""
         if self._observer is not None:
             self._observer.close()
             self._observer = None

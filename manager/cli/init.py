@@ -1,4 +1,4 @@
-"""`stoker init`: write a short site file for this host's batch system, each line with its reason."""
+"""`stoker init`: write a short site file for this host's batch system, with a reason for each setting."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Walltime of a block in seconds. Shorter jobs start sooner."""
+"""Shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
-"""Cores and memory to request with a GPU if the machines are unknown."""
+"""Cores and bytes of memory to request with a GPU if the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Bytes of memory per CPU device: enough for a small language model."""
+"""Enough memory for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""Bytes that count as no information: Slurm reports 1 MiB for a node without configured memory."""
+"""Bytes of memory up to which a value means unknown: Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
@@ -53,7 +53,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition: preferably with GPUs, then preemptible, because a lost pilot costs little."""
+    """Return the best partition: first with GPUs, then preemptible, because a lost pilot costs little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -81,12 +81,12 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
         facts.append("it uses idle nodes, and a preempted pilot costs only its running calls")
     why = ", and ".join(facts) or ("the default" if chosen.default else "the first one")
     reasons = [f"partition {describe(slurm, chosen)}: {'as you said' if named else why}"]
-    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only one that is up"))
+    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only partition that is up"))
     if slurm.accounts:
         first, *more = slurm.accounts
         lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
         reasons.append(
-            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only one"
+            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only account"
         )
     walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
     allowed = f"the partition allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "the partition has no limit"
@@ -102,8 +102,8 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     cores, memory = chosen.share
     known = chosen.memory_bytes > _NO_MEMORY
     has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
-    lines += _ask(cores, memory, has, gpus=bool(chosen.gpus))
-    reasons.append(_asked(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
+    lines += _size_lines(cores, memory, has, gpus=bool(chosen.gpus))
+    reasons.append(_size_reason(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
     size = None if chosen.gpus else (cores, memory)
     lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
@@ -118,10 +118,10 @@ def _queue(around: HostFacts, named: str) -> Draft:
     reasons = [f"{kind}: {around.command} is on PATH"]
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
-        lines.append(_at("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
+        lines.append(_with_comment("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
         lines.append(_line("image", IMAGE, "your container image, with Stoker installed"))
-        reasons.append("image: Kubernetes runs pilots in a container; write its image into the file")
+        reasons.append("image: Kubernetes runs pilots in a container; write the container's image into the file")
     elif queue:
         others = ", ".join(name for name in around.queues if name != queue)
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
@@ -129,20 +129,21 @@ def _queue(around: HostFacts, named: str) -> Draft:
     lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
     has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
     if has_gpus:
-        lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
+        lines.append(_line("gpus", "1", "per node; omit this line for CPU cores"))
     else:
-        lines.append(_at('# gpus = "1"', "no machine of the pool has a GPU"))
+        lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
         reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
-    lines += _ask(cores, memory, has, gpus=has_gpus)
+    lines += _size_lines(cores, memory, has, gpus=has_gpus)
     smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
-    reasons.append(_asked(cores, memory, smallest, gpus=has_gpus))
+    reasons.append(_size_reason(cores, memory, smallest, gpus=has_gpus))
     lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return cores, memory and a comment: one GPU's share of the smallest machine, else that machine."""
+    """Return cores and memory of a pilot, and a comment. A pilot has the smallest machine's share for one GPU, or the
+    smallest machine without GPUs."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -152,23 +153,22 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
     return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
 
 
-def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """Return the lines for cores and memory."""
+def _size_lines(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
-    lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
+    lines = [_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:
-        lines.append(_line("memory", _written(memory), "for loading models and caching their files"))
+        lines.append(_line("memory", _show_memory(memory), "for loading models and caching their files"))
     else:
-        lines.append(_at('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
+        lines.append(_with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
     return lines
 
 
-def _written(memory: int) -> str:
+def _show_memory(memory: int) -> str:
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
-def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
+def _size_reason(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
+    size = f" and {_show_memory(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
         return f"{cores} cores{size}: a guess, because the machines are not known; change it"
     return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
@@ -179,7 +179,7 @@ def _local(around: HostFacts) -> Draft:
     lines += [
         "",
         "[pilot]",
-        _at('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
+        _with_comment('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
         " " * _COMMENT_AT + '# also offers the spare cores, to contexts with kinds="cpu"',
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
@@ -191,7 +191,7 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
 
 
 def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    lines = ["[pilot]", _at(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
+    lines = ["[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
         each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
@@ -200,7 +200,7 @@ def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
     place = local[0].path if local else "$TMPDIR"
     here = f"; here: {shown}" if shown else ""
-    return [*lines, _at(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
+    return [*lines, _with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
 
 
 def _session(around: HostFacts, reasons: list[str]) -> list[str]:
@@ -226,10 +226,10 @@ def describe(slurm: Slurm, each: Partition) -> str:
 
 
 def _line(setting: str, value: str, comment: str) -> str:
-    return _at(f'{setting} = "{value}"', comment)
+    return _with_comment(f'{setting} = "{value}"', comment)
 
 
-def _at(text: str, comment: str) -> str:
+def _with_comment(text: str, comment: str) -> str:
     return f"{text.ljust(_COMMENT_AT)}# {comment}" if comment else text
 
 
@@ -242,9 +242,6 @@ def _text(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- the command
-
-
 @click.command(short_help="Write a site file for the batch system of this host.")
 @click.option(
     "--output", metavar="FILE", default="site.toml", type=click.Path(path_type=Path), help="[site.toml]; - for stdout"
@@ -253,13 +250,13 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    Nothing is submitted or overwritten. It says what it chose, and why.
+    The command submits and overwrites nothing. The command prints its choices and reasons.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:
         raise ConfigError(f"{output} already exists; name another file: stoker init --output FILE", file=str(output))
     made = draft(inspect_host(), partition=partition)
-    parse_site(made.text, file=str(output))  # prove that Stoker can read the file that it writes
+    parse_site(made.text, file=str(output))  # check that Stoker can read the written file
     if to_stdout:
         console.raw(made.text.encode())
         return

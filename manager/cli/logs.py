@@ -1,4 +1,4 @@
-"""`stoker logs`: a session's files, and the output of one call or of a block's job."""
+"""`stoker logs`: show a session's log files, and the output of one call or of a block's job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.units import show_bytes
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
 _DROPPED = re.compile(rb"\0{512,}")
-"""Zero bytes in place of the dropped middle of a long log (`stoker.log_files`)."""
+"""Zero bytes that replace the dropped middle of a long log (`stoker.log_files`)."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
 _NEVER_SENT = "it was sent to no library"
@@ -38,7 +38,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def show_call(session: str, call: str) -> None:
-    """Print a call's output, or its failed loader's. Raises SessionError for an unknown call or an unreadable log."""
+    """Print the output of a call or of its failed loader. Raises SessionError for an unknown call or unreadable log."""
     _, story, over = story_of(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -59,7 +59,7 @@ def show_call(session: str, call: str) -> None:
 
 
 def nothing_kept(story: Story, *, over: str = "") -> str:
-    """Return the message for a call without output. `over`: why its session has ended."""
+    """Return the message for a call without output. `over`: why the session has ended."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
@@ -79,13 +79,13 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Return where each try's output is: file, first byte and end (None: the file's end)."""
+    """Return where the output of each try is: file, first byte and end (None for the end of the file)."""
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died during a call; their logs contain its last output."""
+    """Return the libraries that died during a call. The logs of these libraries contain the call's last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
@@ -117,15 +117,15 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print a block's job's output, or a note. Raises SessionError for an unknown block."""
+    """Print the output of a block's job, or a note. Raises SessionError for an unknown block."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
         _show(block, file.path)
     if files:
         return
-    story = Story(block, True, "its session cannot be asked", ())
-    with contextlib.suppress(SessionError):  # without the manager there is no reason, but output may exist
+    story = Story(block, True, "the session does not answer", ())
+    with contextlib.suppress(SessionError):  # output may exist even if the manager does not answer
         _, story, _ = story_of(str(folder.path), block)
     if not story.found:
         raise SessionError(f"{block}: {story.headline}; `stoker logs` lists the logs")
@@ -133,9 +133,6 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
         f"the job of {story.subject} has no output here yet ({story.headline}); some batch systems copy the output"
         " after the job ends; for the logs of its pilots: stoker logs"
     )
-
-
-# ---- the command
 
 
 _FOLLOW_EVERY_S = 0.2
@@ -220,13 +217,13 @@ def find(folder: SessionFolder, what: str) -> LogFile:
 
 def _print_file(path: Path, *, follow: bool) -> None:
     try:
-        for data in _grow(path, follow=follow):
+        for data in _read_growing(path, follow=follow):
             console.raw(data)
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error}") from None
 
 
-def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
+def _read_growing(path: Path, *, follow: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         while True:
             while data := file.read(1 << 20):
@@ -234,7 +231,7 @@ def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
             if not follow:
                 return
             time.sleep(_FOLLOW_EVERY_S)
-            if path.stat().st_size < file.tell():  # the log was rewritten with its last lines
+            if path.stat().st_size < file.tell():  # the log was rewritten with only its last lines
                 file.close()
-                yield from _grow(path, follow=follow)
+                yield from _read_growing(path, follow=follow)
                 return

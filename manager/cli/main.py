@@ -1,4 +1,4 @@
-"""The command `stoker`: its subcommands and their errors."""
+"""The `stoker` command group: it finds subcommands and prints their errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands and their modules in `stoker.manager.cli`, imported on use."""
+"""Stoker's own commands and their modules in `stoker.manager.cli`, which are imported on use."""
 
 
 class CommandGroup(FromEntryPoints):
-    """Commands of Stoker and of installed packages."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 
@@ -52,7 +50,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0, 1 after a failure, 2 after wrong usage, 130 after Ctrl-C."""
+    """Run the command line and exit. Exit codes: 0, 1 after a failure, 2 after wrong usage, 130 after Ctrl-C."""
     try:
         code = cli.main(arguments, prog_name="stoker", standalone_mode=False)
     except click.ClickException as error:
@@ -61,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.Abort as abort:
-        # Click treats every EOFError as Ctrl-D, but this one is a fault in Stoker.
+        # Click converts every EOFError to Abort, as after Ctrl-D. This EOFError is a fault in Stoker.
         if isinstance(abort.__cause__, EOFError):
             raise abort.__cause__ from None
         code = 130

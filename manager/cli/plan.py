@@ -1,4 +1,4 @@
-"""`stoker plan`: forecast a run on a site before anything is submitted."""
+"""`stoker plan`: forecast a run on a site before its submission."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     """Forecast the end of a run of APP on SITE, its cost, and the best number of pilots.
 
     APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
-    programs have a function of that name. The plan uses measurements of earlier runs, there or on a site with the same
-    devices: a short run is enough. A function that never ran is estimated from similar functions if you name its file.
+    programs have a function of that name. The plan uses measurements of earlier runs on SITE, or on a site with equal
+    devices; a short run is enough. A function that never ran is estimated from similar functions if you name its file.
     --per-call sets the inputs per call (default: as measured).
     """
     from stoker.manager.study.evidence import gather
@@ -85,7 +85,7 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
         function = _function_of(app, known.functions())
         if inputs is None:
             raise ConfigError(
-                f"the number of inputs of {app} is not known; give it: stoker plan SITE {app} --inputs 10000"
+                f"the number of inputs of {app} is not known; set this number: stoker plan SITE {app} --inputs 10000"
             )
         work = Work(app, function, inputs, inputs_per_call=known.items_per_call(function))
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
@@ -100,7 +100,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     if ":" in app and app in measured:
         return app
     found = [each for each in measured if each.rpartition(":")[2] == app]
-    # Older versions stored function names without their file; prefer names with a file.
+    # Older versions stored function names without the file. Prefer names with a file.
     found = [each for each in found if ":" in each] or found
     if len(found) > 1:
         offered = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])

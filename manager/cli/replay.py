@@ -35,9 +35,9 @@ _SEEDS = 9
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) -> None:
-    """Replay the journal of RUN through the scheduler, and compare each decision with the original one.
+    """Replay the journal of RUN through the scheduler, and compare each decision with the original decision.
 
-    RUN is a session (its id, a beginning of it, or its folder; default: as in `stoker status`) or a journal. The exit
+    RUN is a journal or a session (its id, a prefix of the id, or its folder; default: as in `stoker status`). The exit
     status is 1 if a decision differs.
     """
     from stoker.manager.live.replay import session_in, verify
@@ -119,7 +119,7 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
             )
             out.append(f"  note  the decisions about {these} are not in the journal: {why}")
     else:
-        out += _told(found.difference, same=found.checked)
+        out += _difference_lines(found.difference, same=found.checked)
     return out
 
 
@@ -129,7 +129,7 @@ def compared(makespans: MakespanComparison) -> str:
     return f"  from the first submission to the last result: {live} live, {simulated} simulated ({error:+.1%})"
 
 
-def _told(difference: FirstDifference, *, same: int) -> list[str]:
+def _difference_lines(difference: FirstDifference, *, same: int) -> list[str]:
     at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
     out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
     out += [f"    {line}" for line in difference.happened]

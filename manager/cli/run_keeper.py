@@ -1,9 +1,10 @@
-"""The keeper of a detached run: starts the program and writes its exit status.
+"""The keeper of a detached run starts the program and writes its exit status.
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
-The keeper leads its own process session (setsid), because of Ctrl-C and closed terminals, and forwards SIGTERM and
-SIGINT. If it is killed, the program continues, and its exit status stays unknown.
+The keeper leads a separate process session (setsid), so that Ctrl-C and closed terminals do not end it. The keeper
+forwards SIGTERM and SIGINT to the program. If the keeper is killed, the program continues, and its exit status stays
+unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     began_at = time.time()
     program = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # -P: as in the `stoker` script
+        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # -P: same option as in the `stoker` script
         env={**os.environ, RUN: str(run.path), "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
     )
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     )
     try:
         write_whole(run.file, msgspec.json.encode(facts), sync=True)
-    except OSError as error:  # without this file no command would find the program
+    except OSError as error:  # without this file commands cannot find the program
         program.kill()
         program.wait()
         sys.exit(f"{run.file}: cannot be written: {error.strerror}; the program was stopped")

@@ -1,8 +1,8 @@
 """Detached runs (`stoker run --detach`).
 
 A folder `runs/NAME` in the state folder contains `run.json` (command, host and process id), `log`, `end.json` (the exit
-status) and `session` (the session's folder). Until the program's end a keeper (`run_keeper`) locks `lock`, which other
-login nodes see.
+status) and `session` (the session's folder). Until the program ends, a keeper (`run_keeper`) locks the file `lock`.
+Other login nodes can see this lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """`run.json`: a started program. Times are in seconds since the epoch."""
+    """Content of `run.json`: a started program. Times are in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -135,7 +135,7 @@ def near_runs(name: str) -> str:
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """Make a run's folder, called `name`, or after the program `what`. Raises ConfigError."""
+    """Create a run's folder, named `name`, or after the program `what`. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
         raise ConfigError(
             f"--name: {name!r:.80} is not a valid name; use letters, digits, '-', '_' and '.'", key="name"
@@ -184,15 +184,15 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 
 _START_S = 30.0
-"""Seconds within which a keeper starts its program."""
+"""Seconds within which a keeper must start its program."""
 _EARLY_S = 1.0
-"""If a program ends within this many seconds, `start` raises an error with its output."""
+"""If a program fails within this many seconds, `start` raises an error with the program's output."""
 _LOOK_EVERY_S = 0.1
 _TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start a detached `stoker run`. Raises ConfigError; SessionError if it ends at once."""
+    """Start a detached `stoker run`. Raises ConfigError, or SessionError if the program fails immediately."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -237,7 +237,7 @@ def tail(run: DetachedRun) -> str:
 
 
 def follow(run: DetachedRun) -> None:
-    """Print a run's log until it ends, then exit with its exit status."""
+    """Print a run's log until the run ends, then exit with its exit status."""
     try:
         with run.log.open("rb") as file:
             while True:
@@ -266,7 +266,7 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
         if facts is None or facts.machine != machine():
             host = facts.host if facts is not None else "another host"
             raise SessionError(f"{run.name} runs on {host}: log in there and write stoker down {run.name}")
-        if run.is_alive_here():  # if it is not, its keeper will soon write its exit status
+        if run.is_alive_here():  # otherwise its keeper will write its exit status
             with contextlib.suppress(ProcessLookupError):
                 os.kill(facts.pid, signal.SIGTERM)
         wait_until(lambda: not run.is_running(), limit_s=wait_s)

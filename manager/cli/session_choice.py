@@ -1,14 +1,14 @@
-"""Chooses a command's session, and asks its manager, or an ended session's journal.
+"""Chooses the session of a command, and sends questions to its manager, or reads an ended session's journal.
 
-Without a name the choice is: 1. the newest session of the current folder; 2. the newest running session; 3. the newest
-session.
+If the command names no session, the choice is: 1. the newest session of the current folder; 2. the newest running
+session; 3. the newest session.
 
-An ended session may be chosen: the user usually means the program that ran here last. A session belongs to a folder if
-a program started or joined it there (`runinfo`), if `stoker up` ran there, or if its own folder is in it or a parent.
+A folder has a session if a program started or joined the session there (`runinfo`), `stoker up` ran there, or the
+session's own folder is there or in a parent.
 
-A command that changes a session (`down`, `attach`) takes only a running session of `stoker up`; of several, the current
-folder's. Other commands print the chosen session's id if the user may expect another, and search other sessions for an
-unknown call.
+A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`, preferably the
+current folder's. Other commands print the chosen session's id if the user may expect another session, and search other
+sessions for an unknown call.
 """
 
 from __future__ import annotations
@@ -39,17 +39,14 @@ from stoker.protocol.ids import show_block
 from stoker.protocol.session import SessionFolder, find_session, named_folder
 from stoker.tracebacks import lines_of_user_code
 
-# ---- the rule
+# ---- the rule of choice
 
 
-SHOWN_BY_DEFAULT = "the newest session of this folder, else the newest that is up, else the newest"
-"""The rule for commands that only show a session."""
-CHANGED_BY_DEFAULT = "the session that is up; of several, this folder's"
-"""The rule for commands that change a session."""
+SHOWN_BY_DEFAULT = "the newest session of this folder, or the newest running session, or the newest session"
+CHANGED_BY_DEFAULT = "the running session; if several run, this folder's"
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-"""The most sessions to search."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 
@@ -62,8 +59,8 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session with this id, prefix or folder, else by the rule above. `hint`: the words before another
-    session's name. Raises SessionError."""
+    """Return the session with this id, id prefix or folder. Without `name`, apply the module's rule. `hint`: the words
+    before another session's name. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -91,7 +88,6 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
-    """Return the sessions, best choice first; cached for the command."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -100,7 +96,7 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command changes. Raises SessionError for none or several."""
+    """Return the session that a command changes. Raises SessionError if none or several sessions match."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -133,7 +129,7 @@ def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
     wait_for_begun(name)
     here = None
-    with contextlib.suppress(OSError):  # the folder was removed
+    with contextlib.suppress(OSError):
         here = Path.cwd().resolve()
     found: list[tuple[str, SessionFolder, bool]] = []
     for place, is_own in _folders(here):
@@ -142,14 +138,14 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
-    is_alone = len(found) == 1  # no choice is needed, and the command itself finds out whether the manager runs
+    is_alone = len(found) == 1  # no choice is needed; the command checks the manager
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):
             return not detached.over(folder) if detached_only or is_alone else detached.is_up(folder)
         return False
 
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # an unreachable host causes long waits
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # an unreachable host answers slowly
         up = pool.map(is_up, [folder for _, folder, _ in found])
         return [
             SessionCandidate(session, folder.path, is_own, is_up)
@@ -158,8 +154,8 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of sessions, last used first, and whether each belongs to `here`. Joined sessions have links
-    in `runinfo`."""
+    """Return the folders of sessions, last used first. The flag is True for a session of the folder `here`. Joined
+    sessions have links in `runinfo`."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -167,18 +163,18 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
         near += [parent / "session.json" for parent in (here, *here.parents)]
     found: dict[Path, tuple[float, bool]] = {}
     for file in (*near, *known):
-        with contextlib.suppress(OSError):  # removed meanwhile
+        with contextlib.suppress(OSError):
             folder = file.resolve(strict=True).parent
             used_at = file.stat().st_mtime
             if file in near and file.parent.is_symlink():
                 used_at = max(used_at, file.parent.lstat().st_mtime)
             before, was_own = found.get(folder, (0.0, False))
-            is_own = was_own or file in near or (here is not None and _is_of(folder, here))
+            is_own = was_own or file in near or (here is not None and _belongs_to_folder(folder, here))
             found[folder] = (max(before, used_at), is_own)
     return [(folder, found[folder][1]) for folder in sorted(found, key=lambda each: found[each][0], reverse=True)]
 
 
-def _is_of(folder: Path, here: Path) -> bool:
+def _belongs_to_folder(folder: Path, here: Path) -> bool:
     """True if a session's folder is in `here` or a parent, or `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
@@ -196,7 +192,7 @@ Command = Callable[..., None]
 
 
 def takes_session(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, as argument and option. `default`: the rule in words."""
+    """Add SESSION to a command, as argument and option. `default`: the rule of choice as help text."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -216,7 +212,7 @@ _NAMES = "The same as the argument SESSION: its id, a beginning of it, or its fo
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """The status of a session. `over`: why it has ended."""
+    """The status of a session. `over`: why the session has ended."""
 
     status: to_client.Status
     over: str = ""
@@ -240,7 +236,7 @@ def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswe
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return a subject's session, its story, and why the session has ended. Without `name`, search other sessions too.
+    """Return a subject's session, its story, and why the session has ended. Without `name`, also search other sessions.
     Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
@@ -249,16 +245,17 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     searched = [chosen]
     others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
     for folder in others[: _SEARCHED - 1]:
-        with contextlib.suppress(SessionError):  # skip an unreadable session
+        with contextlib.suppress(SessionError):
             found, its_over = _story_in(folder, subject)
             if found.found:
                 console.note(
-                    f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})"
+                    f"{subject} is not in session {_session_id(chosen)}; this is session {_session_id(folder)}"
+                    f" ({folder.path})"
                 )
                 return folder, found, its_over
             searched.append(folder)
     if len(searched) > 1:
-        names = ", ".join(map(_id, searched))
+        names = ", ".join(map(_session_id, searched))
         headline = f"{story.headline}; searched sessions {names} (`stoker sessions` lists them, --session names one)"
         story = msgspec.structs.replace(story, headline=headline)
     return chosen, story, over
@@ -268,7 +265,7 @@ def is_several(story: to_client.Story) -> bool:
     return not story.found and story.headline.startswith("could be")
 
 
-def _id(folder: SessionFolder) -> str:
+def _session_id(folder: SessionFolder) -> str:
     return folder.read().session
 
 

@@ -1,7 +1,7 @@
 """Processes, jobs and the folder that remain of an ended session.
 
-`prune` removes the whole folder in a usual place (`sessions.d` of the state folder, `runinfo` of a program). A folder
-named by a user (`stoker up --folder`) stays if it contains other files.
+`prune` removes the whole folder if it is in a usual place (`sessions.d` of the state folder, `runinfo` of a program). A
+folder that a user has named (`stoker up --folder`) stays if it contains other files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that a session's processes run, and names of these processes for users."""
+"""The modules that a session's processes run, and the names of these processes for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""Programs of TaskVine in a session; the last is a library's program."""
+"""Programs of TaskVine in a session. The last name is the program of a library."""
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {
@@ -61,12 +61,12 @@ class LeftBehind(msgspec.Struct, frozen=True):
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's processes on this machine, and its manager on another machine."""
+    """Yield the session's processes on this machine, and its manager if it runs on another machine."""
     for process, kind, path in own_processes():
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = None
-    with contextlib.suppress(SessionError):  # the lease is damaged
+    with contextlib.suppress(SessionError):
         holder = lease.read(lease.lease_file(folder))
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
         yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
@@ -83,7 +83,7 @@ def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
         if module in OURS and "--session" in command[:-1]:
             yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
         elif kind:
-            with contextlib.suppress(psutil.Error, OSError):  # the process has ended meanwhile
+            with contextlib.suppress(psutil.Error, OSError):
                 if pool := process.environ().get(POOL, ""):
                     yield process, kind, Path(pool)
 
@@ -97,8 +97,8 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """True if batch systems may still have jobs of an ended session. The factory's list of jobs lacks TaskVine's
-    workers."""
+    """True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
+    the workers of TaskVine."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -107,14 +107,14 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
     """Return the batch system of a session's site. Raises SubmissionRefused, ConfigError."""
-    from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
+    from stoker.manager.factory.batches import make_batch  # slow import of Parsl
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
     return make_batch(own, session=folder.read().session, folder=folder)
 
 
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """Return a session's open jobs at a site, with statuses, except those in `seen`. Raises StokerError."""
+    """Return a session's open jobs at a site and their statuses, except the jobs in `seen`. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
     batch = batch_of(site, folder)
@@ -136,7 +136,7 @@ def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: S
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs; if a batch system does not answer, its jobs in the status `before`."""
+    """Yield the session's jobs. If a batch system does not answer, yield its jobs in the status `before`."""
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)
@@ -161,7 +161,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
         there = [job for job in found if job not in stuck]
         if there:
             yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
-        if stuck:  # jobs in removal, which only HTCondor reports
+        if stuck:  # only HTCondor reports jobs in removal
             text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
             yield LeftBehind(text, f"condor_rm -forcex {' '.join(stuck)}")
 
@@ -170,16 +170,14 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
 
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")
-"""Files locked by a live manager, factory or command."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
     "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
 )  # fmt: skip
-"""Names of the files and folders at the top of a session's folder."""
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """An old session's folder: why it stays, or the bytes removed."""
+    """The result of `prune` for an old session's folder. `kept`: why the folder stays. `bytes`: the removed bytes."""
 
     session: str
     folder: str
@@ -195,13 +193,13 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
     try:
         shutil.rmtree(folder.path)
     except OSError as error:
-        return Pruned(session, place, kept=f"it cannot be removed: {error}")
+        return Pruned(session, place, kept=f"the folder cannot be removed: {error}")
     _forget(folder.path)
     return Pruned(session, place, bytes=size)
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder; hard links count once."""
+    """Return the size of all files below a folder. Hard links count once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -237,7 +235,7 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
     try:
         sites = detached.sites_of(folder)
     except StokerError as error:
-        yield f"its jobs are not known: {error}"
+        yield f"the session's jobs are unknown: {error}"
         return
     for site in sites.values():
         try:

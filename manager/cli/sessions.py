@@ -1,8 +1,4 @@
-"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
-
-Caches contain objects (models, snapshots) and environments of all sessions. Their size is bounded, and unused files
-expire.
-"""
+"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here."""
 
 from __future__ import annotations
 
@@ -39,20 +35,18 @@ _OLDER = "14d"
 _DAY_S = 86400.0
 _ASKED_AT_ONCE = 16
 _MADE_S = 60.0
-"""A new session's manager starts to listen within this many seconds."""
+"""Seconds within which the manager of a new session starts to listen."""
 
 
 class SessionState(enum.Enum):
     UP = "up"
-    """State of a session whose manager runs."""
     LOST = "lost"
     """State of a session that has not ended, but whose manager is dead: use `stoker attach` or `stoker down`."""
     OVER = "over"
-    """State of an ended session."""
 
 
 class KnownSession(msgspec.Struct, frozen=True):
-    """A session whose folder exists. `idle_s`: seconds since the last write there."""
+    """A session whose folder exists. `idle_s`: seconds since the last write to the folder."""
 
     session: str
     folder: str
@@ -62,7 +56,9 @@ class KnownSession(msgspec.Struct, frozen=True):
 
 @click.command(short_help="List sessions and detached runs, or remove old ones.")
 @click.option("--prune", "remove", is_flag=True, help="Remove the folders of old sessions that are over.")
-@click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
+@click.option(
+    "--older", metavar="TIME", default=_OLDER, help=f"A session is old if nothing was written for TIME. [{_OLDER}]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
     """List your detached runs with their exit status, your sessions in the state folder, and sessions of programs
@@ -105,7 +101,7 @@ def known_sessions() -> list[KnownSession]:
     begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not holds_session(place)]
     found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a check of a manager on another machine may take seconds
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # checking a manager on another machine may take seconds
         return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
 
 
@@ -141,10 +137,9 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """Return a session's state; None if it is damaged or removed."""
     folder = SessionFolder(path)
     try:
-        if not folder.file.exists():  # the session is starting, or the command that made it was killed
+        if not folder.file.exists():  # the session is starting, or its command was killed
             up, lost = idle_s < _MADE_S or is_coming_up(folder.path), False
         else:
             up = detached.is_up(folder)
@@ -186,8 +181,8 @@ class CacheContents(msgspec.Struct, frozen=True):
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     """Show the files that pilots keep on this machine for the next session: fetched objects and environments.
 
-    Their size is limited ([pilot] cache_size), and unused files expire (cache_age). On a compute node: srun -w n014
-    stoker caches --clear
+    [pilot] cache_size limits the size of these files, and unused files expire after cache_age. On a compute node: srun
+    -w n014 stoker caches --clear
     """
     kept = inspect_caches(scratch, clear=clear)
     if as_json:
@@ -200,7 +195,8 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired (`clear`: all) unused files from the caches here; return the rest. Raises StokerError."""
+    """Remove expired unused files from the caches here; with `clear`, remove all unused files. Return the contents that
+    stay. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         raise ConfigError(
@@ -213,10 +209,10 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.tidy_snapshots(cache)  # as a pilot does at its start
+        store.tidy_snapshots(cache)  # a pilot also does this at its start
         if clear:
             sweep(base)
-            if not any(base.glob("pilot-*")):  # else a library of a live pilot may be loading a snapshot
+            if not any(base.glob("pilot-*")):  # a library of a live pilot may be loading a snapshot
                 store.sweep_snapshots(cache, kept_s=0.0)
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
@@ -225,7 +221,7 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return lines on files that a session of these sites keeps on nodes."""
+    """Return lines about the files that a session of these sites leaves on nodes."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"

@@ -1,4 +1,4 @@
-"""The options of `stoker simulate`. Only a simulation imports `simulating`, which takes time."""
+"""The options of `stoker simulate`. The slow module `simulating` is imported only for a simulation."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def simulate(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate SCENARIO, a TOML file or the name of one that ships, and compare policies in it.
+    """Simulate SCENARIO, a TOML file or the name of a shipped scenario, and compare policies in it.
 
     The manager's own code runs in virtual time, against simulated batch systems, links and GPUs. Without SCENARIO: list
-    those that ship. Ctrl-C keeps the finished runs.
+    the shipped scenarios. Ctrl-C keeps the finished runs.
     """
     from stoker.manager.cli import simulating
 

@@ -1,4 +1,4 @@
-"""The work of `stoker simulate`: run a scenario under policies, and compare them."""
+"""The work of `stoker simulate`: run a scenario under policies, and compare the policies."""
 
 from __future__ import annotations
 
@@ -140,19 +140,16 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-# ---- progress
-
-
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""On a pipe, up to this number of runs get a line each."""
+"""Maximum runs for which a pipe receives one line per run."""
 _FROM = 0.03
-"""The time left is shown once this share is completed."""
+"""Completed share of the runs from which the time left is shown."""
 
 
 class SimulationProgress:
-    """The progress of all runs. `bar`: None on a pipe, where each run gets a line."""
+    """The progress of all runs. `bar` is None on a pipe, where each run prints a line."""
 
     def __init__(self, *, total: int, calls: int, shown: bool) -> None:
         self._total = total
@@ -200,7 +197,6 @@ class SimulationProgress:
         return lines
 
     def _part(self) -> float:
-        """Return the runs' completed share."""
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
@@ -214,13 +210,11 @@ class SimulationProgress:
 
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
 _FIRST = "static-pool"
-"""The scenario to suggest first."""
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """The user's request. Empty or None: the scenario's value; for `jobs`, all cores."""
+    """The user's request. An empty value or None selects the scenario's value; for `jobs`, all cores."""
 
     given: str
     policies: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, show the verdicts."""
+"""`stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, and show the verdicts."""
 
 from __future__ import annotations
 
@@ -96,27 +96,28 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest if the expression is invalid, or no test matches it."""
+"""Exit codes of pytest if the expression is invalid, or matches no test."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Test Stoker's promises on a site, all or those that `chosen` selects (pytest's `-k`).
+    """Test Stoker's promises on a site. `chosen` selects promises (pytest's `-k`); empty selects all.
 
-    Raises StokerError if `chosen` selects none, or if the suite did not run.
+    Raises StokerError if `chosen` selects no test, or if the suite did not run.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
-            # Leave out options and plugins that the user sets for tests of his own.
+            # Omit options and plugins that the user sets for other tests.
             kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
             environ = {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)
-            while process.returncode is None:  # Ctrl-C also reaches the suite, which writes its page before it ends
+            while process.returncode is None:  # the suite also receives Ctrl-C, and writes its page
                 with contextlib.suppress(KeyboardInterrupt):
                     process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:
             raise StokerError(
-                f"no test of the site suite matches -k {chosen!r}; it takes parts of names, as in -k 'snapshot or gang'"
+                f"no test of the site suite matches -k {chosen!r}; -k matches parts of names, as in"
+                " -k 'snapshot or gang'"
             )
         if not page.exists():
             said = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]

@@ -31,11 +31,11 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
-    Rates are of the last half minute. Without a pilot the forecast counts from the arrival of the first pilot. For a
-    detached run: show its state and its session.
+    Rates cover the last 30 seconds. If no pilot has joined, the forecast counts from the arrival of the first pilot. A
+    detached run is shown with its state and its session.
     """
     if watch and as_json:
-        raise click.UsageError("--watch and --json: give one of them; a program can repeat --json")
+        raise click.UsageError("--watch and --json: use only one of these options; a program can repeat --json")
     if watch:
         _watch(session)
         return
@@ -60,12 +60,12 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
         return
     if answer.over:
         console.line(f"{answer.over}; its last state:")
-    served = [] if answer.over else _served(folder, answer.status)
+    served = [] if answer.over else _gateway_lines(folder, answer.status)
     console.lines(render(answer.status, over=bool(answer.over), policy=policy, served=served))
 
 
 class StatusPicture:
-    """A session, redrawn on a terminal; on a pipe only changes. `folder`: to show gateways."""
+    """A session, redrawn on a terminal; a pipe receives only changes. `folder`: needed to show gateways."""
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -76,7 +76,7 @@ class StatusPicture:
 
     def show(self, status: Status) -> None:
         if console.is_terminal():
-            served = _served(self._folder, status) if self._folder is not None else []
+            served = _gateway_lines(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
         else:
             console.lines(log_lines(status, before=self._last, policy=self._policy))
@@ -91,13 +91,13 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed since `before`, one if only calls have, else none."""
-    if before is None or _standing(status) != _standing(before):
+    """Return all lines if pilots, blocks or contexts have changed, one line if only calls have changed, else none."""
+    if before is None or _lasting_state(status) != _lasting_state(before):
         return [*render(status, policy=policy), ""]
-    return render(status)[:1] if _moving(status) != _moving(before) else []
+    return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
 
 
-def _standing(status: Status) -> tuple[object, ...]:
+def _lasting_state(status: Status) -> tuple[object, ...]:
     return (
         [
             (pilot.pilot, pilot.state, pilot.draining, [device.fault for device in pilot.devices])
@@ -109,11 +109,11 @@ def _standing(status: Status) -> tuple[object, ...]:
     )
 
 
-def _moving(status: Status) -> tuple[int, ...]:
+def _call_counts(status: Status) -> tuple[int, ...]:
     return status.queued, status.running, status.done, status.failed, status.cancelled
 
 
-def _served(folder: SessionFolder, status: Status) -> list[str]:
+def _gateway_lines(folder: SessionFolder, status: Status) -> list[str]:
     return gateway_rows(gateway_notes(folder), status, now=time.time())
 
 
@@ -143,16 +143,17 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""The program or keeper of a dead manager restarts it within this many seconds."""
+"""Seconds within which the program or keeper restarts a dead manager."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
-    """Show SESSION until it ends, or until Ctrl-C, which leaves it up. On a pipe: once, and then each change.
+    """Show SESSION until it ends, or until Ctrl-C, after which the session continues. On a pipe: once, and then each
+    change.
 
-    For a detached run (stoker run --detach): print its log until it ends, and exit with its exit status. Ctrl-C leaves
-    it running.
+    For a detached run (stoker run --detach): print its log until it ends, and exit with its exit status. The run
+    continues after Ctrl-C.
 
     A dead manager is restarted here from its journal: running calls continue, and ended calls do not run again.
     """
@@ -171,7 +172,7 @@ def attach(*, session: str) -> None:
 
 
 def revive(folder: SessionFolder) -> None:
-    """Restart a dead manager. Raises SessionEndedError for an ended session, else SessionError."""
+    """Restart a dead manager. Raises SessionEndedError if the session has ended, or another SessionError."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
@@ -184,8 +185,8 @@ def revive(folder: SessionFolder) -> None:
 
 
 def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning about pilots that cannot find a moved manager, because they see only a copied session folder.
-    `before`, `now`: addresses."""
+    """Return a warning about pilots that cannot find a moved manager, because they have only a copy of the session
+    folder. `before`, `now`: addresses of the manager."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""
@@ -213,9 +214,9 @@ class AttachedPicture:
                             time.sleep(watch_every_s())
                 except SessionError as error:
                     picture.show_trouble(str(error).partition("\n")[0])
-                    self._wait_back()
+                    self._wait_for_restart()
 
-    def _wait_back(self) -> None:
+    def _wait_for_restart(self) -> None:
         until = time.monotonic() + _BACK_WITHIN_S
         while time.monotonic() < until and not detached.over(self._folder):
             if detached.is_up(self._folder):

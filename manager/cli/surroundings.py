@@ -1,4 +1,4 @@
-"""Finds the batch system, queues, networks and shared file systems of this host."""
+"""Find the batch system, queues, networks and shared file systems of this host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""The share of a node's memory that jobs may use."""
+"""Share of a node's memory that jobs may use."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
@@ -44,8 +44,8 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition; 0 means no limit or unknown. `cores`, `memory_bytes`: of its smallest node. `gpu_cores`,
-    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
+    """A partition. 0 means no limit or unknown. `cores`, `memory_bytes`: size of the smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and per core."""
 
     name: str
     default: bool = False
@@ -63,7 +63,7 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Cores and bytes of memory for a pilot: one GPU's share of the smallest node, or the whole node without
+        """Cores and bytes of memory for a pilot: one GPU's share of the smallest node, or the whole node if it has no
         GPUs. The memory is within the partition's limits.
         """
         gpus = max((each.count for each in self.gpus), default=1)
@@ -78,7 +78,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """A cluster. `preempts`: partitions preempt each other's jobs."""
+    """A Slurm cluster. `preempts`: True if partitions preempt each other's jobs."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -92,7 +92,7 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Read the cluster by Slurm's commands. `trouble`: the first error."""
+    """Read the facts of the cluster with Slurm's commands. `trouble`: the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -191,9 +191,9 @@ _SUBMITS = (
 )
 """Submit commands, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has `qconf`."""
 _CONTEXT = ("kubectl", "config", "current-context")
-"""Fails if `kubectl` knows no cluster: many machines have the command alone."""
+"""Command that fails if `kubectl` has no cluster: many machines have `kubectl` without a cluster."""
 IMAGE = "IMAGE"
-"""What `stoker init` writes for Kubernetes in place of a container image."""
+"""Placeholder that `stoker init` writes for Kubernetes instead of a container image."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
@@ -213,7 +213,7 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. Its `user_domain` differs from this host's if it runs jobs as other users."""
+    """A machine of HTCondor's pool. If it runs jobs as other users, its `user_domain` differs from this host's."""
 
     cores: int
     memory_bytes: int
@@ -222,7 +222,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """The host. `home_shared`: the state folder is on a shared file system."""
+    """Facts about this host. `home_shared`: True if the state folder is on a shared file system."""
 
     host: str
     user: str
@@ -241,19 +241,19 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network faster than that of the host's name; empty if none."""
+        """Name of a network faster than the host name's network; empty if none exists."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
 def inspect_host() -> HostFacts:
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
-    found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _said(run, _CONTEXT)]
+    found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _output_or_empty(run, _CONTEXT)]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
     slurm = ask(run) if kind is ProviderKind.SLURM else None
-    if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm is not configured: try the next batch system
+    if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm is not configured, so use the next batch system
         found = [*found[1:], found[0]]
         kind, command = found[0]
         slurm = None
@@ -264,9 +264,11 @@ def inspect_host() -> HostFacts:
         command=command,
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
-        queues=tuple(read_queues(_said(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
-        nodes=tuple(read_nodes(_said(run, _NODES))) if kind is ProviderKind.CONDOR else (),
-        user_domain=_said(run, ("condor_config_val", "UID_DOMAIN")).strip() if kind is ProviderKind.CONDOR else "",
+        queues=tuple(read_queues(_output_or_empty(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
+        nodes=tuple(read_nodes(_output_or_empty(run, _NODES))) if kind is ProviderKind.CONDOR else (),
+        user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip()
+        if kind is ProviderKind.CONDOR
+        else "",
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -317,10 +319,10 @@ _NODES = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""The command that lists slots: with `-startd`, HTCondor 25 lists daemons, which lack these attributes."""
+"""The command that lists slots. With `-startd`, HTCondor 25 lists daemons, which lack these attributes."""
 
 
-def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
+def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
     try:
         said = run(command)
     except BatchTrouble:

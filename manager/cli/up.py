@@ -62,9 +62,6 @@ def story(folder: SessionFolder) -> str:
         return observer.story("b1").headline
 
 
-# ---- the command
-
-
 _END_S = 60.0
 
 
@@ -78,15 +75,16 @@ _END_S = 60.0
 @click.option("--no-wait", is_flag=True, help="Do not wait for the first blocks, and stay up even if they are refused.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
-    """Start a session that stays: its manager, and pilots of the SITE files (default: this machine).
+    """Start a session that outlives programs: its manager, and pilots of the SITE files (default: this machine).
 
-    Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, and find the contexts of earlier
-    programs hot. It stays up when they leave, and when you log out; `stoker down` ends it. A walltime over the limit of
-    Slurm's partition is refused at once. If the batch system refuses the first block, the session ends with the reason.
+    Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, and use the loaded contexts of
+    earlier programs. The session continues when programs end and you log out; `stoker down` ends it. A walltime over
+    the limit of Slurm's partition is refused. If the batch system refuses the first block, the session ends with the
+    reason.
     """
     wanted = new_sessions.collect(sites)
     idle_s = _idle(idle)
-    path = Path(folder)  # the folder must be empty, because it is removed if the session fails to start
+    path = Path(folder)  # must be empty: a failed start removes the folder
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
         raise ConfigError(f"--folder: {path} is not empty; name a new or empty folder", key="folder")
     for note in doctor_site.refuse(wanted):
@@ -102,7 +100,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         holder = detached.start(made, waiting=console.note)
         status = heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
-        if not made.file.exists():  # its manager never listened
+        if not made.file.exists():  # the manager never listened
             detached.forget(made)
             raise
         name = made.read().session

@@ -1,22 +1,22 @@
 """The archives of this environment, and the folder for nodes that lack the environment or its file system.
 
 A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter
-travels with the job, unless the site names the interpreter of its compute nodes.
+is copied with the job, unless the site names an interpreter on its compute nodes.
 
-An archive is a gzipped tar whose bytes depend only on its members.
+An archive is a gzipped tar file whose bytes depend only on its members.
 
     <session>/carried/<site>/session/
         start.sh             the job's program: finds a Python, or unpacks base.tar.gz
         start.pyz            `stoker.pilot.starter`: fetches the packages and becomes the pilot
         environment.json     the archives (`Packed`)
         python               the name of the interpreter on compute nodes, or empty
-        base.tar.gz          the interpreter, if it travels
+        base.tar.gz          the interpreter, unless the site names an interpreter
 
-    only for nodes that do not see this machine's files:
+        only for nodes that cannot access this machine's files:
         session.json         the manager's address
         seed.address         the address of the seed, which sends the packages
         keys/transfer.json   the key of peer transfers; closed to other users
-        copied               marks a copy
+        copied               an empty file that marks a copy
 
 Without a shared file system, this folder is copied into the job's sandbox as `session`, next to the block's key.
 """
@@ -69,7 +69,7 @@ from stoker.whole_files import draft_of, write_whole
 
 
 TIME_S = 315_532_800
-"""Modification time of every file in an archive: 1980, the earliest that some tools support."""
+"""Modification time of every file in an archive: 1980, the earliest year that some tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
@@ -107,15 +107,15 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     else:
         data = Path(member.path).read_bytes()
         if member.kind is MemberKind.SCRIPT:
-            data = _movable(data)
-        else:  # bytecode: write the new time of its source into its header
+            data = _relocatable_script(data)
+        else:  # write the source's new time into the header of bytecode
             data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
         facts.size = len(data)
         tar.addfile(facts, io.BytesIO(data))
 
 
-def _movable(script: bytes) -> bytes:
-    """Return a script that runs with the Python next to it. Python reads the added lines as a string, the shell as a
+def _relocatable_script(script: bytes) -> bytes:
+    """Return a script that runs with the Python in its folder. Python reads the added lines as a string, the shell as a
     program."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
@@ -144,7 +144,7 @@ class _Compressor(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]  # what tarfile gives
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # tarfile passes bytes
         self._block += data
         if len(self._block) >= _BLOCK_BYTES:
             self._begin()
@@ -166,7 +166,7 @@ class _Compressor(io.RawIOBase):
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Archives that were unused for this many seconds are removed, except the newest `_KEPT`."""
+"""Seconds without use after which an archive is removed, except the newest `_KEPT` archives."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -175,8 +175,8 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """The archives for a starting pilot, as JSON. `interpreter`: its name on compute nodes; if empty, the archive
-    `base` contains it."""
+    """The archives for a starting pilot, stored as JSON. `interpreter`: the interpreter's name on compute nodes; if
+    empty, the archive `base` contains the interpreter."""
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -187,7 +187,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
     """Pack this environment, or return its existing archives. `python`: the interpreter on compute nodes; if empty,
-    this one is packed. Raises ConfigError if packing is impossible, SessionError without disk space."""
+    this interpreter is packed. Raises ConfigError if packing is impossible, SessionError if disk space is missing."""
     installed = this_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
@@ -210,7 +210,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive of that name; pack it if missing, while other processes wait."""
+    """Return the archive with this name. If the archive is missing, pack it while other processes wait."""
     known = []
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def _archive(
                 return found
             _forget_old(place)
             known = members()
-            # A fixed name, so that killed writers leave at most one large draft.
+            # The draft has a fixed name, so that killed writers leave at most one large draft.
             with draft_of(path, draft=place / f"{name}.draft") as draft:
                 draft.unlink(missing_ok=True)
                 write_archive(draft, known, on_progress=on_progress)
@@ -235,7 +235,7 @@ def _archive(
     except OSError as error:
         size = show_bytes(sum(member.size_bytes for member in known))
         raise SessionError(
-            f"the environment ({size}) could not be packed in {place}: {error}; make room there, or name another place"
+            f"the environment ({size}) could not be packed in {place}: {error}; free space there, or set another folder"
             " with STOKER_HOME"
         ) from error
 
@@ -249,7 +249,7 @@ def _forget_old(place: Path) -> None:
 
 
 CARRIED_AS = "session"
-"""The name of the folder in a job's sandbox."""
+"""Name of the copied folder in a job's sandbox."""
 _STARTER = (
     "connections.py",
     "errors.py",
@@ -259,7 +259,7 @@ _STARTER = (
     "pilot/starter/*.py",
     "pilot/transfer/*.py",
 )
-"""Files of this package in `start.pyz`."""
+"""Files of this package that `start.pyz` contains."""
 
 
 def carried_folder(folder: SessionFolder, site: Site) -> Path:
@@ -267,7 +267,7 @@ def carried_folder(folder: SessionFolder, site: Site) -> Path:
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files for nodes of a site. Raises SessionError."""
+    """Write the files that nodes of a site need. Raises SessionError."""
     place = carried_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
@@ -289,13 +289,13 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
             write_whole(place / "copied", b"")
         publish(folder.objects, (environment.packages,))
     except OSError as error:
-        raise SessionError(f"{place} cannot be made: {error}; make room there") from error
+        raise SessionError(f"{place} cannot be created: {error}; free space there") from error
     return place
 
 
 def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node. Call this before each submission: it writes the manager's present
-    address."""
+    """Return the folders to copy to a job's node. Call this before each submission, because it writes the manager's
+    current address."""
     if site.provider.shared_files:
         return []
     place = carried_folder(folder, site)
@@ -333,7 +333,7 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment of sites with `kind = "packed"`, and write the files with which nodes start. Raises as
+    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots. Raises the errors of
     `pack_environment`.
     """
     for site in sites:

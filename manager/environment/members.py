@@ -3,17 +3,16 @@
 Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
 an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`.
 
-The key covers Python, each distribution's version and RECORD, the names at the top of each folder, and the length and
-time of each file of editable sources, but no edits of installed files.
+The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and
+time of each file of editable sources. The key does not cover edits of installed files.
 
 An archive has the layout of a virtual environment:
 
     lib/python3.11/site-packages/    every package, editable packages from their sources
-    bin/                             programs; their first line finds the Python next to them
+    bin/                             programs; their first line finds the Python in this folder
     lib/, share/, ...                libraries and data of a conda environment
-    base/bin/python3.11              the interpreter with its standard library, if it travels
-    base/lib/python3.11/
-    base/lib/bundled/                shared libraries of this system for the interpreter
+    base/bin/python3.11              the interpreter and standard library, unless the site names them
+    base/lib/python3.11/ base/lib/bundled/                shared libraries of this system for the interpreter
 
 Bytecode is packed, because compiling PyTorch takes tens of seconds.
 """
@@ -52,7 +51,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """`link`: the target, for a link within the folder. Other links are followed."""
+    """A file below a folder. `link`: the target of a link within the folder. Other links are followed."""
 
     name: str
     path: str
@@ -80,7 +79,7 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
             continue
         try:
             link = os.readlink(entry.path) if entry.is_symlink() else ""
-            if link and not os.path.isabs(link) and _leads_inside(entry.path, root):
+            if link and not os.path.isabs(link) and _points_inside(entry.path, root):
                 yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
@@ -88,11 +87,11 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
                     yield from _walk(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
                 yield FoundFile(name, entry.path, entry.stat())
-        except OSError:  # a broken link, or a file that was just removed
+        except OSError:  # a broken link, or a file that was removed meanwhile
             continue
 
 
-def _leads_inside(path: str, root: str) -> bool:
+def _points_inside(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
 
 
@@ -108,11 +107,12 @@ def listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""A part of the key. Change it if the same environment gets another archive."""
+"""Part of the key. Change this text if the layout of archives changes."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: it precedes the same name in `site-packages`."""
+    """A package or module used from its source folder. `is_first`: the source folder precedes the package in
+    `site-packages`."""
 
     name: str
     path: str
@@ -120,7 +120,8 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """An environment. `scripts`: the folder of its programs; empty for the system's. `conda`: its prefix, or empty."""
+    """An environment. `scripts`: folder of the environment's programs; empty for the system's Python. `conda`: the
+    conda prefix, or empty."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -135,7 +136,9 @@ def this_environment() -> Installed:
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
-    editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders), *_targets()]}.values())
+    editables = tuple(
+        {one.name: one for one in [*_editables_of_finders(), *_named_in_pth(folders), *_target_packages()]}.values()
+    )
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
     return Installed(
@@ -164,11 +167,11 @@ def _importable(folder: str) -> Iterator[Editable]:
     for entry in sorted(os.scandir(folder), key=lambda one: one.name):
         stem, suffix = os.path.splitext(entry.name)
         is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
-        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _holds_python(entry.path)):
+        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _contains_python(entry.path)):
             yield Editable(entry.name, os.path.realpath(entry.path))
 
 
-def _targets() -> Iterator[Editable]:
+def _target_packages() -> Iterator[Editable]:
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -177,14 +180,14 @@ def _targets() -> Iterator[Editable]:
             yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
 
 
-def _holds_python(folder: str) -> bool:
+def _contains_python(folder: str) -> bool:
     try:
         return any(name.endswith((".py", ".so")) for name in os.listdir(folder))
     except OSError:
         return False
 
 
-def _mapped() -> Iterator[Editable]:
+def _editables_of_finders() -> Iterator[Editable]:
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")
         if home is not None and home.__name__.startswith("__editable__"):
@@ -213,7 +216,9 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
-    parts += sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []  # one file per package and build
+    parts += (
+        sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []
+    )  # conda-meta has one file per package and build
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
         record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
@@ -249,13 +254,13 @@ class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """A file whose first line names this environment's Python."""
+    """A file whose first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """A file of bytecode: the time of the source in its header is rewritten."""
+    """A bytecode file. Packing rewrites the source time in its header."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file in the archive. `path`: source, or link's target."""
+    """A file in the archive. `path`: the source, or the target of a link."""
 
     name: str
     path: str
@@ -298,7 +303,7 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """Return the interpreter with its standard library. Raises ConfigError."""
+    """Return the interpreter and its standard library as archive members. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):

@@ -1,1 +1,1 @@
-"""The client: Parsl's executor, `@stoker.app`, `stoker.load`, `stoker.map`, and the link to the manager."""
+"""Client side: Parsl's executor, `@stoker.app`, `stoker.load`, `stoker.map`, and the connection to the manager."""

@@ -1,4 +1,4 @@
-"""`@stoker.app`: a Parsl `python_app` whose function gets a hot context as its first argument."""
+"""`@stoker.app`: a Parsl `python_app` that passes a loaded context to its function as the first argument."""
 
 from __future__ import annotations
 
@@ -79,36 +79,37 @@ def app(
     executors: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a function into an app: each call returns a future, and runs where its context is hot.
+    """Make a function into an app: each call returns a future, and runs where its context is loaded.
 
-    Features of Parsl's `python_app` work: futures as arguments, `inputs`, `outputs`, `stdout`, and a `walltime`
-    parameter.
+    Futures as arguments, `inputs`, `outputs`, `stdout` and a `walltime` parameter work as in Parsl's `python_app`.
 
     Args:
-        function: The function, when used bare.
-        context: A recipe: the function gets the loaded context as its first argument, and callers leave it out. Or a
-            family (`stoker.family`): each call gets the runtime for its input's length, or a longer one.
-        batch_size: Items that `stoker.map` puts into one call by default.
-        timeout: Longest run time of a call (`"10 min"`).
+        function: The function, if `@app` is used without parentheses.
+        context: A recipe: the function receives the loaded context as its first argument, which callers omit. A
+            family (`stoker.family`) selects the runtime with the smallest sufficient input length for each call.
+        batch_size: Default number of items that `stoker.map` puts into one call.
+        timeout: Maximum run time of a call (`"10 min"`).
         priority: Calls with a higher number run first.
-        deadline: Time from submission until a call should end. Within a priority the earliest deadline runs first;
-            calls without a deadline run last.
-        late: What happens to a call that cannot meet its deadline (it has passed, or earlier calls all took longer).
-            `"run"` runs it with a warning, after calls that can meet theirs; `"drop"` drops it.
-        latency: Longest time from submission to result (`"150 ms"`), for a policy that honours it.
-        ttft: Longest time to first token (`"500 ms"`), for a policy that honours it, such as `slinfer`.
-        tpot: Longest time per further token (`"100 ms"`), for a policy that honours it.
+        deadline: Time from submission until a call should end. Among calls of equal priority, the earliest deadline
+            runs first. Calls without a deadline run last.
+        late: Action for a call that cannot meet its deadline (the deadline has passed, or all earlier calls took
+            longer). `"run"` runs the call with a warning, after the calls that can meet their deadlines. `"drop"`
+            drops the call.
+        latency: Maximum time from submission to result (`"150 ms"`), for a policy that honours it.
+        ttft: Maximum time to first token (`"500 ms"`), for a policy that honours it, for example `slinfer`.
+        tpot: Maximum time per further token (`"100 ms"`), for a policy that honours it.
         gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
         features: Facts about a call that policies use: `{"items": 200}`.
-        variants: Other contexts that can serve the calls, best first, for a policy that honours them (docs/options.md).
-        stream: Send each yielded piece at once (docs/streams.md). The default is True for a function with `yield`.
-            Write True for a function that returns an iterator; with False the result is a list.
-        cache: Use Parsl's memoization; the context is part of its key.
-        ignore_for_cache: Parameters that are not part of that key.
+        variants: Other contexts that can run the calls, best first, for a policy that honours variants
+            (docs/options.md).
+        stream: Send each yielded piece immediately (docs/streams.md). The default is True for a function with `yield`.
+            Use True for a function that returns an iterator. With False the result is a list.
+        cache: Use Parsl's memoization; the context is part of the memoization key.
+        ignore_for_cache: Parameters that are not part of the memoization key.
         executors: Labels of Parsl executors. The default is every loaded StokerExecutor.
 
     Returns:
-        The app; with options, a decorator.
+        The app, or a decorator if options are given.
 
     Raises:
         ConfigError: An option or its value is not allowed. RecipeError: The context is not a recipe.
@@ -116,9 +117,11 @@ def app(
     asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
     if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
-        raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
+        raise ConfigError(f"@stoker.app accepts options only by name: @stoker.app(context={what})")
     if function is not None and not callable(function):
-        raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
+        raise ConfigError(
+            f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
+        )
     if unknown:
         options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
         wrong = next(iter(unknown))
@@ -131,9 +134,9 @@ def app(
     ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
     executors = names_in("executors", None if executors == "all" else executors)
     if executors == []:
-        raise ConfigError("executors: the list is empty, so no executor could run a call; leave it out to use all")
+        raise ConfigError("executors: the list is empty, so no executor could run a call; omit this option to use all")
     if ignore_for_cache and not cache:
-        raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or leave it out")
+        raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or omit ignore_for_cache")
     wants = _wants_of(asked)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
@@ -154,7 +157,7 @@ def app(
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
-    """A function under `@stoker.app`. Made by `app`. `options`: the arguments of `@stoker.app`."""
+    """The callable that `@stoker.app` returns. Made by `app`. `options`: the arguments of `@stoker.app`."""
 
     func: Any
 
@@ -170,9 +173,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
-            raise ConfigError(f"@stoker.app decorates a function; it got {function!r}")
+            raise ConfigError(f"@stoker.app decorates a function; it received {function!r}")
         if isinstance(function, PythonApp):
-            raise ConfigError(f"{function.__name__} is an app already; use one decorator")
+            raise ConfigError(f"{function.__name__} is already an app; use one decorator")
         check_function(function, takes_context=specification.wants.takes_context, ignored=ignore_for_cache or ())
         super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
         self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
@@ -201,7 +204,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._found = (kernel, self.executors)
             launch_at_once(kernel)
         wants = self.specification.wants
-        if wants.can_choose(args, kwargs):  # else the executor chooses the context once the arguments are ready
+        if wants.can_choose(args, kwargs):  # otherwise the executor chooses the context later
             wants = wants.chosen(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:
@@ -220,16 +223,16 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return AppCallFuture.of(super().__call__(*args, **kwargs), inbox=inbox)
 
     def with_options(self, **options: Any) -> StokerApp:
-        """Return the same function with other options: `verify.with_options(context=llm(path))(claim)`.
+        """Return a new app of the same function with changed options: `verify.with_options(context=llm(path))(claim)`.
 
         Args:
-            **options: Options of `@stoker.app` to change.
+            **options: The `@stoker.app` options to change.
 
         Raises:
-            ConfigError: `@app` has no such option, or the app is a method.
+            ConfigError: An option name is unknown, or the app is a method.
         """
         if self._is_method:
-            raise ConfigError(f"{self.__name__} is a method; give its options to @app, or make it a function")
+            raise ConfigError(f"{self.__name__} is a method; pass the options to @app, or make the method a function")
         merged = {**self.options, **options}
         if not options.keys() <= _OF_CALLS:
             made: StokerApp = app(**merged)(self.__wrapped__)
@@ -256,7 +259,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self._timed[1]
 
     def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
-        """Pickle the function now: the program may rebind captured names."""
+        """Pickle the function at submission, because the program may rebind captured names later."""
         try:
             blob = prepared.blob(function, wants)
         except SerializationError:  # the call's future raises this error
@@ -271,8 +274,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments now, because the program may change them. Return None if the kernel must read them
-        (futures, files, Parsl's own keywords) or caches results.
+        """Pickle the arguments at submission, because the program may change them later.
+
+        Return None if Parsl's kernel must read the arguments (futures, files, Parsl's keywords) or caches results.
         """
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
@@ -293,7 +297,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     @property
     def labels(self) -> list[str] | None:
-        """Labels of the executors that may run the app; None = all."""
+        """Labels of the executors that may run the app; None for all executors."""
         return self._labels
 
     @property
@@ -302,7 +306,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Reorder `self, context, ...`, because a library passes the context first."""
+        """Put the context before `self`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
             self.func = wrap_error(_context_first(self.function))
@@ -311,7 +315,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the app without this program's executors, for functions that refer to it."""
+        """Pickle the app without this program's executors, so that other functions can refer to it."""
         given = {name: getattr(self, name) for name in ("batch_size", "cache", "ignore_for_cache", "options")}
         return _again, (self.__wrapped__, self.specification.wants, {**given, "executors": self._labels})
 
@@ -355,12 +359,12 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options that apply to single calls: if `with_options` changes only these, the new app shares everything else."""
+"""Options of single calls. If `with_options` changes only these options, the new app shares all other state."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 
 def _wants_of(options: Mapping[str, Any]) -> Wants:
-    """Parse the options of `@app` that are sent with calls. Raises SpecificationError, which names the option."""
+    """Parse the options of `@app` that are sent with calls. Raises SpecificationError with the option's name."""
     context, stream = options["context"], options["stream"]
     recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
     given = {name: options[name] for name in ("variants", "late", "gang", "features", "priority")}
@@ -386,7 +390,7 @@ def names_in(option: str, value: Any) -> list[str] | None:
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
     name, yields = name_of(function), how_it_yields(function)
     if yields and not gives_pieces(function):
-        raise ConfigError(f"{name} is {yields}, which is no result of a call: return a value, or yield pieces of it")
+        raise ConfigError(f"{name} is {yields}, which cannot be the result of a call: return a value, or yield pieces")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -398,8 +402,8 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
     short = getattr(function, "__name__", repr(function))
     if takes_context and (not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)):
         raise ConfigError(
-            f"{short} has a context but no parameter for it: the first parameter receives it, as in def {short}(model,"
-            " ...)"
+            f"{short} has a context but no parameter for the context: the first parameter receives the context, as in"
+            f" def {short}(model, ...)"
         )
     unknown = next((name for name in ignored if name not in parameters), None)
     if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -414,7 +418,7 @@ def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tup
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:
         raise ConfigError(
-            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot: leave gang out, or write"
+            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"
             " stream=False for a result that is the list of yielded values",
             key="gang",
         )

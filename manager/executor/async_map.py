@@ -1,6 +1,6 @@
-"""`stoker.amap`: the results of a `stoker.map` for `async for`.
+"""`stoker.amap`: read the results of a `stoker.map` with `async for`.
 
-A thread takes the map's results; the event loop requests one result at a time from it.
+A thread iterates over the map. The event loop requests one result at a time from the thread.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def amap(
     keep: str | os.PathLike[str] | None = None,
     reuse: bool = False,
 ) -> AsyncResults:
-    """Call `function` on every item; `async for` over the results as they arrive.
+    """Call `function` on every item; return an iterator for `async for` that yields results as they arrive.
 
-    Leaving the loop, or cancelling the task that waits in it, cancels the remaining calls.
+    Leaving the loop, or cancelling the waiting task, cancels the remaining calls.
 
     Args:
-        function: As in `stoker.map`.
-        items: As in `stoker.map`, or an async iterable.
-        batch_size: As in `stoker.map`.
-        ordered: As in `stoker.map`.
-        progress: As in `stoker.map`.
-        window: As in `stoker.map`.
-        return_exceptions: As in `stoker.map`.
-        keep: As in `stoker.map`.
-        reuse: As in `stoker.map`.
+        function: See `stoker.map`.
+        items: See `stoker.map`; may also be an async iterable.
+        batch_size: See `stoker.map`.
+        ordered: See `stoker.map`.
+        progress: See `stoker.map`.
+        window: See `stoker.map`.
+        return_exceptions: See `stoker.map`.
+        keep: See `stoker.map`.
+        reuse: See `stoker.map`.
 
     Returns:
         An async iterator of results.
@@ -82,7 +82,7 @@ def amap(
 
 
 class AsyncResults(AsyncIterator[Any]):
-    """The results of a map, for `async for`. `interrupt` stops a wait for an async input's next item."""
+    """The results of a map, for `async for`. `interrupt` cancels the wait for the next item of an async input."""
 
     def __init__(self, results: ResultStream, *, interrupt: Callable[[], None]) -> None:
         self._results = results
@@ -94,12 +94,12 @@ class AsyncResults(AsyncIterator[Any]):
 
     @property
     def taken(self) -> int:
-        """Results that the program has taken."""
+        """Number of results that the program has received."""
         return self._results.taken
 
     @property
     def items(self) -> int:
-        """Items in the taken results."""
+        """Number of items in the received results."""
         return self._results.items
 
     def __aiter__(self) -> AsyncResults:
@@ -129,7 +129,7 @@ class AsyncResults(AsyncIterator[Any]):
             self._asked.put(None)
 
     async def aclose(self) -> None:
-        """As `close`, for `contextlib.aclosing`."""
+        """Cancel the remaining calls. `contextlib.aclosing` needs this method."""
         self.close()
 
     async def __aenter__(self) -> AsyncResults:
@@ -151,9 +151,9 @@ def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) 
         error, value = None, _END
         try:
             value = next(results, _END)
-        except BaseException as raised:  # Ctrl-C never raises on this thread
+        except BaseException as raised:  # Ctrl-C raises only on the main thread
             error = raised
-        end_future(wanted, value, error=error)  # the future may be cancelled with its task
+        end_future(wanted, value, error=error)  # has no effect on a cancelled future
         del wanted, error, value
     results.close()
 

@@ -1,4 +1,4 @@
-"""An executor's blocks: draining, failures, ends and reports."""
+"""Manage an executor's blocks: drain, detect failures, cancel jobs and report states."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 STATUS_LIMIT_S = 2.0
-PILOT_END_S = 5.0  # seconds in which pilots on this machine exit after the session's end
+PILOT_END_S = 5.0  # seconds that pilots on this machine have to exit after the session's end
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""If a factory's lock is free for this many seconds, the factory is considered dead."""
+"""Seconds with a free factory lock after which the factory counts as dead."""
 _LAST_LINES = 20
 
 
@@ -64,7 +64,7 @@ def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None
     failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
-        # Without an answer (the manager restarts) it is unknown whether a pilot joined: decide at the next call.
+        # Without an answer (the manager restarts) the client cannot know whether a pilot joined. The next call decides.
         if answer is not None and not (answer.pilots or answer.gone_pilots):
             log = str(getattr(executor.provider, "script_dir", "") or "")
             executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=log))
@@ -86,7 +86,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
 
 
 def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
-    """Return up to `wanted` blocks to drain: those with the fewest running calls, then the youngest."""
+    """Return up to `wanted` blocks to drain: first the blocks with the fewest running calls, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer = executor.ask_status()
     running = dict.fromkeys(active, 0)
@@ -103,7 +103,7 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
-    """Return the most pilots that a provider allows; 0 = no limit."""
+    """Return the maximum number of pilots that a provider allows; 0 means no limit."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
@@ -112,7 +112,7 @@ def with_pilots(link: Link) -> set[str]:
     try:
         status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
         return {pilot.block for pilot in status.pilots}
-    except Exception:  # the provider does not answer: all jobs will be cancelled
+    except Exception:  # without a status, the caller cancels all jobs
         return set()
 
 
@@ -132,14 +132,14 @@ def end_all(executor: BlockOwner, *, told: set[str]) -> None:
             time.sleep(0.02)
         if ending:
             provider.cancel(ending)
-    except Exception:  # the manager must end although the provider fails
+    except Exception:  # the manager must end even if the provider fails
         logger.exception("jobs %s could not be cancelled; look for them in the batch system", sorted(jobs.values()))
 
 
 def _not_ended(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
     try:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
-    except OSError:  # the status files are missing: cancelling an ended job does no harm
+    except OSError:  # missing status files: cancelling an ended job is harmless
         return list(jobs)
 
 
@@ -157,7 +157,7 @@ def workers_per_node(site: Site) -> int:
 
 
 def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
-    """Wait until the factory of an ended session has seen its jobs end."""
+    """Wait until the factory of an ended session reports that its jobs have ended."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
@@ -173,20 +173,21 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
         logger.warning("jobs of the session could not be cancelled; cancel them by hand: %s", jobs)
 
 
-# ---- upkeep, whenever Parsl asks for the status of blocks
+# ---- periodic work, run when Parsl requests the status of blocks
 
 
 class BlockUpkeep:
-    """Reports blocks to the manager. Cancels the jobs of drained blocks, and of blocks whose pilots were lost `lease_s`
-    ago."""
+    """Report blocks to the manager. Cancel the jobs of drained blocks, and of blocks whose pilots were lost `lease_s`
+    seconds ago."""
 
     def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
         self._owner = owner
         self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
-        """Time on the monotonic clock at which a draining block's job is cancelled."""
+        """Time on the monotonic clock at which the job of a draining block is cancelled."""
         self._silent_since: dict[str, float] = {}
-        """When each block was first seen without pilots although its job runs: its nodes are frozen or unreachable."""
+        """Time at which a block with a running job was first seen without pilots: its nodes are frozen or
+        unreachable."""
         self._told: dict[str, str] = {}
         self._without_key: set[str] = set()
 
@@ -196,14 +197,14 @@ class BlockUpkeep:
             link.tell(ReleaseBlock(block))
 
     def cancel_silent(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
-        """Cancel jobs whose pilots are lost. `emptied`: blocks that have lost all their pilots."""
+        """Cancel jobs of the blocks in `emptied`, which have lost all their pilots."""
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
         for block, since in self._silent_since.items():
             if now - since >= self._lease_s and self._cancel(block):
                 gone = show_seconds(self._lease_s)
-                logger.warning("block %s: its pilots left %s ago, but its job still runs; it is cancelled", block, gone)
+                logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
 
     def cancel_drained(self) -> None:
         for block, at in list(self._cancel_at.items()):
@@ -247,7 +248,7 @@ class NodeMessages:
             for name, pilot in there.items():
                 if name not in other:
                     radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=is_active)))
-        self._here = now  # last, so that a failed message is sent again
+        self._here = now  # set after all sends, so that a failed message is sent again
 
 
 def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
@@ -292,7 +293,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
     def cancel(self, job_ids: list[str]) -> list[bool]:
         groups = []
         for job in job_ids:
-            with suppress(OSError):  # the job's shell has ended
+            with suppress(OSError):
                 groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
         for group in groups:
@@ -301,7 +302,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         return done
 
     def _read_job_file(self, script_path: str, suffix: str) -> str:
-        """Return "-" for a missing exit code: Parsl then takes the job's state from its process."""
+        """Return "-" for a missing exit code, so that Parsl reads the job's state from the process."""
         try:
             return str(super()._read_job_file(script_path, suffix))
         except OSError:

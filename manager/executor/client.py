@@ -1,13 +1,11 @@
-"""The client's connection to the manager: one socket, and one thread that reads it.
+"""The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from the socket.
 
-With few calls in flight, the thread that calls `submit` sends the queue; with many, the I/O thread.
+Threads may share a ZeroMQ socket if a memory fence separates their uses: a thread holds `_lock` to send or read frames.
+The I/O thread polls the socket's edge-triggered descriptor. A send by another thread may consume the edge of a received
+frame. Therefore a thread that has sent frames checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
 
-Threads may share a ZeroMQ socket if a fence separates their uses: a thread holds `_lock` to send or read frames. The
-I/O thread polls the socket's edge-triggered descriptor, and a send by another thread may consume the edge of a received
-frame. So a thread that has sent checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
-
-Frames are numbered and kept until the manager has journalled them. After a reconnection the client sends unacknowledged
-frames again.
+The client numbers frames and keeps each frame until the manager has journalled it. After a reconnection the client
+sends unacknowledged frames again.
 """
 
 from __future__ import annotations
@@ -45,16 +43,16 @@ from stoker.protocol.status import JOURNAL
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""With fewer calls in flight, the thread that submits a call also sends it."""
+"""Number of calls in flight below which the thread that submits a call also sends it."""
 MANY, GATHER_S = 128, 0.001
-"""With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds so that more calls share a frame."""
+"""With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
 """Seconds without a settled result after which `close` stops waiting."""
 
 
 class Link:
-    """A client's connection to its manager. Any thread may call every method; only methods with a time limit block. An
-    `observer` submits no calls, and the session does not depend on it."""
+    """A client's connection to its manager. Any thread may call every method. Only methods with a time limit block. An
+    `observer` submits no calls and does not keep the session alive."""
 
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
@@ -66,7 +64,8 @@ class Link:
         self.settling = WorkerThreads("results")
         self.over: Exception | None = None
         self.journal_trouble = ""
-        """Why the manager cannot write its journal; empty while it can. While it cannot, calls and results wait."""
+        """Why the manager cannot write its journal; empty if it can. Until the journal works, calls and results
+        wait."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
@@ -122,7 +121,7 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` receives its end, and `inbox` its pieces. Raises SessionError if the session has
+        """Send a call; `waiter` receives its result, and `inbox` its pieces. Raises SessionError if the session has
         ended."""
         if self.over is not None:
             raise self.over
@@ -206,17 +205,17 @@ class Link:
         self._woken = True
         try:
             os.eventfd_write(self._wake_fd, 1)
-        except (OSError, ValueError):  # closed: there is no thread to wake
+        except (OSError, ValueError):  # the descriptor is closed and the I/O thread has ended
             pass
 
     def forked(self) -> None:
         self.over = membership.forked_process(self.session.session)
-        self.waiting.calls.clear()  # so that objects dropped in the child cancel no call of its parent
+        self.waiting.calls.clear()  # the child must not cancel calls of its parent
         self._lock = threading.Lock()
-        self._lock.acquire()  # no thread of this process may use the socket
+        self._lock.acquire()  # a forked child must not use the socket
 
     def _fail_if_over(self) -> None:
-        """Fail calls added while the session ended, because `fail_all` may have missed them."""
+        """Fail calls that were added while the session ended, because `fail_all` may have missed them."""
         if self.over is not None:
             self.fail_all(self.over)
 
@@ -249,14 +248,14 @@ class Link:
             return bool(self._out.queue) or self._out.has_unacknowledged
 
     def _flush(self) -> bool:
-        """Send the queue; return True if anything was sent. The caller holds the lock."""
+        """Send the queue; return True if a frame was sent. The caller holds the lock."""
         if not self._joined.is_set() or self._socket.closed:
             return False
         sent = False
         for frame in self._out.frames(time.monotonic()):
             self._socket.send(frame, 0, len(frame) < COPY_BELOW)
             sent = True
-        if self._may_lack_pieces:  # request pieces after the calls, which may have been submitted again
+        if self._may_lack_pieces:  # request pieces after calls that were resubmitted
             self._may_lack_pieces = False
             asked = [call.inbox.ask_again() for call in tuple(self.waiting.calls.values()) if call.inbox is not None]
             self._taken.extend(each for each in asked if each is not None)
@@ -281,7 +280,7 @@ class Link:
             poll.register(fd, select.POLLIN)
         try:
             self._turn(everything)
-            while not self._stop:  # check after each turn, because a turn consumes the wake-up of `close`
+            while not self._stop:  # a turn consumes the wake-up of `close`, so check after each turn
                 wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:
@@ -294,7 +293,6 @@ class Link:
             os.close(wake_fd)
 
     def _turn(self, ready: set[int]) -> None:
-        """Read frames and events from the `ready` descriptors, and send the queue."""
         if self._wake_fd in ready:
             try:
                 os.eventfd_read(self._wake_fd)
@@ -302,7 +300,7 @@ class Link:
                 pass
         if len(self.waiting.calls) >= MANY:
             time.sleep(GATHER_S)
-        self._woken = False  # after the read, so that no wake-up is lost
+        self._woken = False  # reset after the eventfd read, so that no wake-up is lost
         if self._monitor_fd in ready:
             self._read_monitor()
         if not self._joined.is_set():
@@ -333,9 +331,9 @@ class Link:
                 )
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
-            elif change is ConnectionChange.CUT_OFF:  # ZeroMQ tries again
+            elif change is ConnectionChange.CUT_OFF:  # ZeroMQ reconnects
                 continue
-            # Another process may have the address of a manager that was joined.
+            # If the client has joined before, another process may now use the manager's old address.
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:
@@ -375,7 +373,7 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                # Convert the forecasts to this machine's clock. The message's travel time is ignored.
+                # Convert the forecasts to this machine's clock. The travel time of the message is ignored.
                 ahead_s = time.time() - message.said_at if message.said_at else 0.0
                 replace = msgspec.structs.replace
                 self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
@@ -399,7 +397,7 @@ class Link:
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)
-        if call is None or call.inbox is None:  # the call was cancelled, or has ended
+        if call is None or call.inbox is None:
             return
         try:
             fed.append(call.inbox)
@@ -409,15 +407,15 @@ class Link:
             call.waiter.fail(message.call, error)
             return
         if taken is not None:
-            self._taken.append(taken)  # sent at the end of this turn
+            self._taken.append(taken)  # the end of this turn sends the acknowledgement
 
     def _welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._first_id = message.number << CLIENT_SHIFT
-            self.journal_trouble = ""  # a manager that cannot write its journal reports this after the welcome
+            self.journal_trouble = ""  # the manager reports journal errors after the welcome
             if message.again:
                 text = "session %s: its manager lost a part of its journal; %d calls are submitted again, "
-                logger.warning(text + "and running ones continue", self.session.session, len(self.waiting))
+                logger.warning(text + "and running calls continue", self.session.session, len(self.waiting))
                 self._out.resubmit_everything()
             for frame in self._out.again(time.monotonic()):
                 self._socket.send(frame)

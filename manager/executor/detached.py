@@ -1,7 +1,7 @@
 """Find sessions that outlive programs, and restart their managers.
 
-By the file `manager.json`, any login node can restart the manager. A session is registered before its manager starts,
-so that it is found even if the starting command is killed.
+Any login node can restart the manager with the file `manager.json`. A session is registered before its manager starts,
+so that commands find the session even if the starting command is killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_coming_up(folder: Path) -> bool:
 
 
 def wait_for_begun(name: str = "") -> None:
-    """Wait while a session whose id begins with `name` is starting."""
+    """Wait while a session is starting whose id begins with `name`."""
     links = state_folder() / "sessions"
     while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
         time.sleep(_POLL_S)
@@ -58,9 +58,9 @@ def wait_for_begun(name: str = "") -> None:
 
 
 JOINS = "STOKER_SESSION"
-"""The environment variable that names the session which programs join if they name no site."""
+"""Environment variable with the session that programs join if they name no site."""
 RUN = "STOKER_RUN"
-"""The environment variable with the run's folder in a detached program (`stoker run --detach`)."""
+"""Environment variable with the run's folder in a detached program (`stoker run --detach`)."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def unreachable(folder: SessionFolder) -> str:
-    """Return why this machine's network cannot reach a manager; empty if the network can."""
+    """Return why this machine's network cannot reach the manager; empty if the manager is reachable."""
     if not folder.file.exists():
         return ""
     file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
@@ -142,8 +142,8 @@ def _unregister(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder; restart its manager if that has exited. Return its folder, and a Site with its
-    name. Raises SessionError."""
+    """Find a session by id or folder; restart its manager if the manager has exited. Return the session's folder, and
+    a Site with the session's name. Raises SessionError."""
     wait_for_begun(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -153,11 +153,11 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start at
-    the same time, one exits. Raises SessionError.
+    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start
+    together, one exits. Raises SessionError.
 
-    `waiting` gets a message if the earlier manager may still run. `to_end`: the manager only ends the session, on any
-    port.
+    `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
+    session, and may use any port.
     """
     launch = read_launch(folder)
     if to_end:
@@ -167,7 +167,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     path = lease.lease_file(folder)
     before, said_before = lease.read(path), _written_at(folder)
     if before is not None and before.over:
-        raise _over(launch, before.over)
+        raise _session_over_error(launch, before.over)
     patience_s = START_LIMIT_S
     if before is not None and lease.is_alive(before) is None:
         patience_s += lease.PATIENCE_S + lease.SETTLE_S
@@ -182,9 +182,9 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
                 other = lease.read(path)
-                if other is not None and other.over:  # another process started a manager first and ended the session
-                    raise _over(launch, other.over)
-                if other is not None and is_up(folder):  # another process, or the keeper, started a manager first
+                if other is not None and other.over:  # another process started a manager and ended the session
+                    raise _session_over_error(launch, other.over)
+                if other is not None and is_up(folder):  # another process or the keeper started a manager
                     register(folder)
                     return other
                 if other is None or not lease.is_alive(other):
@@ -192,24 +192,24 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise with_log(what, folder.manager_log, said_at=said_at)
-                    process = _spawn(folder, launch)  # this manager, or the other one started at this time, was killed
+                    process = _spawn(folder, launch)  # this manager or a concurrent manager was killed
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
                 raise with_log(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
-        if _written_at(folder) == said_before:  # else the manager listens, and commands find it by its id
+        if _written_at(folder) == said_before:  # otherwise commands find the session by id
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
-        if not folder.file.exists():  # the manager never listened: no command needs to wait for it
+        if not folder.file.exists():  # the manager never listened, so commands must not wait for it
             _unregister(folder)
         raise
     register(folder)
     return holder
 
 
-def _over(launch: Launch, why: str) -> SessionError:
+def _session_over_error(launch: Launch, why: str) -> SessionError:
     return SessionError(f"session {launch.session} is over: {why}", session=launch.session)
 
 

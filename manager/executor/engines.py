@@ -1,5 +1,5 @@
-"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine. Requests
-that TaskVine cannot honour are refused before calls are sent."""
+"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine. The
+executor refuses requests that TaskVine cannot honour before it sends calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.pilot.taskvine import engine, factory
 from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
-if TYPE_CHECKING:  # importing Parsl takes a second, and the command line does not need it
+if TYPE_CHECKING:  # importing Parsl takes a second; the command line does not need Parsl
     from parsl.providers import LocalProvider
     from parsl.providers.base import ExecutionProvider
 
@@ -55,8 +55,8 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
 
 
 def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour these options. `honours`: options that its policy uses; None if only
-    the manager of a joined session knows them."""
+    """Raise ConfigError if this site cannot honour the options in `wants`. `honours`: options that the site's policy
+    uses; None if only the manager of a joined session knows them."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -87,7 +87,7 @@ def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
     """Write TaskVine's plans into a new session's folder. `python_path`: import folders outside this environment.
-    `kept`: the session outlives programs. Raises OSError."""
+    `kept`: True for a session that outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)

@@ -1,10 +1,10 @@
 """StokerExecutor: Stoker as an executor of Parsl. Differences from Parsl's own executor (HTEX):
 
-- Failed blocks stop the executor only until the first pilot joins.
-- Initial blocks start with the executor, not with Parsl's strategy.
-- Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` the jobs are cancelled.
-- Calls run in the program's folder, if pilots see it.
-- Python's garbage collector runs after 50,000 new containers, not 700, because there may be 100,000 futures.
+- Failed blocks stop the executor only before the first pilot joins.
+- Initial blocks start with the executor, before Parsl's strategy runs.
+- Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` seconds the jobs are cancelled.
+- Calls run in the program's folder if pilots can access that folder.
+- Python's garbage collector runs after 50,000 new containers instead of 700, because 100,000 futures may exist.
 """
 
 from __future__ import annotations
@@ -74,24 +74,26 @@ FACTORY_LIMIT_S = 40.0
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
-    """A Parsl executor whose pilots keep contexts hot between calls.
+    """A Parsl executor whose pilots keep contexts loaded between calls.
 
     Args:
-        site: A site file, a Site, or None for this machine. With a batch system in the site file, the manager's factory
+        site: A site file, a Site, or None for this machine. If the site file has a batch system, the manager's factory
             submits the blocks.
         label: The name of the executor and of its folder.
-        provider: As in `stoker.load`.
-        session: As in `stoker.load`.
+        provider: See `stoker.load`.
+        session: See `stoker.load`.
         working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder.
-            A pilot that does not see that folder uses a temporary folder per call.
-        storage_access: As in Parsl.
-        drain_s: As in `stoker.load`.
-        progress: As in `stoker.load`.
-        block_error_handler: As in Parsl. True counts failed blocks until the first pilot joins; False ignores them.
-        remote_monitoring_radio: As in Parsl.
+            A pilot that cannot access the program's folder uses a temporary folder per call.
+        storage_access: Parsl's staging providers.
+        drain_s: See `stoker.load`.
+        progress: See `stoker.load`.
+        block_error_handler: A function as in Parsl. True counts failed blocks until the first pilot joins; False
+        ignores
+            failed blocks.
+        remote_monitoring_radio: The radio of Parsl's monitoring.
 
     Raises:
-        ConfigError: The site is wrong, or options exclude each other.
+        ConfigError: The site is invalid, or options exclude each other.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
         self.preparer: Preparer
-        """`start` sets this, because the preparer needs the link."""
+        """Set by `start`, because the preparer needs the link."""
         self.call_place = CallPlace()
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
@@ -231,11 +233,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._start_blocks()
 
     def shutdown(self) -> None:
-        """End the session: cancel open calls, end pilots and manager. In a joined session, end only this program's
-        calls."""
+        """End the session: cancel open calls, end pilots and manager. In a joined session, end only the calls of this
+        program."""
         if self._stopped or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
-        if self.submit_monitoring_radio is not None:  # report pilots that joined since the last status, then their end
+        if self.submit_monitoring_radio is not None:
             answer = self.ask_status()
             if answer is not None:
                 self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
@@ -266,7 +268,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            # If the client never joined, the manager has no EndSession message: do not wait for its orderly end.
+            # If the client never joined, the manager has received no EndSession message and is ended without a grace
+            # period.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
@@ -275,15 +278,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Use a thread, so that Ctrl-C cannot come between a block's submission and the record of its job id."""
+        """Start blocks on a thread, so that Ctrl-C cannot interrupt between a submission and the record of its job
+        id."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
             self._starting = thread.submit(self.scale_out_facade, self.provider.init_blocks)
             thread.shutdown(wait=False)
             self._early = self._starting.result()
-
-    # ---- calls
 
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
@@ -321,7 +323,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         blob = None
         if of_app is not None:
             kwargs.pop(SPECIFICATION, None)
-            if is_same(of_app.made_of, func):  # else Parsl's kernel has wrapped it, for example to stage files
+            if is_same(of_app.made_of, func):  # otherwise Parsl has wrapped `func`, for example to stage files
                 blob = of_app.function
         else:
             spec = prepared.parsl_spec(args, kwargs)
@@ -342,7 +344,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
-        if task is not None and task["resource_specification"] is CANCELLED:  # since this method began
+        if (
+            task is not None and task["resource_specification"] is CANCELLED
+        ):  # the call was cancelled after this method began
             if isinstance(payload, ObjectRef):
                 link.large.drop(payload)
             future.cancel()
@@ -351,7 +355,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Return the slots that open calls need; Parsl's kernel starts blocks for them."""
+        """Return the number of slots that open calls need; Parsl's kernel starts blocks for this number."""
         return self._link.waiting.slots if self._link else 0
 
     @property
@@ -360,20 +364,20 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
-        """Return False: a process belongs to a library, so Parsl cannot monitor single calls."""
+        """Return False: a process runs a whole library, so Parsl cannot monitor single calls."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Fail all open calls and refuse new ones.
+        """Fail all open calls and refuse new calls.
 
         Args:
-            exception: The reason, which the calls raise.
+            exception: The exception that the calls raise.
         """
         logger.error("executor %s cannot continue: %s", self.label, exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
         if self._link is not None:
-            bad = BadStateException(self, exception)  # the type that Parsl's users expect
+            bad = BadStateException(self, exception)  # the exception type that users of Parsl expect
             bad.__cause__ = exception
             self._link.fail_all(bad)
 
@@ -394,11 +398,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def workers_per_node(self) -> int:
-        """Calls that a node runs at once."""
+        """Number of calls that a node runs at once."""
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Start blocks, unless Parsl requests the initial blocks, which have started already.
+        """Start blocks, unless Parsl requests the initial blocks, which have already started.
 
         Args:
             n: Number of blocks.
@@ -418,7 +422,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
         Args:
             blocks_wanted: Number of blocks to drain.
-            max_idletime: If this is a number, drain only idle blocks.
+            max_idletime: If not None, drain only idle blocks.
 
         Returns:
             Ids of the chosen blocks.
@@ -428,7 +432,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return chosen
 
     def status(self) -> dict[str, JobStatus]:
-        """Return the state of every block: MISSING for a completed block whose pilot never joined."""
+        """Return the state of every block. A completed block whose pilot never joined is MISSING."""
         status: dict[str, JobStatus] = super().status()
         answer = self.ask_status()
         if answer is not None:
@@ -458,7 +462,7 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
     if not found:
         labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
         raise SessionError(
-            f"{name} needs a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
+            f"{name} needs a StokerExecutor, but Parsl was loaded with {labels} only; add an executor to Config:\n\n"
             "  Config(executors=[stoker.StokerExecutor()])\n"
         )
     return found
@@ -495,7 +499,7 @@ def raise_gc_thresholds() -> None:
     with _lock:
         if _gc_users == 0:
             _before = gc.get_threshold()
-            if 0 < _before[0] < THRESHOLDS[0]:  # keep a higher threshold, and a disabled collector (0)
+            if 0 < _before[0] < THRESHOLDS[0]:  # keep a higher threshold; 0 means a disabled collector
                 gc.set_threshold(*THRESHOLDS)
         _gc_users += 1
 

@@ -1,4 +1,4 @@
-"""Turn the end of a call into a value, the user's exception, or one of Stoker's errors."""
+"""Convert the end of a call to a value, the user's exception, or a Stoker error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL: a pickle of protocol 4 or later without this byte contains only builtin types."""
+"""The opcode STACK_GLOBAL. A pickle of protocol 4 or later without this byte contains only builtin types."""
 
 
 def opens_at_once(end: CallEnd) -> bool:
@@ -62,7 +62,7 @@ def opens_at_once(end: CallEnd) -> bool:
 
 
 def outcome(end: CallEnd, *, session: str = "") -> Any:
-    """Return the call's result, or raise its exception or a StokerError."""
+    """Return the call's result, or raise the call's exception or a StokerError."""
     if end.ok:
         return open_value(_bytes(end), call=end.call)
     if end.failure is not None:
@@ -73,16 +73,16 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
         call = show_call(end.call)
         printed = f" (its output: {_command('logs', call, session)})" if end.printed else ""
         error.add_note(f"call {call}{printed}")
-        if advice := _about_names(error):
+        if advice := _advice_on_pickling(error):
             error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
-            text = f"call {call} raised {error!r}, which would end the loop that takes its result"
-            raise RuntimeError(text) from error  # as Python does for generators
+            text = f"call {call} raised {error!r}, which would end the loop that receives the call's result"
+            raise RuntimeError(text) from error  # Python does this for generators
         raise error
-    # SystemExit and other errors that are not an Exception would end this program.
+    # Exceptions that do not inherit from Exception (SystemExit) would end this program.
     raise RemoteCallError(
-        f"call {show_call(end.call)} raised {error!r}, which would have ended its process; return instead, or raise "
-        "an Exception",
+        f"call {show_call(end.call)} raised {error!r}, which would have ended the library's process; return "
+        "instead, or raise an Exception",
         call=show_call(end.call),
         kind=type(error).__name__,
         traceback=str(error.__cause__),
@@ -95,7 +95,7 @@ _NO_NAME = re.compile(
 )
 
 
-def _about_names(error: Exception) -> str:
+def _advice_on_pickling(error: Exception) -> str:
     found = _NO_NAME.search(str(error)) if isinstance(error, pickle.PicklingError | AttributeError) else None
     if found is None:
         return ""
@@ -125,7 +125,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
         lines += ["its last lines:", *("  " + line for line in failure.tail.rstrip().splitlines()[-20:])]
     lines.append(f"  why: {_command('explain', facts['call'], session)}")
     if failure.kind is FailureKind.CONTEXT and failure.log:
-        lines.append(f"  what its loader printed: {_command('logs', facts['call'], session)}")
+        lines.append(f"  output of the loader: {_command('logs', facts['call'], session)}")
     elif (output := printed or failure.printed) is not None and output.end != output.start:
         lines.append(f"  its output: {_command('logs', facts['call'], session)}")
     elif failure.log and failure.library:
@@ -153,13 +153,13 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with an exit code other than 0.
+    """A command of a `bash_app` ended with a nonzero exit code.
 
     Attributes:
-        app_name: As Parsl's.
-        exitcode: As Parsl's.
+        app_name: Name of the app.
+        exitcode: Exit code of the command.
         command: The command that ran.
-        last_lines: Its last output.
+        last_lines: Last lines of the command's output.
     """
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:

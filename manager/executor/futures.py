@@ -1,4 +1,4 @@
-"""The futures of a call: the executor's, and Parsl's, which the program gets."""
+"""The futures of a call: the executor's future, and Parsl's future, which the program receives."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CallFuture(Future[Any]):
     """A future whose `cancel` also stops a running call. Made by `StokerExecutor.submit`.
 
     Attributes:
-        progress: The call's last progress, with its last checkpoint.
-        forecast: The manager's forecast of the call's end, in seconds since the epoch, if it has a deadline.
+        progress: The call's last progress report, with its last checkpoint.
+        forecast: If the call has a deadline, the manager's forecast of the call's end, in seconds since the epoch.
         due_at: The call's deadline, in seconds on the monotonic clock.
     """
 
@@ -49,14 +49,14 @@ class CallFuture(Future[Any]):
 
     @property
     def parsl_executor_task_id(self) -> str:
-        """The call's id, as Parsl's monitoring shows it."""
+        """The call's id in Parsl's monitoring."""
         return "" if self.call is None else show_call(self.call)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Call a function when the call has ended, on a thread for callbacks.
+        """Run a function on a callback thread after the call has ended.
 
         Args:
-            fn: Gets the future; may wait for other calls.
+            fn: A function that receives the future; `fn` may wait for other calls.
         """
         record = _record_of(fn)
         if record is None:
@@ -68,7 +68,7 @@ class CallFuture(Future[Any]):
             make_safe(kernel)
         super().add_done_callback(fn)
         # The app's future may be cancelled while the executor submits the call. `AppCallFuture.cancel` marks the record
-        # and then looks for this future. This method stores the future and then looks for the mark, so that at least
+        # and then looks for this future. This method stores the future and then looks for the mark. Therefore at least
         # one of the two methods cancels the call.
         if record.get("resource_specification") is CANCELLED:
             self.cancel()
@@ -83,17 +83,17 @@ class CallFuture(Future[Any]):
             return True
         if not super().cancel():
             return False
-        self.set_running_or_notify_cancel()  # else `concurrent.futures.wait` would never return
+        self.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` would never return
         if self.call is not None:
             self._link.cancel([self.call])
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in an event loop, also a notebook's. Cancelling the waiting task cancels the call."""
+        """Wait in an event loop, also in a notebook. If the waiting task is cancelled, the call is cancelled."""
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """Set the result, on another thread if this may take long.
+        """Set the result; use another thread if the work may take long.
 
         Args:
             end: The manager's message about the call's end.
@@ -103,29 +103,28 @@ class CallFuture(Future[Any]):
         """
         settling = self._link.settling
         if self._inbox is not None or settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
-            settling.add(functools.partial(self._open_later, end))
+            settling.add(functools.partial(self._set_outcome_unless_done, end))
             return False
         before = time.monotonic()
-        self._open(end)
+        self._set_outcome(end)
         if time.monotonic() - before > SLOW_S:
             settling.has_slow_callbacks = True
         return False
 
     def _runs_users_code(self) -> bool:
-        """True if setting the result may run a callback of the program, through the future of a Parsl app."""
         for callback in callbacks_of(self):
             app = (_record_of(callback) or {}).get("app_fu")
             if isinstance(app, Future) and not isinstance(app, AppCallFuture):
                 return any(map(is_users_callback, callbacks_of(app)))
         return False
 
-    def _open_later(self, end: CallEnd) -> None:
-        if self.done():  # cancelled while this method ran
+    def _set_outcome_unless_done(self, end: CallEnd) -> None:
+        if self.done():
             discard_result(end)
         else:
-            self._open(end)
+            self._set_outcome(end)
 
-    def _open(self, end: CallEnd) -> None:
+    def _set_outcome(self, end: CallEnd) -> None:
         try:
             if end.ok and self._inbox is not None:
                 packed = self._inbox.values_at_end(end)
@@ -134,7 +133,7 @@ class CallFuture(Future[Any]):
                 value = outcome(end, session=self._link.session.session)
         except BaseException as error:
             end_future(self, error=error)
-            error.__traceback__ = None  # its frames refer to the future and would keep the future alive
+            error.__traceback__ = None  # the frames of the traceback would keep the future alive
         else:
             end_future(self, value)
 
@@ -148,7 +147,7 @@ class CallFuture(Future[Any]):
         end_future(self, error=error)
 
     def flush(self) -> None:
-        """Do nothing: `settle` needs no flush."""
+        """Do nothing, because `settle` needs no flush."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Store the call's last progress report or forecast.
@@ -158,7 +157,7 @@ class CallFuture(Future[Any]):
         """
         if isinstance(said, CallForecast):
             self.forecast = said
-        else:  # keep a checkpoint until a newer one arrives
+        else:  # keep a checkpoint until a newer checkpoint arrives
             kept = b"" if self.progress is None else self.progress.state
             self.progress = said if said.state or not kept else msgspec.structs.replace(said, state=kept)
 
@@ -180,13 +179,14 @@ def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
 
 
 CANCELLED: Mapping[str, Any] = MappingProxyType({})
-"""The specification of a call that was cancelled before Parsl gave it to its executor. Compare it with `is`."""
+"""The specification of a call that was cancelled before Parsl passed it to an executor. Compare with `is`."""
 
 
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
-    """The future of a Stoker app: Parsl's future, with a `cancel` that works. Made by `AppCallFuture.of`.
+    """The future of a Stoker app: Parsl's future with a working `cancel`. Made by `AppCallFuture.of`.
 
-    A cancelled future ends at once with CancelledError. Its call stops in any state, and is not retried.
+    A cancelled future ends immediately with CancelledError. The call of a cancelled future stops in any state and is
+    not retried.
     """
 
     _was_cancelled = False
@@ -194,11 +194,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     @staticmethod
     def of(future: AppFuture, *, inbox: PieceInbox | None = None) -> AppCallFuture:
-        """Change the class of Parsl's future to this class.
+        """Change the class of Parsl's future to AppCallFuture.
 
         Args:
             future: The future that Parsl's kernel has created.
-            inbox: Gets the pieces that the call yields.
+            inbox: Receives the pieces that the call yields.
 
         Returns:
             The same object.
@@ -210,8 +210,8 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return future  # type: ignore[no-any-return]
 
     def pieces(self) -> PieceReader:
-        """Return a reader of the yielded values, for `for` and `async for`. It may be called more than once, and each
-        reader starts at the first piece.
+        """Return a reader of the yielded values, for `for` and `async for`. Each call of `pieces` returns a new reader
+        that starts at the first piece.
 
         Raises:
             ConfigError: The function yields no pieces.
@@ -220,7 +220,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(
                 "this call gives no pieces: its function has no yield (or stream=False); wait for its result()"
             )
-        return PieceReader(self._inbox, lambda _taken: None)  # this inbox acknowledges messages itself
+        return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """As `CallFuture.add_done_callback`."""
@@ -249,15 +249,15 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         raise TypeError("a future is not iterable; loop over its result(), or over stoker.map(function, items)")
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """As `CallFuture.__await__`."""
+        """Wait in an event loop."""
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """As `Future.set_result`; no effect on a cancelled future."""
+        """As `Future.set_result`. A cancelled future keeps its state."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """As `Future.set_exception`; no effect on a cancelled future."""
+        """As `Future.set_exception`. A cancelled future keeps its state."""
         if not self._was_cancelled:
             super().set_exception(exception)

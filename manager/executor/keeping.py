@@ -1,7 +1,7 @@
-"""How a `stoker.map` keeps its results: each result is in the file before the program gets it.
+"""Keep the results of a `stoker.map` in a file: each result is written before the program receives it.
 
-A thread writes the arrived results with one `write(2)`, then passes the ends to the stream. The file is synced every
-few seconds. Failed calls are not kept.
+A thread writes the arrived results with one `write(2)`, then passes the results to the stream. The file is synced every
+5 seconds. Results of failed calls are not kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JOIN_S = 5.0
 
 
 class KeptItem(NamedTuple):
-    """An item, or a batch of `items`, with a result from an earlier run."""
+    """An item, or a batch of `items`, whose result is stored from an earlier run."""
 
     file: KeptFile
     at: int
@@ -46,9 +46,9 @@ class KeepingInbox(MapInbox):
         super().__init__()
         self.file = file
         self.error: StokerError | None = None
-        """Why no more results can be kept; the map raises this error."""
+        """Error that stopped the storage of results; the map raises this error."""
         self.sending = threading.Lock()
-        """Held from sending calls until their keys are stored, because their ends may arrive earlier."""
+        """Lock held from sending calls until their keys are stored, because calls may end in between."""
         self._keys: dict[CallId, tuple[str, int]] = {}
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
@@ -88,7 +88,7 @@ class KeepingInbox(MapInbox):
         self.file.close()
 
     def _sync(self) -> None:
-        """Sync the file, because on a network file system only fsync reports a full disk."""
+        """Sync the file, because a network file system reports a full disk only at fsync."""
         try:
             self.file.sync()
         except StokerError as error:
@@ -101,9 +101,9 @@ class KeepingInbox(MapInbox):
         try:
             if self.error is None:
                 pairs = zip(keys, ends, strict=True)
-                # Keep the file of a large result, because the program reads it later.
+                # Keep the file of a large result, because the program reads this file later.
                 self.file.append(record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
-        except OSError as error:  # the file of a large result
+        except OSError as error:  # a large result is read from its own file
             self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
         except StokerError as error:
             self.error = error
@@ -115,7 +115,7 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """Opens the file of a map. Raises ConfigError if another map wrote it."""
+    """Open the file of a map. Raises ConfigError if another map wrote the file."""
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()
@@ -149,7 +149,7 @@ def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> Non
         return
     if why := difference(there, header):
         if not reuse or there.function != header.function or there.batch_size != header.batch_size:
-            raise refused(file.path, why + _what_to_do(there, header))
+            raise refused(file.path, why + _advice_on_difference(there, header))
         file.begin(header)
     if len(file):
         damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
@@ -174,12 +174,12 @@ def difference(there: KeptHeader, now: KeptHeader) -> str:
     return ""
 
 
-def _what_to_do(there: KeptHeader, now: KeptHeader) -> str:
+def _advice_on_difference(there: KeptHeader, now: KeptHeader) -> str:
     if there.function != now.function:
         return "; name another file"
     if there.batch_size != now.batch_size:
         return f"; name another file, or write batch_size={there.batch_size}"
-    return "; name a new file to compute all results again, or write reuse=True to keep the old ones"
+    return "; name a new file to compute all results again, or write reuse=True to keep the old results"
 
 
 def _batches(size: int | None) -> str:

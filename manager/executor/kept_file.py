@@ -4,11 +4,11 @@
     {"key":"…","item":0,"result":{"label":"SUPPORTS"},"digest":"…"}
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
-A result is written as JSON if JSON represents it exactly, else as a pickle in base64. `item` is the item's index in the
-run that computed it. The digest covers its line: an incomplete or damaged line is skipped, and its item runs again.
+A result is written as JSON if JSON represents it exactly; otherwise as a pickle in base64. `item` is the item's index
+in the run that computed the result. Each line ends with its digest. An incomplete or damaged line is skipped, and its
+item runs again.
 
-`key` is the digest of the item's content, so items may be added, removed or reordered between runs. Equal items have a
-record each.
+`key` is the digest of the item's content, so items may be added, removed or reordered between runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 def record(key: str, item: int, data: Any) -> Iterator[bytes]:
-    """Yield a result's line in parts, to save memory."""
+    """Yield the line of a result in parts, to save memory."""
     text = _as_json(data)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())
@@ -100,7 +100,7 @@ DAMAGED = object()
 
 
 class Scan:
-    """Yields key, item index and offset of each whole line. Reads long lines in chunks, to save memory."""
+    """Yield key, item index and offset of each whole line. Read long lines in chunks, to save memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -149,7 +149,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
     file.seek(at)
     try:
         return _value_of(file.readline(), key=key, opens=opens)
-    except Exception as error:  # classes of the result may raise any error
+    except Exception as error:  # classes in the result may raise any error
         if payloads.is_interrupt(error):
             raise
         raise SerializationError(
@@ -160,8 +160,8 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
 
 
 def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
-    """Return the value in a line; DAMAGED if the line is incomplete or has another key. Without `opens`, only check the
-    line."""
+    """Return the value in a line; DAMAGED if the line is incomplete or has another key. With `opens=False`, only check
+    the line and return None."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
     if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
@@ -188,12 +188,12 @@ def _as_json(data: Any) -> bytes | None:
         if not _is_json(value):
             return None
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except (pickle.UnpicklingError, ValueError, RecursionError):  # another type; a lone surrogate; a recursive value
+    except (pickle.UnpicklingError, ValueError, RecursionError):  # a class, a lone surrogate, or a recursive value
         return None
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles builtin types only, so that no code of the user runs on the writing thread."""
+    """Unpickler that accepts only builtin types, so that no code of the user runs on the writing thread."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
@@ -211,11 +211,11 @@ def _is_json(value: Any) -> bool:
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of fsync on a file that is not on a disk: a pipe, a device."""
+"""Error numbers of fsync on a file that is not on a disk (a pipe, a device)."""
 
 
 class KeptFile:
-    """An open and locked file. One thread may append while another searches."""
+    """An open and locked file of kept results. One thread may append while another thread searches."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -223,12 +223,12 @@ class KeptFile:
         self.damaged = 0
         self.added = 0
         self._file = descriptor
-        self._reader: BinaryIO = path.open("rb")  # has its own offset, which writes do not move
+        self._reader: BinaryIO = path.open("rb")  # has a separate file offset, which writes do not move
         self._index = _Index()
         self._end = 0
 
     def read(self) -> None:
-        """Build the index from the file, and cut off an incomplete last line. Raises ConfigError."""
+        """Build the index from the file, and remove an incomplete last line. Raises ConfigError."""
         self._reader.seek(0)
         first = self._reader.read(len(BEGINS))
         if not first.startswith(BEGINS[: len(first)]):
@@ -269,7 +269,7 @@ class KeptFile:
                     at, held, size = at + size, [], 0
             write_all(self._file, b"".join(held))
         except OSError as error:
-            with suppress(OSError):  # an incomplete line is cut off when the file is opened again
+            with suppress(OSError):  # `read` removes an incomplete last line later
                 os.ftruncate(self._file, self._end)
             raise StokerError(
                 f"{self.path}: cannot be written: {error.strerror}; it has the {len(self) + self.added:,} results"
@@ -330,11 +330,11 @@ def open_kept(path: Path) -> KeptFile:
 
 
 class KeptResults:
-    """The results in a file, in the order of their items. Values are read when needed.
+    """The results in a file, in the order of their items. Values are read from the file during iteration.
 
     Attributes:
-        items: Indices of the results' items (or batches).
-        function: The name of the function that made the results.
+        items: Indices of the items (or batches) of the results.
+        function: Name of the function that computed the results.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -362,7 +362,7 @@ class KeptResults:
         for number, at in enumerate(self._places):
             value = value_at(self._file, at, path=self._path)
             if value is DAMAGED:
-                if self.items[number] in self.items[number + 1 : number + 2]:  # the item has run again since
+                if self.items[number] in self.items[number + 1 : number + 2]:  # a later run computed the item again
                     continue
                 raise StokerError(f"{self._path}: the record at byte {at:,} is damaged; its item runs again with keep=")
             yield value
@@ -372,7 +372,7 @@ class KeptResults:
 
 
 def kept(path: str | os.PathLike[str]) -> KeptResults:
-    """Return the results kept by `stoker.map(..., keep=path)`, in the order of their items.
+    """Return the results that `stoker.map(..., keep=path)` has kept, in the order of their items.
 
     A map may write the file at the same time. Results are unpickled: read only files that you trust.
 
@@ -380,10 +380,10 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
         `for result in stoker.kept("run.jsonl"): ...`
 
     Args:
-        path: The file.
+        path: The file with the results.
 
     Raises:
-        ConfigError: The file keeps no results.
+        ConfigError: The file is not a file of kept results.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"stoker.kept: {path!r:.80} is not the path of a file")
@@ -396,14 +396,14 @@ def refused(path: Path, why: str) -> ConfigError:
 
 def not_kept(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path}: is not a file of kept results, judged by its first line; name a new file",
+        f"{path}: is not a file of kept results, because the first line differs; name a new file",
         key="keep",
         file=str(path),
     )
 
 
 class _Index:
-    """Offsets of each key's records in the file. `take` returns each offset once."""
+    """Offsets of the records of each key in the file. `take` returns each offset once."""
 
     def __init__(self) -> None:
         self._pairs = array("Q")
@@ -417,7 +417,7 @@ class _Index:
         self._places.append(at)
 
     def sort(self) -> None:
-        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable: a key's records stay in order
+        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable sort: keeps the order of records
         self._keys = array("Q", (self._keys[each] for each in order))
         self._places = array("Q", (self._places[each] for each in order))
         self._taken = array("Q", bytes(8 * len(order)))

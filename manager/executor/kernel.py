@@ -1,10 +1,11 @@
-"""Changes to Parsl's kernel, which keeps a program's tasks.
+"""Changes to Parsl's kernel (DataFlowKernel), which stores a program's tasks.
 
 - The kernel passes each result to its memoizer before it sets the call's future. If the memoizer raises (pickle refuses
-  a result, the disk is full), the future never ends. With `SafeMemoizer` the program gets its result and a warning.
+  a result, the disk is full), the future never ends. With `SafeMemoizer` the program receives its result and a warning.
 - The kernel submits tasks on another thread. `launch_at_once` submits calls of Stoker apps with pickled arguments on
-  the caller's thread, because they wait for no task.
-- Executors do not get the kernel's record of a task, which notes cancellations. `task_being_launched` returns it.
+  the caller's thread, because these calls wait for no other task.
+- Executors do not receive the kernel's record of a task, which notes cancellations. `task_being_launched` returns the
+  record.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def launch_at_once(kernel: DataFlowKernel) -> None:
             return
         try:
             launch_now(task)
-        except BaseException:  # Ctrl-C: the program has no future of this call. Fail the call, so that nothing waits
+        except BaseException:  # after Ctrl-C the program has no future: fail the call, so that no task waits for it
             failed: Future[Any] = Future()
             failed.set_exception(CallCancelledError("the program was interrupted while it submitted this call"))
             with suppress(Exception):
@@ -74,7 +75,7 @@ _here = threading.local()
 
 
 def task_being_launched() -> TaskRecord | None:
-    """Return the record of the task that the kernel launches on this thread."""
+    """Return the record of the task that the kernel is launching on this thread."""
     return getattr(_here, "task", None)
 
 
@@ -92,7 +93,7 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
         except Exception as error:
             self._warn(task, error)
             if isinstance(error, SerializationError):
-                self.update_memo_exception(task, error)  # this memoizes the call's future, but writes no checkpoint
+                self.update_memo_exception(task, error)  # memoizes the call's future without a checkpoint
 
     def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
         try:
@@ -135,16 +136,16 @@ def make_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result. Parsl pickles directly into its file, and half a
-    result would damage that file."""
+    """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint
+    file."""
     try:
-        pickle.Pickler(_Nowhere()).dump(result)
+        pickle.Pickler(_DiscardingFile()).dump(result)
     except Exception as error:
         raise SerializationError(
             f"{type(result).__name__}: pickle cannot serialize it ({error})", what="result"
         ) from error
 
 
-class _Nowhere:
+class _DiscardingFile:
     def write(self, data: Any) -> int:
         return len(data) if isinstance(data, bytes) else memoryview(data).nbytes

@@ -29,13 +29,14 @@ _PLAIN = Wants()
 
 
 def app_in(function: Callable[..., Any]) -> PythonApp | None:
-    """Return the app in `function`, also in a partial; None for a plain function."""
+    """Return the app in `function`, also in a `functools.partial`; None for a plain function."""
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
 
 
 def executor_for(function: Callable[..., Any], asked: str, *, inside: str) -> tuple[DataFlowKernel, StokerExecutor]:
-    """Return Parsl's kernel, and the first executor that an app names, else the first loaded.
+    """Return Parsl's kernel, and the first executor that the app names. Without names, return the first loaded
+    executor.
 
     `inside`: advice for code inside a call. Raises ConfigError for app options that have no effect in a map,
     SessionError if no site is loaded.
@@ -79,14 +80,14 @@ class MapCalls:
         app = app_in(function)
         if app is not None:
             wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
-            if isinstance(function, functools.partial):  # a method, or a partial of an app
+            if isinstance(function, functools.partial):  # a method or a partial of an app
                 self._before, self._with = function.args, function.keywords
             function = app.func
         self._wants = wants = wants.streaming(streams)
         self.features = wants.features
         self.context_key = wants.recipe.key
         self.is_family = wants.family is not None
-        """True if each call has the context for its own input (`submission_of`)."""
+        """True if the context of each call depends on its input (`submission_of`)."""
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
@@ -105,14 +106,14 @@ class MapCalls:
             by_name=self._by_name,
             brought=self._brought,
         )
-        if self._brought:  # modules that the arguments need: send them once, with the function
+        if self._brought:  # send modules that the arguments need once, with the function
             self._prepared.add_modules(self._brought)
             self._brought.clear()
             self._renew_submission()
         return packed
 
     def header(self) -> KeptHeader:
-        """Return the facts on which the map's results depend, except the items."""
+        """Return the facts that determine the map's results, except the items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
@@ -132,7 +133,7 @@ class MapCalls:
         )
 
     def submission(self) -> Submission:
-        """Return the submission for calls that are sent now: their deadline counts from now."""
+        """Return the submission for calls that are sent now. The deadline counts from now."""
         return self._due(self._submission)
 
     def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
@@ -144,7 +145,7 @@ class MapCalls:
             function = self._submission.function
             blob = (
                 function if modules_pickled_with(function, wants.recipe) == self._by_name else None
-            )  # pickled once a map
+            )  # pickle the function once per map
             made = self._of_length[id(wants)] = self._batched(self._make_submission(wants, blob=blob))
         return self._due(made)
 

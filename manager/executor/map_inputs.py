@@ -1,10 +1,10 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-Tables give rows, read in chunks. This module imports no table library.
+A table is iterated by rows, which are read in chunks.
 
-A slow input (a download, a query, futures) would delay arrived results. After `SLOW_ITEMS` items slower than `SLOW_S`,
-a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite's cursors are bound to one thread.
-The reading thread does not refer to the stream, so that a dropped stream is garbage-collected.
+A slow input (a download, a query, futures) would delay arrived results. After `SLOW_ITEMS` items slower than `SLOW_S`
+seconds, a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite cursors work only on one
+thread. The reading thread does not refer to the stream, so that a dropped stream is garbage-collected.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Rows:
 
 
 def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
-    """Return the rows of a pandas, polars or Arrow table, or of a data file (a Path); None for anything else. Raises
+    """Return the rows of a pandas, polars or Arrow table, or of a data file (a Path); None for any other value. Raises
     ConfigError for a table or file without rows."""
     if isinstance(items, Path):
         return (row.fields for row in read_rows(items))
@@ -138,7 +138,7 @@ _JOIN_S = 0.2
 
 
 class NotYet(Exception):
-    """Raised while the next item has not arrived. Its arrival wakes the consumer."""
+    """Raised if the next item has not arrived. The arrival of the item wakes the consumer."""
 
 
 class SlowItems:
@@ -153,7 +153,7 @@ class SlowItems:
 
 
 class PulledInputs(Iterator[Any]):
-    """The items of a slow input, read on a thread. `next` never waits: it raises NotYet."""
+    """The items of a slow input, read on a thread. Instead of blocking, `next` raises NotYet."""
 
     def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
         self._inputs: Iterator[Any] | None = inputs
@@ -204,7 +204,7 @@ class PulledInputs(Iterator[Any]):
                 self._pulled.append(next(inputs))
                 if len(self._pulled) == 1:
                     self._bell.put(None)
-        except BaseException as error:  # `next` raises this error in place of the next item
+        except BaseException as error:  # `next` raises this error instead of returning an item
             if "thread" in str(error):
                 error.add_note(
                     "stoker.map: this input is slow, so a separate thread reads it; if it cannot be used there,"

@@ -1,11 +1,11 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
-The window bounds calls in flight (`most_calls`), bytes of their arguments, and bytes of results that wait for the
-program (`most_bytes` each). Each call in flight counts with the mean size of the last results. If few large results
-would leave pilots idle, each wait for a result allows more calls.
+The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
+each). Each call in flight is expected to return a result of the last results' mean size. If few large results would
+leave pilots idle, each wait for a result permits more calls.
 
-Before the first result, the window takes the calls whose largest inline results fill a quarter of `most_bytes`, and
-doubles every GROW_S seconds. An empty window allows one call.
+Before the first result, the window permits the calls whose results fill a quarter of `most_bytes` at the maximum inline
+size. The window doubles every GROW_S seconds. An empty window permits one call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from stoker.units import MOST_NUMBER
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
 GROW_S = 2.0
-"""Until the first result, the window doubles each time this many seconds pass."""
+"""Seconds after which the window doubles, until the first result arrives."""
 _MEAN_OF = 64
-"""The mean size covers approximately this many last results."""
+"""Approximate number of recent results in the mean result size."""
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. The stream itself changes `in_flight`
-    and reduces `held_bytes`.
+    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes `in_flight` and
+    reduces `held_bytes`.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Window:
         self.most_calls = most_calls
         self.most_bytes = most_bytes
         self.in_flight: dict[CallId, tuple[int, int]] = {}
-        """Item index and bytes of arguments of each call."""
+        """Item index and argument bytes of each call in flight."""
         self.held_bytes = 0
-        """Bytes of results that have arrived but that the program has not taken."""
+        """Bytes of results that have arrived but that the program has not read."""
         self._argument_bytes = 0
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Calls allowed in flight beyond what the bytes of their results permit."""
+        """Extra calls in flight, beyond the limit that result bytes set."""
         self._clock = clock
         self._began_at = 0.0
 
@@ -63,16 +63,16 @@ class Window:
             self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
 
     def starved(self) -> None:
-        flying, most = len(self.in_flight), self._most_now()
+        flying, most = len(self.in_flight), self._most_calls_now()
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int) -> int:
-        return self._room(ready, self._most_now())
+        return self._room(ready, self._most_calls_now())
 
     def room_to_fill(self, *, ready: int) -> int:
-        """As `room`, but 0 while calls would be sent one by one."""
-        most = self._most_now()
+        """Return `room`, or 0 if only few calls could be sent."""
+        most = self._most_calls_now()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
 
@@ -85,7 +85,7 @@ class Window:
         return max(0, min(most, 2 * self.most_calls - ready) - flying)
 
     def grows_in(self) -> float | None:
-        """Return the seconds until the window grows; None if only a result lets it grow."""
+        """Return the seconds until the window grows; None if the window grows only after a result."""
         if self._ended or not self.in_flight or self._first_calls() >= self.most_calls:
             return None
         return GROW_S - (self._clock() - self._began_at) % GROW_S
@@ -94,7 +94,7 @@ class Window:
         self.in_flight.clear()
         self._argument_bytes = self.held_bytes = 0
 
-    def _most_now(self) -> int:
+    def _most_calls_now(self) -> int:
         if not self._ended:
             return min(self.most_calls, self._first_calls())
         free_bytes = self.most_bytes - self.held_bytes
@@ -124,7 +124,7 @@ _numbers = itertools.count()
 
 
 class MapReports:
-    """Reports of one map, at most one a second. `items`: length of the input, or None."""
+    """Reports of one map, at most one per second. `items`: length of the input, or None."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class MapReports:
 
     def sent(self, calls: int) -> None:
         self._sent += calls
-        if self._told_kept != self._kept:  # report results of earlier runs now: they took no time
+        if self._told_kept != self._kept:  # report results of earlier runs immediately
             self._told_at = None
         self._report()
 
@@ -194,7 +194,7 @@ class MapReports:
 
 
 class MapInbox:
-    """The waiter of a `stoker.map`."""
+    """Collects the results of a `stoker.map` for the consumer's thread."""
 
     def __init__(self) -> None:
         self.arrived: deque[Any] = deque()

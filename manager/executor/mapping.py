@@ -1,7 +1,7 @@
 """`stoker.map`: many calls of one function, and the iterator over their results.
 
 A `ResultStream` submits calls in bulk to the link (the connection to the manager), without Parsl's task record, future
-and callback. The link's thread appends results to a `MapInbox`; the thread that takes a result unpickles it. The link
+and callback. The link's thread appends results to a `MapInbox`. The thread that reads a result unpickles it. The link
 does not refer to the stream, so a dropped stream is garbage-collected, which cancels its calls.
 """
 
@@ -54,25 +54,25 @@ def map(
     keep: str | os.PathLike[str] | None = None,
     reuse: bool = False,
 ) -> ResultStream:
-    """Call `function` on every item; iterate over the results as they arrive.
+    """Call `function` on every item; return an iterator that yields results as they arrive.
 
-    Leaving the loop cancels the remaining calls. Calls are not retried.
+    If the program leaves the loop, the remaining calls are cancelled. Calls are not retried.
 
     Args:
         function: An app or a plain function. An app with `cache=True` or Parsl's `walltime` is refused.
-        items: Any iterable, also an endless one. Futures among the items are waited for. A data frame (pandas, polars),
-            an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) gives its rows as dicts
-            by column name.
-        batch_size: With n, the function gets lists of up to n items and returns one result for each list. The default
-            is the batch size of `@stoker.app`, else single items.
-        ordered: Return results in the order of the items; with False, each as soon as it arrives.
-        progress: True shows a bar. A callable gets `(done, total)` in items; total may be None.
-        window: The most calls in flight (default 2,000); fewer while 256 MB of results wait. An input that waits for
-            results of this map needs `window=1`.
-        return_exceptions: Return a failed call's exception as its result, and continue.
-        keep: A file that keeps each result. The next run skips items with a result in the file (docs/long-runs.md).
-            `stoker.kept` reads the file.
-        reuse: Accept the file's results although the function or its context has changed.
+        items: An iterable, which may be endless. The map waits for items that are futures. A data frame
+            (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set)
+            yields its rows as dicts by column name.
+        batch_size: Maximum items per call. The function receives a list of items and returns one result per list. The
+            default is the batch size of `@stoker.app`, or single items.
+        ordered: Return results in the order of the items. With False, return each result as soon as it arrives.
+        progress: True shows a bar. A function is called with `(done, total)` in items; total may be None.
+        window: Maximum calls in flight (default 2,000); fewer while 256 MB of results wait. An input that
+            waits for results of this map needs `window=1`.
+        return_exceptions: Return the exception of a failed call as its result, and continue.
+        keep: A file that stores each result. The next run skips items whose results are in the file
+            (docs/long-runs.md). `stoker.kept` reads the file.
+        reuse: Accept stored results even if the function or its context has changed.
 
     Returns:
         An iterator of results.
@@ -80,7 +80,7 @@ def map(
     Raises:
         SessionError: No site is loaded.
         ConfigError: An option or its value is not allowed.
-        Exception: The error of a call, in place of its result.
+        Exception: The error of a call, instead of its result.
     """
     size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
@@ -102,7 +102,7 @@ def map(
     items = items if rows is None else rows
     total = len(items) if isinstance(items, Sized) else None
     try:
-        items = items if isinstance(items, Iterable) else iter(items)  # torch's data sets have only __getitem__
+        items = items if isinstance(items, Iterable) else iter(items)  # torch's data sets define only __getitem__
     except TypeError:
         what = f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)"
         raise ConfigError(what) from None
@@ -136,8 +136,8 @@ class _NotSent(msgspec.Struct, eq=False):
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Packed calls that are sent together. `submissions`: one per call to a family. `last`: items in the last call.
-    `unsent`: the error or kept result after these calls."""
+    """Packed calls that are sent together. `submissions`: one per call to a family. `last`: number of items in the last
+    call. `unsent`: the error or stored result after these calls."""
 
     packed: list[Payload] = []
     submissions: list[Submission] = []
@@ -150,9 +150,9 @@ class ResultStream(Iterator[Any]):
     """The results of a `stoker.map`.
 
     Attributes:
-        taken: Results that the program has taken.
-        items: Items in the taken results.
-        failed_item: Index, from 0, of the item (or batch) of the last error; -1 if a result cannot be opened here.
+        taken: Number of results that the program has received.
+        items: Number of items in the received results.
+        failed_item: Index of the item (or batch) of the last error, from 0; -1 if a result cannot be unpickled here.
     """
 
     def __init__(
@@ -188,12 +188,12 @@ class ResultStream(Iterator[Any]):
         self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
-        """Lock held while a thread takes a result, because threads may share a stream."""
+        """Lock held while a thread reads a result, because threads may share a stream."""
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
-        self._failed: dict[CallId, int] = {}  # the index of each failed item, for its error
-        self._short: dict[CallId, int] = {}  # the number of items of a batch that is not full
+        self._failed: dict[CallId, int] = {}  # index of each failed item, for the error message
+        self._short: dict[CallId, int] = {}  # number of items in a batch that is not full
         self._return_exceptions = return_exceptions
         self._retries = retries
         self._exhausted = self._closed = self._is_stopped = False
@@ -223,16 +223,17 @@ class ResultStream(Iterator[Any]):
             except BaseException:
                 self.close()
                 raise
-        if self._is_stopped:  # another thread called `close`, which left the closing to this thread
+        if self._is_stopped:  # another thread called `close`; this thread closes the stream
             self.close()
         return result
 
     def close(self) -> None:
-        """Cancel the remaining calls and drop their results, from any thread. In a forked child this does nothing."""
+        """Cancel the remaining calls and drop their results. Any thread may call this method. A forked child process
+        does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()
-        if not self._taking.acquire(blocking=False):  # the thread that takes a result completes the closing
+        if not self._taking.acquire(blocking=False):  # the thread that reads a result closes the stream
             self._link.cancel(list(self._window.in_flight))
             return
         try:
@@ -248,7 +249,7 @@ class ResultStream(Iterator[Any]):
             self._taking.release()
 
     def stop(self) -> None:
-        """Ask the thread that is taking a result to close the stream."""
+        """Make the thread that reads a result close the stream."""
         self._is_stopped = True
         self._bell.put(None)
 
@@ -291,8 +292,8 @@ class ResultStream(Iterator[Any]):
             if self._arrived:
                 self._collect()
             if self._keeping is not None and self._keeping.inbox.error is not None:
-                raise self._keeping.inbox.error  # later records are not in the file
-            # With a window of 1: take a result before the next item.
+                raise self._keeping.inbox.error  # later results are not stored in the file
+            # With a window of 1, the program receives a result before the next item is read.
             if not self._is_stopped and (window.most_calls > 1 or self._next not in self._ready):
                 self._fill()
             if self._is_stopped:
@@ -330,7 +331,7 @@ class ResultStream(Iterator[Any]):
                 if not self._return_exceptions:
                     raise
                 value = error
-                error.__traceback__ = None  # its frames refer to the stream and would keep the stream alive
+                error.__traceback__ = None  # the frames of the traceback would keep the stream alive
             size = end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
         self.taken += 1
         self.items += size
@@ -339,7 +340,6 @@ class ResultStream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Wait until a result arrives, the stream is stopped, or calls can be sent."""
         while not self._bell.empty():
             self._bell.get_nowait()
         if self._arrived or self._is_stopped:
@@ -377,7 +377,7 @@ class ResultStream(Iterator[Any]):
     # ---- sending items
 
     def _fill(self) -> None:
-        """Send calls while the window has capacity, but not one by one while results can be taken."""
+        """Send calls while the window has capacity, several at a time."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
         pulled = self._inputs if isinstance(self._inputs, PulledInputs) else None
@@ -415,7 +415,7 @@ class ResultStream(Iterator[Any]):
             except StopIteration:
                 self._exhausted = True
                 break
-            except Exception as error:  # the input ends here; raise the error in place of its next result
+            except Exception as error:  # an error ends the input; raise it instead of a result
                 self._exhausted = True
                 batch.unsent = (None, error)
                 break
@@ -431,7 +431,6 @@ class ResultStream(Iterator[Any]):
         return batch
 
     def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
-        """Add an item's call to the batch, or return the error or kept result that replaces it."""
         size = len(item) if self._batch_size is not None else 1
         try:
             refuse_lost(item if self._batch_size is not None else (item,))
@@ -443,7 +442,7 @@ class ResultStream(Iterator[Any]):
             payload = self._calls.pack_call((item,), {})
             if self._calls.is_family:
                 batch.submissions.append(self._calls.submission_of((item,), {}))
-        except Exception as error:  # raise or return the error in place of the item's result
+        except Exception as error:  # raise or return this error instead of a result
             self._exhausted = not self._return_exceptions
             return _NotSent(error, size)
         batch.packed.append(payload)
@@ -469,7 +468,7 @@ class ResultStream(Iterator[Any]):
             self._window.in_flight[call] = (place, size)
             total += size
         self._window.sent(total)
-        if batch.last != (self._batch_size or 1):  # only the last batch of the input is short
+        if batch.last != (self._batch_size or 1):  # only the last batch may have fewer items
             self._short[call] = batch.last
 
     def _finish(self) -> None:
@@ -487,7 +486,7 @@ class ResultStream(Iterator[Any]):
 
 _open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
 _left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Streams dropped without `close`: the time, and the message for the user."""
+"""Streams that were dropped without `close`: the time of each, and the message for the user."""
 _JUST_S = 1.0
 
 

@@ -1,6 +1,6 @@
-"""A client's membership in a session: the manager's welcome and absence, and the session's end.
+"""A client's membership in a session, and the errors that end it.
 
-Every second the client reads the session file, for a restarted manager's address and for the session's end.
+Every second the client reads the session file, to find a restarted manager's address or the session's end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 SLOW_S = 5.0
 AWAY_S = 30.0
-"""Seconds after which an absent manager is reported. If the session folder has also disappeared by then, the session
-has ended."""
+"""Seconds after which an absent manager is reported. If the session folder has also disappeared, the session has
+ended."""
 
 
 class Membership:
@@ -35,7 +35,7 @@ class Membership:
         self.was_joined = False
         self.session = folder.read()
         self.why_over = ""
-        """Why the session has ended, read from its folder; empty while it runs."""
+        """Why the session has ended, read from the session folder; empty while the session runs."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
@@ -66,8 +66,8 @@ class Membership:
         raise self._not_joined(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if a check is due; report a long absence. Set `why_over` if the session has ended.
-        Raises SessionError if its folder has disappeared."""
+        """If a check is due, read the session file, report a long absence of the manager, and set `why_over` if the
+        session has ended. Raises SessionError if the session folder has disappeared."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S
@@ -84,7 +84,7 @@ class Membership:
             report(text, self.session.session, self.session.session)
         try:
             self.session = self._folder.read()
-        except SessionError as error:  # the file system may not answer: try again later
+        except SessionError as error:  # the file system may not answer; the next check retries
             logger.debug("session file: %s", error)
             return None
         return self.session
@@ -110,7 +110,7 @@ class Membership:
         return SessionError(why, session=self.session.session, log=str(self._folder.manager_log))
 
 
-# ---- the errors with which a client's link ends
+# ---- errors that end a client's connection
 
 
 def other_python(session: SessionFile) -> SessionError:
@@ -140,7 +140,7 @@ def session_over(session: str, reason: str) -> SessionError:
 
 def forked_process(session: str) -> SessionError:
     return SessionError(
-        f"this process was forked from the program that loaded session {session}, and cannot use it; "
+        f"this process was forked from the program that loaded session {session}, and cannot use that session; "
         "make calls in that program, or load a session here",
         session=session,
     )

@@ -1,4 +1,4 @@
-"""Make sessions that outlive programs."""
+"""Create sessions that outlive programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.site import Site
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
-    """Return the sites in these files, and the sites that these refer to. Raises ConfigError."""
+    """Return the sites in these files, and the sites that the files refer to. Raises ConfigError."""
     found: dict[str, Site] = {}
     for file in files or (None,):
         for site in load_sites(file):
@@ -37,7 +37,7 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
-    """Make a session's folder, with keys and site files, at `place`, or else in the state folder. Raises SessionError,
+    """Create a session folder with keys and site files at `place`; by default in the state folder. Raises SessionError,
     ConfigError."""
     engines.must_be_here(sites)
     name = new_session_id()
@@ -55,7 +55,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
         folder.launch.write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
-    register(folder, name=name)  # before any process of the session can outlive this process
+    register(folder, name=name)  # registered before a session process can outlive this process
     return folder
 
 
@@ -71,7 +71,7 @@ def python_path() -> str:
 
 
 class KeptSession(msgspec.Struct, frozen=True):
-    """A session of `stoker up`. `started` is True if this call started it."""
+    """A session of `stoker up`. `started` is True if `kept_session` started the session."""
 
     session: str
     folder: Path
@@ -81,11 +81,11 @@ class KeptSession(msgspec.Struct, frozen=True):
 def kept_session(
     site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
 ) -> KeptSession:
-    """Return the running session of a site file; start one if none runs, as `stoker up SITE` does.
+    """Return the running session of a site file. If none runs, start a session as `stoker up SITE` does.
 
     Args:
-        site: A site file; None = this machine.
-        before: The id of the session to prefer, if it has the same sites.
+        site: A site file; None for this machine.
+        before: The id of a session to prefer if the session has the same sites.
         waiting: Called with a message if the start takes long.
 
     Returns:
@@ -93,7 +93,7 @@ def kept_session(
 
     Raises:
         SessionError: The session cannot start.
-        ConfigError: A wrong site file.
+        ConfigError: The site file is invalid.
     """
     sites = collect([site] if site is not None else [])
     texts = {each.name: site_text(each) for each in sites}
@@ -107,7 +107,7 @@ def kept_session(
     try:
         detached.start(made, waiting=waiting)
     except BaseException:
-        if not made.file.exists():  # its manager never listened
+        if not made.file.exists():  # the manager never listened
             detached.forget(made)
         raise
     return KeptSession(made.read().session, made.path, started=True)

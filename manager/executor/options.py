@@ -1,5 +1,5 @@
-"""Options of sessions and calls, checked before anything is started or sent. The error for a wrong option of a call
-names its key and the valid keys."""
+"""Options of sessions and calls, checked before the client starts or sends anything. The error for a wrong option of a
+call contains the option's key and the valid keys."""
 
 from __future__ import annotations
 
@@ -132,9 +132,6 @@ def check_local_policy(site: Site) -> None:
         )
 
 
-# ---- calls
-
-
 KEYS = {
     "context": "the recipe of the context that the call uses",
     "priority": "a whole number; higher runs first (default 0)",
@@ -147,21 +144,21 @@ KEYS = {
     "ttft_most_s": "upper limit of ttft_per_token_s times the input tokens: seconds or a text",
     "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
     "features": "facts for policies: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
-    "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
-    "gang": "(smallest, largest) number of libraries that run it together",
+    "variants": "recipes of other contexts that can also run the call, best first (needs a policy that honours it)",
+    "gang": "(smallest, largest) number of libraries that run the call together",
     "stream": "True: send each piece as soon as the function yields it",
 }
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """A wrong specification; also Parsl's InvalidResourceSpecification. Facts: `key`, `invalid_keys`."""
+    """A subclass of Parsl's InvalidResourceSpecification, with the facts `key` and `invalid_keys`."""
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))
 
 
 class CallPlace(NamedTuple):
-    """The folder in which calls run: the user's `folder`, or else the program's folder `home`."""
+    """The folder in which calls run: the user's `folder`, or the program's folder `home` if `folder` is empty."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -171,8 +168,8 @@ ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """A parsed specification. `deadline_s`: seconds from submission (0 = none). With a `family`, `recipe` is the
-    longest context until `chosen` selects the context for a call."""
+    """A parsed specification. `deadline_s`: seconds from submission; 0 for no deadline. With a `family`, `recipe` is
+    the longest context until `chosen` selects the context for a call."""
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -182,7 +179,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """Wants of calls to a family, by the key of the shortest context that is long enough."""
+    """Options of calls to a family, by the key of the shortest sufficient context."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -190,21 +187,21 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `Family.count`: functions that call apps are pickled with it, and libraries count nothing."""
+        """Pickle without `Family.count`: libraries unpickle functions that call apps, and count no input lengths."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """True if the calls have a family and this input's length is known: it is given, or no future."""
+        """True if the calls have a family and the input length is known: as a feature, or from an argument."""
         return self.family is not None and (
-            _said_length(self.features) > 0 or not isinstance(_first(args, kwargs), Future)
+            _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
         )
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the wants of a call with these arguments: the shortest context that is long enough, with longer
-        contexts as variants. Raises InputTooLongError, ConfigError."""
+        """Return the options of a call with these arguments: the shortest sufficient context, with longer contexts as
+        variants. Raises InputTooLongError, ConfigError."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
@@ -239,7 +236,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     if not isinstance(late, str) or late not in ("run", "drop"):
         raise _wrong("late", late, '"run" or "drop"')
     if late == "drop" and not deadline_s:
-        raise _wrong("late", late, "allowed without a deadline: give a deadline, too")
+        raise _wrong("late", late, "allowed without a deadline: set a deadline, too")
     streams = specification.get("stream", False)
     if not isinstance(streams, bool):
         raise _wrong("stream", streams, "True or False")
@@ -319,7 +316,7 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     except (ConfigError, OverflowError) as error:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
     if not seconds:
-        raise _wrong(key, value, "more than 0 s: leave it out for no limit")
+        raise _wrong(key, value, "more than 0 s: omit this option for no limit")
     if seconds > LONGEST_S:
         raise _wrong(key, value, 'a time within the supported range: write for example "10 min"')
     return seconds
@@ -377,7 +374,7 @@ def _is_feature(value: Any, what: str) -> bool:
 
 
 def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    said = _said_length(features)
+    said = _declared_length(features)
     if said:
         return said
     if family.count is None:
@@ -386,12 +383,12 @@ def input_length(family: Family, features: Features | None, args: Sequence[Any],
             ' or features={"input_length": tokens}',
             key="features",
         )
-    return family.count(_first(args, kwargs))
+    return family.count(_first_argument(args, kwargs))
 
 
-def _said_length(features: Features | None) -> int:
+def _declared_length(features: Features | None) -> int:
     return features.input_length if features is not None else 0
 
 
-def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)

@@ -1,11 +1,11 @@
-"""A client's open calls and questions, and the numbered frames that carry them to the manager.
+"""A client's open calls and questions, and the numbered frames that send them to the manager.
 
-`OpenCalls` has no lock: each step is one dictionary operation, and only the thread that removes a call calls its
+`OpenCalls` has no lock: each step is one dictionary operation, and only the thread that removes a call notifies its
 waiter.
 
-Any thread puts calls and messages into `Outgoing.queue`; `frames` empties it in order. Consecutive calls of one
-submission share a message. A definition precedes the first call that needs it. Other methods are for one thread at a
-time. Deadlines are sent as seconds left.
+Any thread adds calls and messages to `Outgoing.queue`; `frames` sends them in order. Consecutive calls of one
+submission share a message. A definition is sent before the first call that needs it. Only one thread at a time may call
+the other methods.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-# ---- calls
-
 
 class Waiter(Protocol):
-    """Receives the ends of calls on the I/O thread: for each call, exactly one `settle` or `fail`."""
+    """Receives the ends of calls on the I/O thread: exactly one `settle` or `fail` for each call."""
 
     def settle(self, end: CallEnd) -> bool:
-        """Receive a call's end. Return True if `flush` must be called after the other ends of the frame."""
+        """Receive a call's end. Return True if `flush` must be called after the last end of the frame."""
 
     def fail(self, call: CallId, error: Exception) -> None:
-        """Fail a call: its session has ended, or the manager refused it."""
+        """Receive the error of a call that the manager refused or whose session ended."""
 
     def flush(self) -> None:
-        """Called after a frame's last `settle`."""
+        """Called after the last `settle` call of a received frame."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Receive a running call's progress or forecast."""
@@ -54,8 +52,8 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Submission:
-    """A function, context and options that calls share. Calls of one Submission object share a message. `due_at`: their
-    deadline on this program's monotonic clock."""
+    """A function, context and options that calls share. Calls of one Submission object share a message. `due_at`: the
+    calls' deadline on this program's monotonic clock."""
 
     function: FunctionBlob
     recipe: Recipe
@@ -65,7 +63,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """Devices that a call requests: its largest gang if it has a deadline, else its smallest."""
+        """Devices that a call requests: its largest gang size if it has a deadline, else its smallest."""
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
@@ -88,9 +86,9 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Cancelled calls whose results are still expected; the files of those results are removed. If the result of a
-        call in neither this set nor `calls` arrives, the call has ended twice, and the program may still read its
-        file."""
+        """Cancelled calls whose results are still expected; the files of these results are removed. If a result arrives
+        for a call that is neither here nor in `calls`, the call has ended twice, and the program may still read the
+        result's file."""
         self._has_gangs = False
         self._warned_of: set[str] = set()
 
@@ -113,7 +111,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Drop these calls without notifying their waiters. Return those that had not ended."""
+        """Drop these calls without notifying their waiters. Return the calls that had not ended."""
         gone = [call for call in calls if self._pop(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -138,7 +136,7 @@ class OpenCalls:
             try:
                 if call.waiter.settle(end):
                     touched.add(call.waiter)
-            except BaseException:  # a callback raised an error that is not an Exception; other calls still wait
+            except BaseException:  # a callback may raise a non-Exception; other calls must still end
                 logger.exception("a callback of call %s failed", show_call(end.call))
         for waiter in touched:
             waiter.flush()
@@ -190,8 +188,8 @@ class _OpenQuestion(msgspec.Struct, eq=False):
 
 
 class Questions:
-    """Open questions to the manager, which answers each kind in order. After a reconnection the client asks again.
-    Callers hold the link's lock, except for `answer` and `fail_all`."""
+    """Open questions to the manager, which answers questions of each kind in order. After a reconnection the client
+    sends the questions again. Callers hold the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
         self.has_unsent = False
@@ -243,7 +241,7 @@ def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
     try:
         return asked.result(timeout_s)
     except BaseException:  # Ctrl-C too
-        asked.cancel()  # no effect if it has ended
+        asked.cancel()  # has no effect on a future that has ended
         raise
 
 
@@ -257,14 +255,14 @@ _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Messages of old frames that are not copied, because sending the calls again creates them."""
+"""Messages that are not copied from old frames, because sending the calls again creates these messages."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
-"""Seconds after which `Received` gets a frame of its own if no other frame is sent."""
+"""Seconds after which `Received` is sent in a separate frame, if no other frame is sent."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry after a changed function's last call: later calls use the function `by`."""
+    """A queue entry after the last call of a changed function. The function `by` replaces the changed function."""
 
     function: FunctionKey
     by: FunctionKey
@@ -284,13 +282,13 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """For each unacknowledged frame, by its number: the time at which its seconds to deadlines were computed."""
+        """Time at which the seconds to deadlines were computed, by number of the unacknowledged frame."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
-        """Functions that the manager may forget; the next `Received` names them."""
+        """Functions that the manager may forget; the next `Received` message lists them."""
         self._replaced: dict[FunctionKey, None] = {}
         self._used_late: set[FunctionKey] = set()
-        """Replaced functions that calls of the present frame still name. After this frame the manager may forget
+        """Replaced functions that calls of the current frame still use. After this frame the manager may forget
         them."""
         self._blocks: to_manager.WantPilots | None = None
         self._acknowledged_results = 0
@@ -298,7 +296,8 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Return the new results. Return none if earlier results were lost: the manager sends all again later."""
+        """Return the new results. If earlier results were lost, return nothing, because the manager sends all results
+        again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -312,7 +311,7 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames of the present queue; entries added meanwhile wait."""
+        """Yield frames of the current queue. Later entries wait."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -322,7 +321,7 @@ class Outgoing:
     def again(self, now: float) -> list[bytes]:
         counted_at = self._counted_at
         return [
-            _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
+            _with_reduced_deadlines(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
             for number, frame in enumerate(self._outbox.unacked(), self._outbox.acknowledged + 1)
         ]
 
@@ -335,8 +334,8 @@ class Outgoing:
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
-        """Queue all open calls and unacknowledged messages again, first, because the manager has lost part of its
-        journal. The caller keeps other threads out of `frames`."""
+        """Requeue all open calls and unacknowledged messages first, because the manager has lost part of its journal.
+        The caller prevents other threads from using `frames`."""
         frames = self._outbox.begin_again()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()
@@ -367,7 +366,7 @@ class Outgoing:
             messages.append(to_manager.Received(self.received, tuple(self._unused)))
             self._acknowledged_results = self.received
             self._unused.clear()
-        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise: count the frame afterwards
+        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise, so count the frame later
         number = self._outbox.next()
         self._outbox.keep(number, frame)
         for message in messages:
@@ -396,11 +395,11 @@ class Outgoing:
                 submission = None
                 continue
             spec = entry.spec
-            if spec.call not in self._calls:  # cancelled before it left
+            if spec.call not in self._calls:  # the call was cancelled before sending
                 continue
             if entry.submission is not submission:
                 definitions = self._definitions(entry.submission)
-                if definitions:  # queue them: they may be large, and each must count towards the frame's bytes
+                if definitions:  # queue definitions: each must count towards the frame's bytes
                     queue.appendleft(entry)
                     queue.extendleft(reversed(definitions))
                     self._dequeued -= len(definitions) + 1
@@ -430,7 +429,7 @@ class Outgoing:
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
-            recipes.setdefault(recipe.key, recipe)  # of recipes with equal keys and different limits, the first counts
+            recipes.setdefault(recipe.key, recipe)  # the first of equal recipes sets the limits
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
             if recipe.key in self.defined and not has_new_limits:
@@ -449,7 +448,7 @@ class Outgoing:
         return messages
 
 
-def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
+def _with_reduced_deadlines(frame: bytes, number: int, *, seconds: float) -> bytes:
     messages = [
         msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
         if type(each) is to_manager.Submit and each.due_in_s is not None

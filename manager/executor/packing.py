@@ -1,7 +1,7 @@
 """Pickle functions and arguments for sending.
 
-A function is pickled once per map, or per call of an app. Its bytes are reused if all captured objects are immutable
-and unchanged (`contexts.function_code`).
+A function is pickled once per map, or once per call of an app. The bytes are reused if all captured objects are
+immutable and unchanged (`contexts.function_code`).
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's function under the wrapper of Parsl's `python_app`, which hides failures from the manager."""
+    """Return the user's function without the wrapper of Parsl's `python_app`, which hides failures from the manager."""
     inner = getattr(function, "__wrapped__", None)
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 
 
 def own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's function under all wrappers of Parsl."""
+    """Return the user's function without all wrappers of Parsl."""
     for _ in range(_MOST_WRAPPERS):
         if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
             function = function.args[0]
@@ -72,7 +72,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """True if `function` is `made_of`, or the same function under another walltime wrapper of Parsl's kernel."""
+    """True if both arguments are one function, perhaps in two walltime wrappers of Parsl."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
@@ -86,8 +86,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function is defined: an installed or notebook module's name, else a file; empty if unknown."""
-    with suppress(Exception):  # an error in the object's attributes must not stop the call
+    """Return where a function is defined: an installed or notebook module's name, or a file; empty if unknown."""
+    with suppress(Exception):  # errors in the object's attributes must not stop the call
         inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
         module = str(getattr(inner, "__module__", None) or type(inner).__module__)
         code = getattr(inner, "__code__", None)
@@ -105,30 +105,29 @@ _NONE: frozenset[str] = frozenset()
 _LARGE_BYTES = 1_000_000
 
 
-class _How(NamedTuple):
+class _PicklingOptions(NamedTuple):
     takes_context: bool
     by_name: frozenset[str]
     also: frozenset[str]
 
 
 class _Pickled:
-    """A function's present and earlier bytes. `captured`: None if a captured object may change in place: each use
-    pickles again."""
+    """A function's current and earlier bytes. `captured` is None if a captured object may change; each use then pickles
+    again."""
 
-    def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
-        self.blobs: dict[_How, FunctionBlob] = {}
+    def __init__(self, function: Callable[..., Any], before: Mapping[_PicklingOptions, FunctionBlob]) -> None:
+        self.blobs: dict[_PicklingOptions, FunctionBlob] = {}
         self.before = dict(before)
         captured = Captured(function)
         self.captured = None if captured.mutable else captured
 
 
 class FunctionCache:
-    """Pickled functions. Calls `on_replaced(old, new)` with the keys when a function's bytes change."""
+    """Cache of pickled functions. When a function's bytes change, it calls `on_replaced(old, new)` with the keys."""
 
     def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
         self._on_replaced = on_replaced
         self._lock = threading.RLock()
-        """Needed because the program's threads and the threads of Parsl's kernel use the cache."""
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -136,12 +135,13 @@ class FunctionCache:
         self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = _NONE,
         also: frozenset[str] = _NONE,
     ) -> FunctionBlob:  # fmt: skip
-        """Return the function's present bytes. `by_name`, `also`: as `dumps_code`. Raises SerializationError."""
-        how = _How(takes_context, by_name, also)
+        """Return the function's current bytes. For `by_name` and `also`, see `dumps_code`. Raises
+        SerializationError."""
+        how = _PicklingOptions(takes_context, by_name, also)
         with self._lock:
             try:
                 known = self._known.get(function)
-            except TypeError:  # neither hashable nor weakly referable: pickled every time
+            except TypeError:  # unhashable or without weak references: pickled every time
                 known = None
             if known is None or known.captured is None or known.captured.changed(function):
                 known = _Pickled(function, {**known.before, **known.blobs} if known is not None else {})
@@ -155,10 +155,10 @@ class FunctionCache:
                     if found is not before:
                         self._on_replaced(before.key, found.key)
                     if known.captured is None and len(found.blob) > _LARGE_BYTES:
-                        self._tell_of_size(function, found)
+                        self._warn_of_repeated_pickling(function, found)
             return found
 
-    def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
+    def _warn_of_repeated_pickling(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
         if function in self._told:
             return
         self._told.add(function)
@@ -179,7 +179,9 @@ def _size_of(value: Any) -> int:
         return 0
 
 
-def _pickle_function(function: Callable[..., Any], how: _How, *, before: FunctionBlob | None = None) -> FunctionBlob:
+def _pickle_function(
+    function: Callable[..., Any], how: _PicklingOptions, *, before: FunctionBlob | None = None
+) -> FunctionBlob:
     name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())
@@ -204,8 +206,8 @@ def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
     by_name: frozenset[str] = _NONE, brought: set[str] | None = None,
 ) -> Payload:  # fmt: skip
-    """Pickle a call's arguments; write large ones to a file of `large`. `by_name`, `brought`: as `dumps_arguments`.
-    Raises SerializationError."""
+    """Pickle a call's arguments; write large arguments to a file of `large`. For `by_name` and `brought`, see
+    `dumps_arguments`. Raises SerializationError."""
     try:
         data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
     except SerializationError as error:

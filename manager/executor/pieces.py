@@ -1,8 +1,8 @@
-"""The pieces of one call: the link's thread adds them, the program's threads take them.
+"""The pieces of one call: the link's thread adds pieces, and the program's threads read them.
 
-A call may run more than once, and each run sends all pieces; the inbox adds only new pieces. A later run must repeat
-the pieces that the program has taken, so the inbox keeps eight bytes of their digests; it may replace the other pieces.
-While a stream's inbox is full it acknowledges nothing, and the call waits. A future's inbox is not bounded.
+A call may run more than once, and each run sends all pieces. The inbox adds only new pieces. A later run must repeat
+the pieces that the program has read, so the inbox stores an eight-byte digest of each; other pieces may differ. While
+the inbox of a stream is full, it acknowledges nothing, and the call waits. The inbox of a future has no size limit.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from stoker.protocol.to_manager import PiecesTaken
 
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
-"""A stream's inbox acknowledges nothing while it contains more pieces or bytes."""
+"""An inbox with more pieces or bytes sends no acknowledgement."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
-"""An acknowledgement is sent after this many pieces or bytes, or at once if the call waits for it."""
+"""An acknowledgement is sent after this many pieces or bytes, or immediately if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece: its bytes or its value, True if it is the value, and the acknowledgement to send now."""
+"""A piece (bytes or value), True if the piece is a value, and the acknowledgement to send now."""
 
 
 class PieceInbox:
-    """With `keeps_all` the pieces stay until the call's result needs them. With `may_differ` a later run may yield
-    other pieces."""
+    """The received pieces of one call. With `keeps_all` the pieces stay until the call's result needs them. With
+    `may_differ` a later run may yield different pieces."""
 
     def __init__(self, *, keeps_all: bool, may_differ: bool = False) -> None:
         self.keeps_all = keeps_all
@@ -44,13 +44,12 @@ class PieceInbox:
         self._may_differ = may_differ
         self._items: list[Any] | deque[Any] = [] if keeps_all else deque()
         self._holds_values = False
-        """True if the items are values, not their bytes."""
+        """True if the items are values instead of their bytes."""
         self._bytes = 0
         self._taken = 0
         self._digests: array[int] = array("Q")
-        """Digests of taken pieces, while another run may repeat them; empty with `may_differ`."""
+        """Digests of read pieces, while another run may repeat the pieces; empty with `may_differ`."""
         self._next: dict[int, int] = {}
-        """The number of the next piece of each run."""
         self._run = 0
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
@@ -63,7 +62,7 @@ class PieceInbox:
     # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """Expect the pieces of this call. It may be Parsl's retry of an earlier call."""
+        """Expect the pieces of this call, which may be Parsl's retry of an earlier call."""
         with self._changed:
             self.call = call
 
@@ -77,7 +76,7 @@ class PieceInbox:
             if message.run != self._run:
                 self._run, self._acknowledged, self._unacknowledged_bytes = message.run, due, 0
             for number, item in enumerate(message.items, message.first):
-                if number > due:  # pieces before this one were lost with a connection, and will be sent again
+                if number > due:  # earlier pieces were lost with a connection; all are sent again
                     break
                 if number == due:
                     due = self._next[message.run] = due + 1
@@ -93,7 +92,7 @@ class PieceInbox:
         return waiters
 
     def ask_again(self) -> PiecesTaken | None:
-        """Return the request for pieces that a lost connection dropped."""
+        """Return a request for the pieces that were lost with a connection."""
         with self._changed:
             if self.call is None or self._is_over:
                 return None
@@ -134,7 +133,7 @@ class PieceInbox:
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream. Readers still get the pieces that have arrived before its end."""
+        """End the stream. Readers still receive the pieces that arrived before the end."""
         with self._changed:
             if end is not None and end.ok:
                 try:
@@ -188,8 +187,8 @@ class PieceInbox:
     # ---- for the program
 
     def take(self, number: int) -> Taken | None:
-        """Return the piece of this number; None if it has not arrived. After the last piece, raise the call's error or
-        StopIteration."""
+        """Return the piece with this number; None if it has not arrived. After the last piece, raise the call's error
+        or StopIteration."""
         with self._changed:
             if self._is_here(number):
                 return self._take(number)
@@ -208,7 +207,7 @@ class PieceInbox:
 
     def _take(self, number: int) -> Taken:
         item = self._items[number - self._base]
-        if number != self._taken:  # a reader has taken this piece before
+        if number != self._taken:  # a reader has already read this piece
             return item, self._holds_values, None
         if isinstance(self._items, deque):
             self._items.popleft()
@@ -223,7 +222,7 @@ class PieceInbox:
             self._changed.wait_for(lambda: self._is_over or self._is_here(number))
 
     def when_changed(self, number: int) -> asyncio.Future[None] | None:
-        """Return a future of the running event loop that ends when `take` may have an answer; None if it has one."""
+        """Return a future that ends when `take` may succeed; None if `take` can succeed now."""
         with self._changed:
             if self._is_over or self._is_here(number):
                 return None
@@ -264,24 +263,21 @@ def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, theirs in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_end_all, theirs)
-        except RuntimeError:  # the loop is closed, and its tasks have ended
+            loop.call_soon_threadsafe(_end_futures, theirs)
+        except RuntimeError:  # the loop is closed and its tasks have ended
             pass
 
 
-def _end_all(waiters: list[asyncio.Future[None]]) -> None:
+def _end_futures(waiters: list[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
 
 
-# ---- reading
-
-
 def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
     try:
         return payloads.loads(data, keep_classes=True)
-    except BaseException as error:  # classes of the value may raise SystemExit, which would end this thread
+    except BaseException as error:  # classes in the value may raise SystemExit, which would end this thread
         if payloads.is_interrupt(error):
             raise
         what = "result" if piece is None else f"piece {piece:,} (counted from 0)"
@@ -294,8 +290,8 @@ def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> A
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of a call in order, for `for` and `async for`; then the call's error. `acknowledge` sends a message to
-    the manager. `at_end` raises the call's error."""
+    """The pieces of a call in order, for `for` and `async for`. The call's error follows the last piece. `acknowledge`
+    sends a message to the manager. `at_end` raises the call's error."""
 
     def __init__(
         self,
@@ -308,7 +304,6 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         self._acknowledge = acknowledge
         self._at_end = at_end
         self._taking = threading.Lock()
-        """Lock, because threads may share a reader."""
         self.taken = 0
         self._unreadable: SerializationError | None = None
 
@@ -334,8 +329,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         return self._opened(*found)
 
     def take_arrived(self, most: int = 64) -> list[Any]:
-        """Return at most `most` pieces that have arrived, for a program that handles pieces together. Never waits or
-        raises: the next step of `for` raises an error."""
+        """Return up to `most` pieces that have arrived, for a program that handles pieces together. This method never
+        blocks or raises. The next step of the `for` loop raises an error that occurred here."""
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

@@ -1,6 +1,6 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A `PreparedFunction` is kept weakly with its function object. Values that the protocol cannot encode are refused here.
+This module refuses values that the protocol cannot encode.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _decode = wire.from_client()
 
 
 def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of checked
-    recipes."""
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
+    have passed the check."""
     _check_size(len(submission.function.blob), f"{name} and the names that it uses", what="function")
     recipes = (submission.recipe, *submission.variants)
     messages: list[msgspec.Struct] = [
@@ -53,7 +53,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
             data = wire.encode([message])
             wrong = wrong_with(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = _what(message) or str(error).partition(" - at `$")[0]  # users do not know paths in messages
+            wrong = _invalid_field(message) or str(error).partition(" - at `$")[0]  # users do not know the path
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
@@ -71,14 +71,14 @@ def _check_size(size: int, whose: str, *, what: str) -> None:
         )
 
 
-def _what(message: msgspec.Struct) -> str:
+def _invalid_field(message: msgspec.Struct) -> str:
     for field in msgspec.structs.fields(message):
         value = getattr(message, field.name)
         try:
             msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field.type)
         except (UnicodeEncodeError, OverflowError, TypeError, ValueError):
             parts = value if isinstance(value, list | tuple) else (value,)
-            deeper = (_what(part) for part in parts if isinstance(part, msgspec.Struct))
+            deeper = (_invalid_field(part) for part in parts if isinstance(part, msgspec.Struct))
             return next(filter(None, deeper), f"{field.name} is {value!r:.80}")
     return ""
 
@@ -88,7 +88,7 @@ def _what(message: msgspec.Struct) -> str:
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
-"""The keyword that carries the bytes of a call's arguments through Parsl's kernel."""
+"""The keyword that passes the bytes of a call's arguments through Parsl's kernel."""
 PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
 
@@ -99,8 +99,8 @@ LeaveSource = Callable[[str, Callable[..., Any], Recipe], None]
 class AppWants(dict[str, Any]):
     """The parsed specification of a Stoker app, as Parsl passes it to the executor.
 
-    `due_at`: the deadline of a call's first try. `function`: the bytes of `made_of` when the call was made; None =
-    pickle the function when the call is sent. `content`: the function's digest, if results are cached.
+    `due_at`: the deadline of a call's first try. `function`: the bytes of `made_of` at the time of the call; if None,
+    the function is pickled when the call is sent. `content`: the function's digest, if results are cached.
     """
 
     def __init__(
@@ -159,7 +159,8 @@ class PreparedFunction:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """Return the digest of a function's content, equal in all programs, or else the key of its bytes."""
+        """Return the digest of a function's content, which is equal in all programs. Without a digest, return the key
+        of the function's bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))
@@ -171,12 +172,13 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """Return the submission for these wants. Calls with the same Wants object share it, and so share messages.
+        """Return the submission for these options. Calls with the same Wants object share a submission and its
+        messages.
 
-        `due_at`: the deadline of the call's first try. `blob`: the function's bytes when the call was made. Raises
+        `due_at`: the deadline of the call's first try. `blob`: the function's bytes at the time of the call. Raises
         ConfigError.
         """
-        self._tell_of_context(wants.recipe)
+        self._warn_of_changed_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
         known = self._submissions.get((id(wants), id(place)))
         if known is not None and known[0] is wants and known[1] is place and known[2].function is blob:
@@ -199,7 +201,7 @@ class PreparedFunction:
             self._submissions[id(wants), id(place)] = (wants, place, submission)
         return submission
 
-    def _tell_of_context(self, recipe: Recipe) -> None:
+    def _warn_of_changed_context(self, recipe: Recipe) -> None:
         if recipe.key in self._told or not recipe.loader:
             return
         name = changed_since_made(recipe.key)
@@ -229,7 +231,8 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Prepared functions by function object. `check` refuses wants that the engine cannot honour."""
+    """Maps function objects to prepared functions. `check` raises ConfigError for options that the engine cannot
+    honour."""
 
     def __init__(
         self,
@@ -248,7 +251,7 @@ class Preparer:
     def function(self, function: Callable[..., Any]) -> PreparedFunction:
         try:
             known = self._functions.get(function)
-        except TypeError:  # neither hashable nor weakly referable
+        except TypeError:  # unhashable or without weak references
             known = None
         if known is None:
             known = PreparedFunction(function, self)
@@ -266,7 +269,7 @@ class Preparer:
         if not isinstance(context, list | tuple):
             return Wants(recipe=read_parsl_spec(spec))
         for known, wants in self._paper:
-            if _same(known, context):
+            if _equals_context(known, context):
                 return wants
         wants = Wants(recipe=read_parsl_spec(spec))
         del self._paper[_RECIPES_KEPT:]
@@ -278,10 +281,10 @@ def _copy(context: Any) -> list[Any]:
     return [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
 
 
-def _same(known: list[Any], context: Any) -> bool:
+def _equals_context(known: list[Any], context: Any) -> bool:
     try:
         return bool(known == _copy(context))
-    except Exception:  # comparing arrays gives an array: make the recipe again; its digest is the same
+    except Exception:  # a comparison of arrays raises; a new recipe has the same digest
         return False
 
 

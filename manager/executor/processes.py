@@ -1,8 +1,8 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
-The manager runs in its own process session, so Ctrl-C does not reach it. A manager that dies is restarted with its
-journal. If it dies repeatedly without progress, or before it listens, the session ends with the last lines of its log
-as the reason.
+The manager runs in a separate process session, so Ctrl-C does not reach it. If the manager dies, it is restarted with
+its journal. If the manager dies repeatedly without progress, or before it listens, the session ends, and the error
+contains the last lines of the manager's log.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ logger = logging.getLogger("stoker")
 
 _TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""Number of ended sessions that commands find by id. Older ended sessions must be named by path."""
+"""Number of ended sessions that commands find by id. Older ended sessions are found only by path."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
-    """Make a session folder and its keys. Raises SessionError. `elsewhere`: advice for that error."""
-    refuse_odd_path(folder.path, what="the session folder", advice=f"rename it, or name another place: {elsewhere}")
+    """Create a session folder and its keys. Raises SessionError. `elsewhere`: advice for the error message."""
+    refuse_odd_path(
+        folder.path, what="the session folder", advice=f"rename that file, or name another folder: {elsewhere}"
+    )
     try:
         folder.make()
         for role in ("server", "client"):
@@ -71,7 +73,7 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
 
 
 def new_session_id() -> str:
-    """Return an unused id of four characters: `k3v9`. Raises SessionError."""
+    """Return an unused id of four characters, for example `k3v9`. Raises SessionError."""
     links = state_folder() / "sessions"
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
@@ -79,12 +81,12 @@ def new_session_id() -> str:
             if not (links / name).is_symlink():
                 return name
         except OSError as error:
-            raise _not_to_use(links, "read", error) from error
+            raise _state_folder_error(links, "read", error) from error
 
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it. `name`: its id, if no manager has
-    listened yet. Raises SessionError."""
+    """Link the session into the user's state folder, where `stoker status` finds it. `name`: the session's id, if no
+    manager has listened yet. Raises SessionError."""
     links = state_folder() / "sessions"
     try:
         name = name or folder.read().session
@@ -92,30 +94,29 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
         newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
         for place, old in enumerate(newest_first):
             is_one = holds_session(old) or is_begun(old)
-            if not is_one or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
+            if not is_one or (place >= KEPT_SESSIONS and not _session_may_run(SessionFolder(old))):
                 old.unlink(missing_ok=True)
         draft = links / f".{name}-{secrets.token_hex(4)}"  # other processes may register at the same time
         draft.symlink_to(folder.path)
         draft.replace(links / name)
     except OSError as error:
-        raise _not_to_use(links, "written", error) from error
+        raise _state_folder_error(links, "written", error) from error
 
 
 def note_joined(folder: SessionFolder, link: Path) -> None:
-    """Link a joined session into the program's run folder, where commands look for it."""
+    """Link a joined session into the program's run folder, where commands find it."""
     with suppress(OSError):
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
 
-def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
+def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
     return SessionError(
         f"Stoker's state folder {links.parent} cannot be {what}: {error.strerror}; set the environment variable"
         " STOKER_HOME to a folder that you can write to, on a disk with room"
     )
 
 
-def _may_live(folder: SessionFolder) -> bool:
-    """False if a session has certainly ended. A session of `stoker up` may be restarted."""
+def _session_may_run(folder: SessionFolder) -> bool:
     try:
         holder = lease.read(lease.lease_file(folder))
     except (OSError, SessionError):  # the file system does not answer
@@ -185,7 +186,7 @@ class ManagerProcess:
     def _watch(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping.is_set() or code == 0:  # 0 without `end`: a signal ended the session
+            if self._stopping.is_set() or code == 0:  # code 0 without `end` means that a signal ended the session
                 return
             if not os.path.isdir(self._folder.path):
                 self._on_lost(removed(self._folder))
@@ -204,7 +205,7 @@ class ManagerProcess:
                         if not self._stopping.is_set():
                             self._process = self._start()
                     break
-                except OSError as error:  # a temporary lack of descriptors, memory or processes
+                except OSError as error:  # descriptors, memory or processes may be temporarily missing
                     what = how = f"the manager could not be started ({error})"
             else:
                 self._on_lost(self._error(f"{what} again and again"))
@@ -225,7 +226,7 @@ def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
         said = log.read_bytes()
     except OSError:
         said = b""
-    if len(said) >= said_at:  # otherwise the log was full and started again
+    if len(said) >= said_at:  # a smaller log was full and has been restarted
         said = said[said_at:]
     lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
     text = "".join(f"\n  {line}" for line in lines) or (" (it said nothing)" if said_at else " (it is empty)")

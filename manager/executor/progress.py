@@ -1,10 +1,10 @@
 """Progress: the bar of a map, and log lines while its calls wait.
 
-Results kept from an earlier run count as done, but not in the rate. On a pipe, a line every ten seconds replaces the
-bar.
+Results from an earlier run count as done, but not in the rate. If stderr is a pipe, a line every 10 seconds replaces
+the bar.
 
-While calls wait, `WaitNotices` logs why: no pilot runs them, a loader is slow, pilots cannot reach each other, or the
-disk is full. Each reason appears at most once a minute, above the bar or in the log `stoker.news`.
+While calls wait, `WaitNotices` logs the reason: no pilot runs them, a loader is slow, pilots cannot reach each other,
+or the disk is full. Each reason appears at most once per minute, above the bar or in the log `stoker.news`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.units import show_seconds
 
 
 Follow = Callable[[int, int | None], None]
-"""A callback with the number of results taken, and the total (None = not known)."""
+"""A callback with the number of results received, and the total (None if unknown)."""
 
 REDRAW_S = 0.1
 NOTEBOOK_S = 0.5
@@ -145,7 +145,7 @@ _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Watches a session on its own thread while `calls_wait`, and logs why.
+    """Watches a session on a separate thread while calls wait, and logs the reason.
 
     `ask` returns the session's status, or None. `is_ours`: True for a context key of this program's calls. `why_silent`
     and `journal_trouble` return a fault of the manager, or "". With `faults_only`, only faults are logged.
@@ -175,7 +175,6 @@ class WaitNotices:
         self._alone_at: float | None = None
         self._said_at = 0.0
         self._said: dict[str, float] = {}
-        """Reasons logged in the last minute, with the time of each."""
         self._of_peers = ""
         self._journal_trouble = journal_trouble
         self._of_journal = ""
@@ -197,12 +196,12 @@ class WaitNotices:
             return
         self._wait_since = now if self._wait_since is None else self._wait_since
         trouble = self._journal_trouble()
-        self._tell_of_journal(trouble, now)
+        self._report_journal_trouble(trouble, now)
         if trouble or now < self._ask_at:  # log no other reason while the journal cannot be written
             return
         status = self._ask()
         if status is None:
-            self._tell_of_silence(now)
+            self._report_silence(now)
             return
         self._silent_at = None
         if self._faults_only:
@@ -221,7 +220,7 @@ class WaitNotices:
             self._of_peers = peers
             self._say(peers)
         if slow is not None:
-            self._tell_of_load(slow, now)
+            self._report_slow_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
         why = stuck if able else why
         if not why:
@@ -235,7 +234,7 @@ class WaitNotices:
             self._said_at = self._said[reason] = now
             self._say(f"{why}; more: stoker status {status.session}")
 
-    def _tell_of_silence(self, now: float) -> None:
+    def _report_silence(self, now: float) -> None:
         why = self._why_silent()
         self._silent_at = (now if self._silent_at is None else self._silent_at) if why else None
         if self._silent_at is None or now - self._silent_at < FIRST_S:
@@ -247,7 +246,7 @@ class WaitNotices:
     def _is_stuck(self, context: ContextStatus) -> bool:
         return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
 
-    def _tell_of_load(self, library: LibraryStatus, now: float) -> None:
+    def _report_slow_load(self, library: LibraryStatus, now: float) -> None:
         if library.loading_s < FIRST_S or now - self._load_said_at < FIRST_S:
             return
         reason = _NUMBER.sub("", f"{library.recipe} {library.line}")
@@ -257,7 +256,7 @@ class WaitNotices:
         last = f"; its last line: {library.line}" if library.line else ""
         self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
 
-    def _tell_of_journal(self, trouble: str, now: float) -> None:
+    def _report_journal_trouble(self, trouble: str, now: float) -> None:
         if trouble and (not self._of_journal or now - self._of_journal_at >= AGAIN_S):
             self._of_journal_at = now
             self._say(trouble)
@@ -269,7 +268,7 @@ class WaitNotices:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
             try:
                 self.tell_if_due(time.monotonic())
-            except Exception:  # a line that cannot be printed must not stop the display
+            except Exception:  # a failed print must not stop this thread
                 logger.exception("the session's status could not be shown")
 
 
@@ -289,7 +288,7 @@ class NotebookLine:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        from IPython.display import display  # only a notebook has it
+        from IPython.display import display  # installed only with notebooks
 
         data = {"text/plain": text}
         if self._handle is None:

@@ -70,27 +70,27 @@ def load(
 ) -> Session:
     """Load a site and start its pilots: `with stoker.load("site.toml") as session: ...`.
 
-    In a notebook: `session = stoker.load()`, and `session.stop()` at the end.
+    In a notebook: `session = stoker.load()` at the start, and `session.stop()` at the end.
 
     Args:
-        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, else this
-            machine.
-        session: The id or folder of a running session (`stoker up`) to join; it continues after this program.
-        provider: A Parsl provider, instead of the site's.
-        label: The executor's name.
-        run_dir: The parent folder of session folders.
+        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or this
+            machine if the variable is not set.
+        session: The id or folder of a running session (`stoker up`) to join; the session continues after this program.
+        provider: A Parsl provider that replaces the site's provider.
+        label: The name of the executor.
+        run_dir: The folder in which session folders are created.
         retries: Parsl's retries of a call that raised an exception.
         working_dir: The folder in which calls run.
-        drain_s: Seconds that a drained block may continue its calls.
+        drain_s: Seconds for which a drained block may continue its calls.
         progress: Log why calls wait. Errors of the journal and a silent manager are always logged.
         **options: Options of `parsl.config.Config`.
 
     Returns:
-        The session, also a context manager.
+        The session, which is also a context manager.
 
     Raises:
-        SessionError: A session is loaded already, or cannot start.
-        ConfigError: The site or an option is wrong.
+        SessionError: A session is already loaded, or the session cannot start.
+        ConfigError: The site or an option is invalid.
     """
     global _current
     with _lock:
@@ -113,8 +113,8 @@ def load(
         interrupted = False
         try:
             _current = Session(_load_parsl(config), executor)
-        except BaseException as error:  # Ctrl-C too: end started processes now, before the manager notices the loss
-            with _said_when_slow("stoker: the session that was starting is being ended"):
+        except BaseException as error:  # Ctrl-C too: end started processes immediately
+            with _message_when_slow("stoker: the session that was starting is being ended"):
                 kernel = DataFlowKernelLoader._dfk
                 if kernel is not None:
                     DataFlowKernelLoader.clear()
@@ -129,7 +129,7 @@ def load(
             interrupted = isinstance(error, KeyboardInterrupt)
             if not interrupted:
                 raise
-        if interrupted or _current is None:  # raise here, so that the traceback shows the user's line
+        if interrupted or _current is None:  # raised here, so that the traceback shows the user's line
             raise KeyboardInterrupt("stoker.load was interrupted; its processes have ended")
     return _current
 
@@ -138,7 +138,7 @@ _RUN_DIR_TRIES = 20
 
 
 def _load_parsl(config: Config) -> DataFlowKernel:
-    """Load Parsl; retry if another program has just created the run folder of the same number."""
+    """Load Parsl; retry if another program has just created the same numbered run folder."""
     os.makedirs(config.run_dir, exist_ok=True)
     for tries_left in reversed(range(_RUN_DIR_TRIES)):
         try:
@@ -146,7 +146,7 @@ def _load_parsl(config: Config) -> DataFlowKernel:
         except FileExistsError as error:
             if not tries_left or not os.path.basename(str(error.filename)).isdigit():
                 raise
-    raise AssertionError("it returns or raises")
+    raise AssertionError("unreachable: the loop returns or raises")
 
 
 def _after_fork() -> None:
@@ -160,7 +160,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _refuse_second() -> None:
-    if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl itself
+    if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl
         _current.stop()
     if _current is not None:
         raise SessionError(
@@ -175,7 +175,7 @@ def _refuse_second() -> None:
 
 
 class Session:
-    """A loaded site. Made by `load`. `id` names it for `stoker status`; `folder` holds its files."""
+    """A loaded site. Made by `load`. `id` is the session's id for `stoker status`; `folder` contains its files."""
 
     def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
         self.executor = executor
@@ -186,7 +186,7 @@ class Session:
         self._pid = os.getpid()
         self._log = _keep_log(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
-        if run := os.environ.get(RUN):  # a detached program: this file lets commands find its session
+        if run := os.environ.get(RUN):  # commands find the session of a detached program by this file
             with contextlib.suppress(OSError):
                 Path(run, "session").write_text(os.path.abspath(self.folder))
 
@@ -207,7 +207,7 @@ class Session:
         """Return why a call, pilot, library or context is in its state, or why a call ended.
 
         Args:
-            subject: Its id or name (`c-12`).
+            subject: The id or name of the object (`c-12`).
             timeout_s: Seconds to wait for the manager.
 
         Raises:
@@ -215,9 +215,9 @@ class Session:
             ConfigError: `subject` is not a string.
         """
         if not isinstance(subject, str):
-            raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
+            raise ConfigError(f"session.explain: {subject!r:.80} is not the name of an object, such as 'c-12'")
         story = wait_for_answer(self.executor.link.ask_story(subject), timeout_s=timeout_s)
-        if not story.found:  # a manager forgets successful calls; its journal keeps them
+        if not story.found:  # the manager forgets successful calls; the journal has them
             from stoker.manager.live.replay import story_with_journal
 
             return story_with_journal(SessionFolder(self.folder), subject, story)
@@ -225,21 +225,21 @@ class Session:
 
     @property
     def over(self) -> Exception | None:
-        """Why the session accepts no more calls; None while it does, even if its manager restarts or is unreachable."""
+        """Why the session accepts no more calls; None while it accepts calls, even if its manager is unreachable."""
         if self._over:
             return SessionError(f"session {self.id} was stopped", session=self.id)
         return self.executor.link.over
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
-        """Load a context before its calls. An unused library may still be unloaded.
+        """Load a context before its calls. A library without calls may still be unloaded.
 
         Args:
             context: A recipe.
-            count: Number of libraries that load it.
+            count: Number of libraries that load the context.
 
         Returns:
-            A future that ends when the context is hot. It raises ContextError if the load fails, NoDeviceError if too
-            few devices exist.
+            A future that ends when the context is loaded. The future raises ContextError if the load fails,
+            NoDeviceError if too few devices exist.
 
         Raises:
             ConfigError: The count is out of range.
@@ -250,15 +250,15 @@ class Session:
         return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
-        """End the session: cancel open calls, end the pilots, clear Parsl. In a joined session, end only this program's
-        calls."""
+        """End the session: cancel open calls, end the pilots, clear Parsl. In a joined session, end only the calls of
+        this program."""
         global _current
         if self._over or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
         self._over = True
         atexit.unregister(self.stop)
         try:
-            with _said_when_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
+            with _message_when_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
                 if not self._kernel.cleanup_called:
                     self._kernel.cleanup()
         finally:
@@ -308,8 +308,8 @@ class Session:
 
 
 @contextlib.contextmanager
-def _said_when_slow(text: str) -> Iterator[None]:
-    if sys.stderr is None or not sys.stderr.isatty():  # None if the program was started with stderr closed
+def _message_when_slow(text: str) -> Iterator[None]:
+    if sys.stderr is None or not sys.stderr.isatty():  # stderr is None if it was closed at the start
         yield
         return
     timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{text}\n"))
@@ -352,8 +352,8 @@ _FINAL = (
 
 
 def retry_cost(error: Exception, task: dict[str, Any]) -> float:
-    """Return how many of Parsl's retries a failure costs; infinite if the manager's decision is final. Keep the first
-    try's deadline."""
+    """Return how many of Parsl's retries a failure costs; infinite if the manager's decision is final. Retries keep the
+    deadline of the first try."""
     if isinstance(error, _FINAL):
         return math.inf
     sent, specification = task["exec_fu"], task["resource_specification"]

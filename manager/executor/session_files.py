@@ -1,8 +1,8 @@
-"""A program's files in its session's folder: large arguments and results, its recipes' objects, its sources.
+"""A program's files in its session folder: large arguments and results, objects of recipes, and sources.
 
-A file of arguments is named by its content and client. A client's calls with equal arguments share it until the last of
-them ends. A result's file is removed when it has been read. Pilots fetch objects from each other or from the session's
-seed. Only the advisor reads the sources, of at most `MOST` functions.
+The name of an argument file contains the digest of its content and the client's id. Calls of a client with equal
+arguments share the file until the last of these calls ends. The file of a result is removed after the program has read
+it. Pilots fetch objects from each other or from the session's seed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LargeArguments:
         self.folder = folder
         self._mine = uuid4().hex[:8]
         self._users: Counter[str] = Counter()
-        self._lock = threading.RLock()  # the garbage collector may drop a `map` while its thread holds the lock
+        self._lock = threading.RLock()  # reentrant: garbage collection may drop a `map` under the lock
 
     def put(self, data: bytes) -> ObjectRef:
         draft = self.folder / f"draft-{uuid4().hex}"
@@ -51,7 +51,7 @@ class LargeArguments:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
         except OSError:
-            draft.unlink(missing_ok=True)  # free its space on a full disk
+            draft.unlink(missing_ok=True)  # free the space on a full disk
             raise
         ref = object_of(draft)
         place = self.folder / f"{ref.name}~{self._mine}"
@@ -59,9 +59,9 @@ class LargeArguments:
             self._users[ref.name] += 1
             if self._users[ref.name] == 1 or not place.exists():
                 draft.replace(place)
-            else:  # a file that another call refers to must not change
+            else:  # the file of another call must not change
                 draft.unlink()
-            # No process writes to this file again, so these facts stay valid, however young the file is.
+            # No process writes to this file again, so size, time and inode stay valid.
             facts = place.stat()
             return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
@@ -80,7 +80,7 @@ def discard_result(end: CallEnd) -> None:
 
 
 def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
-    """Map a result privately, so that arrays in it need no copy, and remove its file. Raises OSError."""
+    """Map a result privately, so that its arrays need no copy, and remove the file. Raises OSError."""
     path = Path(ref.source)
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if ref.size_bytes else b""
@@ -93,11 +93,11 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
 
 
 MOST_BYTES = 4_000_000
-"""Larger manifests are not sent."""
+"""Maximum bytes of a manifest that is sent."""
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
-    """Let the session's seed serve a recipe's objects; return the manifests of unchanged objects."""
+    """Publish a recipe's objects to the session's seed; return the manifests of unchanged objects."""
     try:
         publish(objects, recipe.objects)
     except OSError as error:
@@ -131,10 +131,10 @@ class ProgramSources:
     def leave(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
         known = loader_of(recipe.key) if recipe.loader and recipe.key not in self._left else None
         if known is not None:
-            self._leave(recipe.key, known[0], known[1])
-        self._leave(key, function, {})
+            self._store_source(recipe.key, known[0], known[1])
+        self._store_source(key, function, {})
 
-    def _leave(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    def _store_source(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         if key in self._left or len(self._left) >= MOST:
             return
         self._left.add(key)
@@ -144,7 +144,7 @@ class ProgramSources:
             if not isinstance(plain, types.FunctionType):
                 return
             file = plain.__code__.co_filename
-            text = "".join(linecache.getlines(file, plain.__globals__))  # also finds notebook cells and prompt input
+            text = "".join(linecache.getlines(file, plain.__globals__))  # also finds notebook cells
             if not text or len(text) > LONGEST_TEXT:
                 return
             data = text.encode(errors="replace")
@@ -159,5 +159,5 @@ class ProgramSources:
             name = plain.__qualname__.replace(".<locals>", "")
             source = ProgramSource(digest, name, file, folder, arguments)
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
-        except Exception as error:  # an error of the function must not stop its call
-            logger.debug("the source of %r was not left: %r", key, error)
+        except Exception as error:  # an unreadable source must not stop the call
+            logger.debug("the source of %r could not be stored: %r", key, error)

@@ -1,10 +1,10 @@
-"""Threads that settle slow futures, and that run a program's callbacks.
+"""Threads that set the results of slow futures, and that run a program's callbacks.
 
-The link's I/O thread settles results of builtin types until a callback is slow; threads of this module settle all
-others, because unpickling runs user code. Callbacks have their own threads, because they may wait for a call.
+The link's I/O thread sets results of builtin types until a callback is slow. Threads of this module set all other
+results, because unpickling runs user code. Callbacks run on separate threads, because they may wait for a call.
 
-A watcher starts another thread if work waits and no thread has taken work for `STUCK_S`. Threads have no limit, because
-callbacks may wait for each other. If no thread can start, the caller does the work.
+A watcher starts another thread if work waits and no thread has started work for `STUCK_S` seconds. The number of
+threads is unlimited, because callbacks may wait for each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 STUCK_S = 0.05
-"""Another thread starts if work waits and no thread has taken work for this many seconds."""
+"""Seconds without newly started work after which another thread starts, if work waits."""
 SLOW_S = 0.05
 MANY_THREADS = 64
 IDLE_S = 10.0
@@ -33,7 +33,7 @@ Work = Callable[[], object]
 
 class WorkerThreads:
     """Threads for one kind of work, `what`. Any thread may call every method. With `has_slow_callbacks` these threads
-    settle all futures."""
+    set the results of all futures."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -54,14 +54,14 @@ class WorkerThreads:
             self._open += 1
             begin = not self._threads
             self._threads += begin
-            self._work.put(work)  # within the lock, because an idle thread that finds no work exits
+            self._work.put(work)  # under the lock, because an idle thread without work exits
             watch = self._open > self._threads and not self._is_watched
             self._is_watched |= watch
         if begin:
             self._begin()
         if watch and not self._start(self._watch):
             with self._lock:
-                self._is_watched = False  # the next work tries again to start a watcher
+                self._is_watched = False  # the next `add` tries to start a watcher again
 
     def start_thread_if_behind(self, now: float) -> None:
         if self._work.empty() or now - self._taken_at < STUCK_S:
@@ -122,7 +122,7 @@ class WorkerThreads:
             except queue.Empty:
                 return
             if work is not None:
-                self._do(work)
+                self._execute(work)
             del work
 
     def _start(self, run: Callable[[], None]) -> bool:
@@ -146,13 +146,13 @@ class WorkerThreads:
                         self._threads -= 1
                         return
                 continue
-            self._do(work)
-            del work  # release its future
+            self._execute(work)
+            del work
 
-    def _do(self, work: Work) -> None:
+    def _execute(self, work: Work) -> None:
         try:
             work()
-        except BaseException:  # a callback raised an error that is not an Exception; other work still waits
+        except BaseException:  # a callback may raise a non-Exception; other work must still run
             logger.exception("a future's callback failed")
         with self._lock:
             self._open -= 1
@@ -181,7 +181,7 @@ def callbacks_of(future: Future[Any]) -> list[Callback]:
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
-    """Call a callback when the future has ended, on a thread for callbacks if it may wait. `register`:
+    """Run a callback after the future has ended, on a callback thread if the callback may wait. `register` is
     `add_done_callback` of the future's base class."""
     if future.done() or not is_users_callback(callback):
         register(callback)
@@ -195,11 +195,10 @@ class UsersCallbacks:
         self._due: list[Callback] = []
         self._is_registered = False
         self._is_finished = False
-        """True if the future has ended and all its callbacks have run."""
 
     def add(self, callback: Callback, future: Future[Any]) -> bool:
-        """Run the callback after the future's earlier ones. Return True for the first: the future must then call
-        `hand_over`."""
+        """Run the callback after the future's earlier callbacks. Return True for the first callback: the future must
+        then call `hand_over`."""
         with self._lock:
             self._due.append(callback)
             first, self._is_registered = not self._is_registered, True
@@ -215,7 +214,7 @@ class UsersCallbacks:
         while (callback := self._next()) is not None:
             try:
                 callback(future)
-            except BaseException:  # SystemExit too: later callbacks still run
+            except BaseException:  # later callbacks run even after SystemExit
                 logger.exception("a callback of %r failed", future)
 
     def _next(self) -> Callback | None:

@@ -1,6 +1,6 @@
-"""`stoker.stream`: one call, whose pieces are read while it runs.
+"""`stoker.stream`: run one call, and read its pieces while the call runs.
 
-The link does not refer to the stream, so a stream that the program drops is garbage-collected, which cancels the call.
+A stream that the program drops is garbage-collected, which cancels the call.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from stoker.protocol.ids import CallId, show_call
 
 
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
-    """Call `function` once; iterate over the yielded pieces as they arrive (`for` or `async for`).
+    """Call `function` once; return an iterator over the yielded pieces as they arrive (`for` or `async for`).
 
-    Leaving the loop cancels the call. While the reader is slow, the call waits. If the call runs again (its pilot was
-    lost), pieces that the program has taken are not repeated.
+    Leaving the loop cancels the call. While the reader is slow, the call waits. If a lost pilot's call runs again,
+    pieces that the program has read are not repeated.
 
     Args:
-        function: An app or a plain function: a generator function (`async` too), or a function that returns an
-            iterator. A piece is any picklable value of at most 1 MB.
+        function: An app or a plain function: a generator function (also `async`), or a function that returns an
+            iterator. A piece is a picklable value of at most 1 MB.
         *args: Arguments of the function.
-        rerun_may_differ: Accept a second run that yields other pieces.
-        **kwargs: Keyword arguments.
+        rerun_may_differ: Accept a second run that yields different pieces.
+        **kwargs: Keyword arguments of the function.
 
     Returns:
         An iterator of pieces.
@@ -40,8 +40,8 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
     Raises:
         SessionError: No site is loaded.
         ConfigError: An option or its value is not allowed.
-        StreamDiffersError: A second run yields other pieces.
-        Exception: The call's error, after the pieces before it.
+        StreamDiffersError: A second run yields different pieces.
+        Exception: The error of the call, after its pieces.
     """
     check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):
@@ -69,7 +69,7 @@ class StreamEnd:
         self.inbox.finish(error.__cause__ if isinstance(error, BadStateException) and error.__cause__ else error)
 
     def flush(self) -> None:
-        """Do nothing: `settle` wakes readers."""
+        """Do nothing, because `settle` wakes readers."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Ignore the report."""
@@ -79,7 +79,7 @@ class PieceStream(PieceReader):
     """The pieces of one call, for `for` and `async for`.
 
     Attributes:
-        taken: Pieces that the program has taken.
+        taken: Number of pieces that the program has read.
     """
 
     def __init__(self, link: Link, end: StreamEnd, call: CallId, *, name: str) -> None:
@@ -99,7 +99,7 @@ class PieceStream(PieceReader):
         return show_call(self._id)
 
     def close(self) -> None:
-        """Cancel the call if it has not ended. Its function stops when it yields the next piece."""
+        """Cancel the call if it has not ended. The function stops when it yields the next piece."""
         self._link.cancel([self._id])
         self._inbox.close()
 

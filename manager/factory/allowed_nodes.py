@@ -1,7 +1,7 @@
-"""A site whose jobs run on some nodes only: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
+"""Restrict a site's jobs to allowed nodes: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
 
-The last of two equal settings counts for both, so the site's own nodes and requirements are merged into the new
-setting.
+If a setting is given twice, the batch system uses only the last value. Therefore this module merges the site's own
+nodes and requirements into the new setting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REQUIREMENTS = re.compile(r"\s*requirements\s*=\s*(.*)", re.IGNORECASE)
 
 
 def placed(site: Site, allowed: AllowedNodes) -> Site:
-    """Return the site with settings that keep its jobs on the allowed nodes."""
+    """Return the site with settings that restrict its jobs to the allowed nodes."""
     if allowed == ANYWHERE:
         return site
     provider = site.provider
@@ -38,7 +38,7 @@ def placed(site: Site, allowed: AllowedNodes) -> Site:
 
 
 def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
-    # Options at the start of worker_init count as well, so ours must follow them.
+    # Slurm also reads options at the start of worker_init, so Stoker's options must follow these options.
     moved, rest = site_options.split_worker_init(provider.kind.value, provider.worker_init)
     options = (*provider.options, *moved)
     if allowed.only:
@@ -55,7 +55,7 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the nodes of `--exclude`; a value with a slash is a file with their names. None: it cannot be read."""
+    """Return the nodes of `--exclude`. A value with a slash is a file of node names; None if it cannot be read."""
     if "/" not in value:
         return [value] if value else []
     try:
@@ -67,17 +67,17 @@ def _names(value: str) -> list[str] | None:
 def _condor(provider: Provider, allowed: AllowedNodes) -> Provider:
     given = [(line, _REQUIREMENTS.match(line)) for line in provider.options]
     own = next((found[1] for _, found in reversed(given) if found), provider.requirements).strip()
-    clauses = [f'(TARGET.Machine == "{allowed.only}")'] if allowed.only else _differ(allowed.exclude)
+    clauses = [f'(TARGET.Machine == "{allowed.only}")'] if allowed.only else _exclusion_clauses(allowed.exclude)
     return msgspec.structs.replace(
         provider,
         requirements=" && ".join([*([f"({own})"] if own else []), *clauses]),
-        options=_without(given),
+        options=_options_without_requirements(given),
     )
 
 
-def _differ(nodes: Iterable[str]) -> list[str]:
+def _exclusion_clauses(nodes: Iterable[str]) -> list[str]:
     return [f'(TARGET.Machine != "{node}")' for node in nodes]
 
 
-def _without(given: Sequence[tuple[str, re.Match[str] | None]]) -> tuple[str, ...]:
+def _options_without_requirements(given: Sequence[tuple[str, re.Match[str] | None]]) -> tuple[str, ...]:
     return tuple(line for line, found in given if not found)

@@ -1,9 +1,10 @@
 """The interface to a batch system: four commands, each with a time limit.
 
-A `Batch` belongs to one thread. A method waits at most `site.provider.command_limit_s` per command. With `find`, a
-factory finds a dead factory's jobs.
+Only one thread uses a `Batch`. A method waits at most `site.provider.command_limit_s` seconds per command. With `find`,
+a new factory finds the jobs of a dead factory.
 
-The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or has both as attributes.
+The job of block `b7` of session `k3v9` has the name `stoker-k3v9-b7` (`job_name`), or has session and block as
+attributes.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReaso
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""File in a session folder with the jobs that still exist after the session's end, one line per site."""
+"""File in a session folder that lists the jobs left after the session's end, one line per site."""
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or accepts no jobs at present."""
+    """The batch system does not answer, or temporarily accepts no jobs."""
 
 
 class Unanswered(BatchTrouble):
-    """The command's outcome is unknown: a submission may have made a job."""
+    """The outcome of the command is unknown: a submission may have created a job."""
 
 
 class UnnamedJob(Unanswered):
-    """The batch system has accepted a job, but its id is unknown."""
+    """The batch system has accepted a job, but the job's id is unknown."""
 
 
 class SubmissionRefused(StokerError):
@@ -39,16 +40,16 @@ class SubmissionRefused(StokerError):
 
 
 class NoNodeLeft(SubmissionRefused):
-    """The batch system rejects this job because it has no node on which the job may run."""
+    """The batch system rejects this job because no node remains on which the job may run."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
     """The state of a job in its batch system: PENDING (also held), RUNNING or ENDED.
 
-    `reason`: why it waits, where it runs, or how it ended. `expected_in_s`: seconds until its start, 0 = unknown.
-    `loss`: why a job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: the
-    remedy; `holds`: number of holds. `leaving`: cancelled but not ended. `absent`: not listed, and its end is unknown.
-    `no_node`: no node is left on which the job may run.
+    `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the expected start, 0 if
+    unknown. `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`, `holds`: cause,
+    remedy and number of the job's holds. `leaving`: cancelled but not ended. `absent`: not listed, with an unknown end.
+    `no_node`: no node remains on which the job may run.
     """
 
     phase: BlockPhase
@@ -70,7 +71,7 @@ class Batch(Protocol):
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; return the job's id. Raises SubmissionRefused.
 
-        After BatchTrouble the job may exist; `find` shows it.
+        After BatchTrouble the job may exist; `find` returns existing jobs.
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -80,12 +81,12 @@ class Batch(Protocol):
         """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the session's listed jobs that have not ended, whichever process submitted them."""
+        """Return the session's listed jobs that have not ended, also jobs that other processes submitted."""
 
 
 @runtime_checkable
 class CancelsByName(Protocol):
-    """A batch system that can cancel jobs by name, even unlisted ones."""
+    """A batch system that can cancel jobs by name, even unlisted jobs."""
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         """Cancel every job of these blocks. Raises BatchTrouble."""
@@ -93,10 +94,10 @@ class CancelsByName(Protocol):
 
 @runtime_checkable
 class ChoosesNodes(Protocol):
-    """A batch system that can keep a job on some nodes."""
+    """A batch system that can restrict a job to given nodes."""
 
     def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
-        """Submit the job of a block as `Batch.submit` does, for these nodes only. Raises NoNodeLeft."""
+        """Submit the job of a block on the allowed nodes only; see `Batch.submit`. Raises NoNodeLeft."""
 
 
 def submit(batch: Batch, block: BlockId, allowed: AllowedNodes) -> str:
@@ -114,7 +115,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""The loss that each beginning of an ended job's reason means."""
+"""Kind of loss by the first words of the reason why a job ended."""
 
 
 def loss_of(how: str) -> LossReason | None:
@@ -122,7 +123,7 @@ def loss_of(how: str) -> LossReason | None:
 
 
 def job_name(session: str, block: str) -> str:
-    """Return a job's name. Characters that some batch systems reject become dashes."""
+    """Return the name of a block's job. Characters that some batch systems reject become dashes."""
     return f"{job_prefix(session)}{block}"
 
 

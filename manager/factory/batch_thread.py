@@ -1,4 +1,4 @@
-"""The thread of one batch system: executes the factory's orders, and between them the keeper's steps."""
+"""The thread of one batch system: it executes the factory's orders, and runs the keeper's steps between orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
 
 Order = Callable[[], list[str] | None]
-"""An order of the factory. The last order returns the ids of jobs that still exist, the others None."""
+"""An order of the factory. The last order returns the ids of jobs that still exist; other orders return None."""
 
 
 class BatchThreadEnded(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class BatchThreadEnded(msgspec.Struct, frozen=True):
 
 
 class BatchThread(threading.Thread):
-    """Runs one keeper's steps on its own thread, so that a hanging batch system delays no other."""
+    """Runs one keeper's steps on a thread, so that a hanging batch system does not delay other keepers."""
 
     def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
@@ -56,7 +56,7 @@ class BatchThread(threading.Thread):
         return self.keeper.end(until=time.monotonic() + limit_s)
 
     def cancel_waiting(self, reason: str, limit_s: float) -> list[str]:
-        """Cancel the blocks that do not run yet. Wait at most `limit_s` for this."""
+        """Cancel the blocks that do not run yet. Wait at most `limit_s` seconds. Return jobs that still exist."""
         until = time.monotonic() + limit_s
         self.keeper.cancel_waiting(reason)
         while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:

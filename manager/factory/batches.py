@@ -1,6 +1,6 @@
 """The batch system of a site.
 
-Parsl and `environment.carrying`, whose imports are slow, are imported only if needed.
+Slow modules (Parsl, `environment.carrying`) are imported only if needed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SUBMIT_COMMANDS = {
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
 ) -> Batch:
-    """Return the site's batch system. Raises SubmissionRefused if the host lacks it, ConfigError for impossible
-    settings."""
+    """Return the batch system of a site. Raises SubmissionRefused if the host lacks the batch system's commands,
+    ConfigError for impossible settings."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)
@@ -82,7 +82,6 @@ def make_batch(
 
 
 def _carried(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node, with the manager's current address; none if nodes share the files."""
     if site.provider.shared_files:
         return []
     from stoker.manager.environment.carrying import starter_files
@@ -91,7 +90,7 @@ def _carried(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
-    """Return the exact text that would be submitted for a block. Raises ConfigError, SubmissionRefused."""
+    """Return the exact text that a submission of a block would send. Raises ConfigError, SubmissionRefused."""
     _check(site)
     command = pilot_command(site, folder=folder, block=block, python_path=python_path)
     match _kind(site):
@@ -117,7 +116,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """Return `worker_init` for a local pilot; empty with TaskVine, whose workers run it."""
+    """Return `worker_init` for a local pilot; empty for TaskVine, whose workers run `worker_init`."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 

@@ -1,9 +1,9 @@
-"""Commands of a batch system, each with a time limit, and the output of its jobs.
+"""Run commands of a batch system with a time limit, and read the output of its jobs.
 
-A command that exceeds its limit is killed with all its children. The error contains its output.
+A command that exceeds its limit is killed with all its children. The error contains the command's output.
 
-Commands do not see the variables of an enclosing Slurm job (`SLURM_*`), nor the user's defaults (`SBATCH_*`,
-`SQUEUE_*`, ...). Both would override a submit script or change an answer's format.
+Variables of an enclosing Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...) are removed from
+the environment of commands. These variables would override a submit script or change the format of an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Slurm's variables that commands still see: they select an installation."""
+"""Slurm's variables that stay in the environment of commands, because they select an installation."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096
@@ -37,7 +37,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every later command inherit a descriptor, and so the lock on its file."""
+    """Let every later command inherit a descriptor, and thus the lock on its file."""
     _inherited[:] = [descriptor]
 
 
@@ -53,12 +53,12 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Why the command failed: its last lines of output, joined."""
+        """Why the command failed: its last output lines, joined."""
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, no output"
 
 
 class CommandRunner:
-    """Runs commands in one folder, for one thread."""
+    """Runs commands in one folder. Only one thread may use a runner."""
 
     def __init__(self, *, limit_s: float, folder: Path, pacer: Pacer | None = None) -> None:
         self._pacer = pacer
@@ -67,8 +67,8 @@ class CommandRunner:
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command. `name`: its name in errors. `more`: additional environment variables. Raises Unanswered if it
-        does not end in time, BatchTrouble if it cannot start."""
+        """Run a command. `name`: the command's name in errors. `more`: additional environment variables. Raises
+        Unanswered after the time limit, BatchTrouble if the command cannot start."""
         name = name or words[0]
         if self._pacer is not None:
             self._pacer.take()
@@ -93,7 +93,7 @@ class CommandRunner:
             kill_tree(process.pid)
             try:
                 out, err = process.communicate(timeout=_AFTER_KILL_S)
-            except subprocess.TimeoutExpired as error:  # the killed process is stuck in a dead file system: leave it
+            except subprocess.TimeoutExpired as error:  # the process hangs in a dead file system
                 out, err = error.output or b"", error.stderr or b""
             said = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
             said_so_far = f", after it printed: {said}" if said else ""
@@ -129,7 +129,7 @@ def kill_tree(pid: int) -> None:
 
 
 def last_lines(folder: Path, job: str) -> list[str]:
-    """Return the last lines of a job's errors, or else of its output."""
+    """Return the last lines of a job's error output; if it is empty, of the standard output."""
     for suffix in (".err", ".out"):
         try:
             with (folder / f"{job}{suffix}").open("rb") as data:

@@ -1,9 +1,9 @@
 """The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider knows no holds, walltimes or GPUs. Here `condor_q -json` shows all jobs of the session by their
-attributes, and `condor_history` shows jobs that have left the queue. `condor_submit` only warns of an unknown setting,
-so a waiting job's reason repeats the warning. For a job that matches no slot, `condor_q -better-analyze` is run every
-few minutes.
+Parsl's CondorProvider does not support holds, walltimes or GPUs. `condor_q -json` lists all jobs of the session by
+their attributes, and `condor_history` lists jobs that have left the queue. `condor_submit` only warns about an unknown
+setting, so the reason of a waiting job repeats the warning. If a job matches no slot, `condor_q -better-analyze` runs
+every 5 minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """Seconds until an analysis without result is repeated."""
 _UNSEEN_S = 180.0
-"""Seconds without a negotiator's visit after which a waiting job's reason says so."""
+"""Seconds without a negotiation cycle after which the reason of a waiting job mentions the delay."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
@@ -50,14 +50,14 @@ _NOT_NOW = re.compile(
     r"|try again",
     re.IGNORECASE,
 )
-"""Errors of condor_submit that are not the job's fault: it may be submitted later."""
+"""Temporary errors of condor_submit: the same job may be submitted later."""
 _ADDRESS = re.compile(r"(?<=\d)\?[^>\s]*>")
-"""The end of an address, from the `?` on: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
+"""The end of an address, starting at `?`: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
 _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' state.*)|Couldn't find/remove .*)$")
 
 
 class CondorBatch:
-    """HTCondor's jobs. `files` and the block's key are transferred with each job."""
+    """HTCondor as a batch system. `files` and the block's key are transferred with each job."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the jobs' statuses. Remove jobs that HTCondor holds permanently."""
+        """Return the statuses of jobs. Remove jobs that HTCondor holds permanently."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -133,18 +133,18 @@ class CondorBatch:
             self._ask_negotiator()
         elif not unseen:
             self._negotiator_at, self._negotiator = -math.inf, ""
-        statuses = {job: self._told(verdict.status, queued[job]) for job, verdict in verdicts.items()}
-        self._say_warnings(statuses)
-        return statuses | self._ends([job for job in jobs if job not in queued])
+        statuses = {job: self._with_details(verdict.status, queued[job]) for job, verdict in verdicts.items()}
+        self._add_warnings(statuses)
+        return statuses | self._ends_from_history([job for job in jobs if job not in queued])
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        for said in self._rm(jobs):
+        for said in self._condor_rm(jobs):
             wrong = [line for line in said.err.splitlines() if line.strip() and not _GONE.match(line.strip())]
             if said.code and wrong:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        # A job is listed until its removal is complete, because its machine may not answer.
+        # A removed job is listed until its machine answers.
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._queue().items()
@@ -152,28 +152,28 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        ads = self._listing.read(self._ask_queue)
+        ads = self._listing.read(self._run_condor_q)
         return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
 
-    def _ask_queue(self) -> dict[str, Ad]:
+    def _run_condor_q(self) -> dict[str, Ad]:
         ours = condor_description.of_session(self._session)
         said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
         if said.code:
             raise BatchTrouble(f"condor_q: {in_short(said)}")
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
-    def _ends(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
+    def _ends_from_history(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
         ads = self._history(jobs)
         memory_bytes = self._site.provider.memory_bytes
         for job in ads:
             self._warned.pop(job, None)
             self._ran.discard(job)
-        ends = {job: self._told(condor_ads.ended(ad, memory_bytes=memory_bytes), ad) for job, ad in ads.items()}
+        ends = {job: self._with_details(condor_ads.ended(ad, memory_bytes=memory_bytes), ad) for job, ad in ads.items()}
         return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
         ads: dict[str, Ad] = {}
-        for some in _parts(jobs) if self._has_history else ():
+        for some in _in_chunks(jobs) if self._has_history else ():
             try:
                 said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
                 if said.code:
@@ -181,10 +181,10 @@ class CondorBatch:
                 ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
             except BatchTrouble as error:
                 self._has_history = False
-                log.warning("how jobs ended is not known from now on: condor_history: %s", error)
+                log.warning("the ends of jobs are unknown from now on: condor_history: %s", error)
         return ads
 
-    def _say_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
+    def _add_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
         said: set[str] = set()
         for job, status in statuses.items():
             warned = self._warned.get(job, "")
@@ -192,7 +192,7 @@ class CondorBatch:
                 said.add(warned)
                 statuses[job] = msgspec.structs.replace(status, reason=f"{status.reason}; {warned}")
 
-    def _told(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
+    def _with_details(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
         if status.phase is BlockPhase.PENDING:
             analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
             negotiator = self._negotiator if condor_ads.is_unseen(ad, for_s=_UNSEEN_S) else ""
@@ -210,7 +210,7 @@ class CondorBatch:
             self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
             if not self._analysis:
                 self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
-        except BatchTrouble as error:  # in a large pool the analysis may take too long
+        except BatchTrouble as error:  # the analysis may time out in a large pool
             log.info("no analysis of job %s: %s", job, error)
 
     def _ask_negotiator(self) -> None:
@@ -223,14 +223,14 @@ class CondorBatch:
         self._negotiator = "" if said.code or said.out.strip() else _NO_NEGOTIATOR
 
     def _remove(self, jobs: Sequence[str], *, force: bool) -> None:
-        for said in self._rm(jobs, *(["-forcex"] if force else [])):
+        for said in self._condor_rm(jobs, *(["-forcex"] if force else [])):
             if said.code:
                 log.warning("condor_rm: %s", in_short(said))
 
-    def _rm(self, jobs: Sequence[str], *options: str) -> list[CommandResult]:
+    def _condor_rm(self, jobs: Sequence[str], *options: str) -> list[CommandResult]:
         if jobs:
             self._listing.forget()
-        return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
+        return [self._commands.run(["condor_rm", *options, *some]) for some in _in_chunks(jobs)]
 
 
 def warnings(err: str) -> list[str]:
@@ -238,13 +238,13 @@ def warnings(err: str) -> list[str]:
 
 
 def in_short(said: CommandResult) -> str:
-    """Return why a command failed, without HTCondor's advice, and with addresses cut to host and port."""
+    """Return why a command failed, without HTCondor's advice. Addresses are shortened to host and port."""
     error = _ADDRESS.sub(">", said.err.partition("Extra Info:")[0])
     return msgspec.structs.replace(said, err=error).words
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the error of a submission. A failed commit's reason follows condor_submit's error."""
+    """Return the error of a submission. The reason of a failed commit follows the error of condor_submit."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 
@@ -252,5 +252,5 @@ def failure(words: str) -> BatchTrouble | SubmissionRefused:
 _JSON = ("-json", "-attributes", ",".join(condor_ads.ATTRIBUTES))
 
 
-def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+def _in_chunks(jobs: Sequence[str]) -> list[Sequence[str]]:
     return [jobs[start : start + _AT_ONCE] for start in range(0, len(jobs), _AT_ONCE)]

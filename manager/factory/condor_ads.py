@@ -1,9 +1,9 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job changes from RUNNING to IDLE. Its block ends, and the job is removed: a new job is matched sooner. A held
-job counts as PENDING; after `HELD_S` it is removed. `NumHolds` counts holds that no query saw. A removed job stays in
-the queue until its machine answers. `NumJobStarts` does not prove that a job never ran: a killed shadow never writes
-it.
+An evicted job changes from RUNNING to IDLE. The block of an evicted job ends, and the job is removed, because a new job
+is matched sooner. A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between
+two queries. A removed job stays in the queue until its machine answers. `NumJobStarts` may be missing for a job that
+has run, because a killed shadow never writes it.
 """
 
 from __future__ import annotations
@@ -33,33 +33,32 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds for which a held job may be released."""
+"""Seconds for which a held job waits for its release before the factory removes it."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
     r"would match if drained",
 )
 _DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
-"""Resources of a machine that are divided among its slots."""
 _STUCK_S = 120.0
 _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
-"""VacateReasonCode of jobs that lost their node."""
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves such a code."""
+"""VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
 """HoldReasonCode (or VacateReasonCode) and subcode of a job that used more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode of jobs that a policy held; the reason's text says which."""
+"""HoldReasonCode of jobs that a policy held. The text of the reason names the policy."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
 """The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's job states. REMOVED: being removed; in the history: removed. SENDING: returning its output."""
+    """HTCondor's job states. REMOVED: the job is being removed, or was removed according to the history. SENDING:
+    transferring output."""
 
     IDLE = 1
     RUNNING = 2
@@ -71,7 +70,7 @@ class JobStatus(enum.IntEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A job's status. `remove`: remove the job. `force`: do not wait for its machine."""
+    """A job's status. `remove`: remove the job. `force`: remove the job without an answer of its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -96,8 +95,8 @@ def job_of(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return the verdict on a job. `ran`: an earlier query saw it run. `memory_bytes`: of the site file; HTCondor
-    rounds it."""
+    """Return the verdict on a job. `ran`: an earlier query saw the job run. `memory_bytes`: the site file's value,
+    which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     status = _with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -119,7 +118,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
             status = BatchJobStatus(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
             return Verdict(status, remove=True)
         case JobStatus.IDLE:
-            return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejected(ad)]))))
+            return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejection_reason(ad)]))))
         case JobStatus.HELD:
             return _held(ad, since_s=since_s, held_s=held_s)
         case JobStatus.REMOVED:
@@ -138,12 +137,12 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Return the status of a job that has left the queue. Some pools remove held jobs themselves."""
-    how, loss = _how(ad), None
+    """Return the status of a job that has left the queue. Some pools remove held jobs automatically."""
+    how, loss = _end_reason(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
-        elif how.startswith("held"):  # HTCondor's version decides which attributes exist
+        elif how.startswith("held"):  # attributes depend on HTCondor's version
             prefix = "Last" if "HoldReasonCode" not in ad else ""
             status = BatchJobStatus(BlockPhase.ENDED, how, loss=loss_of_hold(ad, prefix=prefix))
             return _with_hold(status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -158,7 +157,7 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """True if an idle job has run, and was not held since. A rejection by a machine also leaves a code."""
+    """True if an idle job has run and was not held afterwards. A slot's rejection also leaves a code."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -166,7 +165,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_of_vacate(ad: Ad) -> LossReason:
-    """Return the loss; VACATED before HTCondor 24, which adds codes."""
+    """Return the loss of an evicted job; VACATED before HTCondor 24, which introduced vacate codes."""
     code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -182,7 +181,7 @@ def loss_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
 
 
 def _cause(ad: Ad, *, prefix: str = "") -> str:
-    """Return the cause of a hold; empty for a person or a file transfer."""
+    """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -217,18 +216,18 @@ def has_failed(ad: Ad) -> bool:
 
 def is_unmatched(ad: Ad) -> bool:
     """True if a negotiator has found no slot for the waiting job."""
-    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
+    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejection_reason(ad)
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
-    """True if no negotiator has considered the job for `for_s` seconds. Of equal jobs, a negotiator considers only
-    one."""
-    return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
+    """True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
+    several equal jobs."""
+    return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
 
 
 def read_analysis(text: str) -> str:
     """Read `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions. Return an empty
-    text if slots match. HTCondor before 24.4 considers only the free part of a divided machine."""
+    text if slots match. HTCondor before 24.4 considers only the free part of a partitionable slot."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -236,7 +235,7 @@ def read_analysis(text: str) -> str:
     said = [f"{out} are ruled out by the job's requirements"] if out else []
     drained = r"0\s+" if re.search(r"^Step\s+Matched\s+Drained\s", text, re.MULTILINE) else ""
     rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
-    nowhere = [_written_out(row, text) for row in _unmet(rows)]
+    nowhere = [_expand_condition(row, text) for row in _unmet_conditions(rows)]
     if nowhere and out == int(total[1]):
         of_machines = "slots on" in text[total.start() :]
         now = (
@@ -253,8 +252,8 @@ def suits_no_slot(analysis: str) -> bool:
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 
-def _unmet(rows: Mapping[str, str]) -> list[str]:
-    """Return the smallest conditions that no slot meets, but no part of an `||`."""
+def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
+    """Return the smallest conditions that no slot meets, without parts of an `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -262,7 +261,7 @@ def _unmet(rows: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _written_out(condition: str, text: str) -> str:
+def _expand_condition(condition: str, text: str) -> str:
     parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
@@ -277,12 +276,12 @@ def _written_out(condition: str, text: str) -> str:
     return condition
 
 
-def _how(ad: Ad) -> str:
+def _end_reason(ad: Ad) -> str:
     if ad.get("JobStatus") == JobStatus.REMOVED:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
-        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # HTCondor's version decides which one is set
+        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # the set attribute depends on HTCondor's version
         if ad.get("LastJobStatus") == JobStatus.HELD and held:
             return f"held by HTCondor: {_line(held)}"
         return f"removed {why}".strip()
@@ -301,12 +300,12 @@ def _why_evicted(ad: Ad) -> str:
     return ": ".join([what, *filter(None, [_line(ad.get("VacateReason", ""))])])
 
 
-def _rejected(ad: Ad) -> str:
-    """Return why the negotiator found no slot. Ignore an old reason, from before a match and an eviction."""
+def _rejection_reason(ad: Ad) -> str:
+    """Return why the negotiator found no slot. Ignore a reason from before the job's last start."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""
-    return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # numbered diagnoses follow the bar
+    return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # numbered diagnoses follow the vertical bar
 
 
 def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:

@@ -1,11 +1,11 @@
-"""HTCondor's submit description of a block, as pure text. Reasons for its settings:
+"""HTCondor's submit description of a block, as pure text. Reasons for the settings:
 
-- `should_transfer_files = IF_NEEDED`: allows machines with another FileSystemDomain, too.
-- `transfer_output_files = ""`: otherwise HTCondor returns every new file, including the object cache.
-- No output is streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
+- `should_transfer_files = IF_NEEDED`: also allows machines with another FileSystemDomain.
+- `transfer_output_files = ""`: by default HTCondor returns every new file, including the object cache.
+- Output is not streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
 - HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
-- The factory removes a held job, or `periodic_remove` if no factory runs. Jobs held by their owner (code 1) or waiting
-  for files (16) remain.
+- The factory removes a held job; if no factory runs, `periodic_remove` removes the job. Jobs stay if the
+  owner holds them (code 1) or if they wait for files (code 16).
 - `job_lease_duration`: how long HTCondor considers a job on a silent machine as running; 40 minutes by default.
 - `request_memory`: HTCondor's default is the size of the script, rounded up to 128 MB.
 """
@@ -22,7 +22,7 @@ from stoker.site import Site
 
 SESSION, SOURCE, BLOCK, WALLTIME = "StokerSession", "StokerSource", "StokerBlock", "StokerWalltime"
 BY_OWNER, SPOOLING = 1, 16
-"""HoldReasonCode of a job that its owner holds, and of one that waits for input files."""
+"""HoldReasonCode of a job that its owner holds, and of a job that waits for input files."""
 
 _MEMORY_MB_A_CORE = 2048
 _HELD_S = 1800
@@ -55,14 +55,14 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """Return the job's script. It sets PATH and HOME, which HTCondor omits."""
+    """Return the job's script, which sets PATH and HOME, because HTCondor does not set them."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
 
 
 def render(site: Site, *, session: str, block: str, command: str, files: Sequence[str] = ()) -> str:
-    """Return a block's description and script as one text. Raises SubmissionRefused."""
+    """Return the submit description and script of a block as one text. Raises SubmissionRefused."""
     name = job_name(session, block)
     description = describe(site, session=session, block=block, files=files)
     program = script(site, command=command)
@@ -79,8 +79,8 @@ def quoted(text: str) -> str:
 
 def gpu_expression(kind: str) -> str:
     """Return the ClassAd expression for a GPU type: words of the device's name. `a10` matches neither A100 nor A10G.
-    Dashes, dots and underscores match any separator. A backslash is impossible: submit descriptions keep it, new
-    ClassAds do not."""
+    Dashes, dots and underscores match any separator. The pattern contains no backslash, because submit descriptions and
+    new ClassAds treat a backslash differently."""
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"

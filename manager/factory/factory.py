@@ -1,8 +1,8 @@
-"""The factory's loop: passes the manager's orders to the sites' threads, and their updates to the manager.
+"""The factory's loop: it passes the manager's orders to the threads of the sites, and their updates to the manager.
 
 The loop ends in three cases: the session ends; the manager is absent for longer than the session's lease, so waiting
-blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates travel
-in numbered frames, which are kept until acknowledged and sent again after every connection.
+blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates are
+sent in numbered frames. Frames are kept until acknowledged, and sent again after every connection.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects our
-        key."""
+        """True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects
+        this factory's key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
@@ -99,7 +99,7 @@ class FactoryLink:
         return out
 
     def tell(self, messages: Iterable[FactoryUpdate]) -> None:
-        """Send updates now, or after the next connection."""
+        """Send updates now; without a connection, after the next connection."""
         batch = list(messages)
         if batch:
             sequence = self.outbox.next()
@@ -109,10 +109,10 @@ class FactoryLink:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """Read the manager's address again: a restarted manager may have another."""
+        """Read the manager's address again, because a restarted manager may have a new address."""
         try:
             address = self._folder.read().address
-        except SessionError as error:  # the file is being replaced, or the file system is away: read it again later
+        except SessionError as error:  # the next call retries
             log.debug("session file: %s", error)
             return
         self.dealer.move_to(address)
@@ -151,14 +151,16 @@ class Factory:
                 polls[kind] = min(site.provider.poll_s, polls.get(kind, site.provider.poll_s))
         budgets = {kind: SharedBudget(poll_s=poll_s) for kind, poll_s in polls.items()}
         self._workers = {
-            name: self._worker(name, site, python_path, None if site.is_local else budgets[site.provider.kind])
+            name: self._make_batch_thread(
+                name, site, python_path, None if site.is_local else budgets[site.provider.kind]
+            )
             for name, site in sites.items()
         }
         self._end_limit_s = end_limit_s
 
-    def _worker(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
+    def _make_batch_thread(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
         def make() -> Batch:
-            # Import on the site's own thread, so that no other site waits for the import of Parsl.
+            # Import Parsl on the site's own thread, so that other sites do not wait for the import.
             from stoker.manager.factory.batches import make_batch
 
             session = self._link.session.session
@@ -175,7 +177,7 @@ class Factory:
             lag_s=0.0 if site.is_local or site.provider.kind in _LIST_ALL else site.provider.listing_lag_s,
             pacer=None if shared is None else shared.pacer,
         )
-        return BatchThread(keeper, say=self._hear)
+        return BatchThread(keeper, say=self._enqueue)
 
     def run(self) -> Ending:
         for worker in self._workers.values():
@@ -187,39 +189,39 @@ class Factory:
         while True:
             if not self._link.dealer.readable() and not self._said:
                 poll.poll(REFRESH_ADDRESS_S * 1000)
-            self._turn()
+            self._run_once()
             if self._ending is not None:
                 stop_at = stop_at or time.monotonic() + self._end_limit_s + _ANSWER_S
                 if not self._stopping or time.monotonic() >= stop_at:
-                    return self._verdict()
+                    return self._final_ending()
 
     def close(self) -> None:
         self._link.dealer.close()
         os.close(self._wake_fd)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         if self._link.came_back():
             if os.getppid() != self._parent:
                 log.info("the manager was started again, with another factory: this factory exits")
                 self._ending = self._ending or Ending.OVER
                 return
-            self._greet()
+            self._send_hello()
         for message in self._link.receive():
             self._handle(message)
-        self._pass_on()
+        self._send_queued_updates()
         self._watch()
         if not self._link.dealer.connected:
-            self._missing()
+            self._on_missing_manager()
         elif self._hello_at is not None and time.monotonic() - self._hello_at > HELLO_LIMIT_S:
             log.warning("the manager has not answered a hello for %.0f s: the hello is sent again", HELLO_LIMIT_S)
-            self._greet()
+            self._send_hello()
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
         log.info("connected to the manager at %s: saying hello", self._link.dealer.address)
         self._hello_at, self._spoke_of_it = time.monotonic(), False
         self._link.greet()
 
-    def _pass_on(self) -> None:
+    def _send_queued_updates(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         updates = []
@@ -231,7 +233,7 @@ class Factory:
                 continue
             updates.append(said)
             if isinstance(said, BlockUpdate):
-                if said.source:  # else no order to cancel the block would find its site
+                if said.source:  # needed to cancel the block at its site
                     self._owners.setdefault(said.block, said.source)
                 if said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
                     revoke_block_key(self._folder, said.block)
@@ -250,7 +252,7 @@ class Factory:
                 log.warning("source %s: %s", name, text)
                 self._link.tell([SourceTrouble(name, text)])
 
-    def _hear(self, said: FactoryUpdate | BatchThreadEnded) -> None:
+    def _enqueue(self, said: FactoryUpdate | BatchThreadEnded) -> None:
         self._said.append(said)
         os.eventfd_write(self._wake_fd, 1)
 
@@ -259,7 +261,7 @@ class Factory:
     def _handle(self, message: to_client.ToClient) -> None:
         match message:
             case to_client.KnownBlocks(blocks):
-                self._sync(blocks)
+                self._adopt_known_blocks(blocks)
             case to_client.SubmitBlocks(orders):
                 self._submit(orders)
             case to_client.CancelBlocks(blocks, reason):
@@ -279,23 +281,23 @@ class Factory:
             case _:
                 pass
 
-    def _sync(self, blocks: tuple[KnownBlock, ...]) -> None:
-        log.info("the manager knows of %d blocks that are not over", len(blocks))
+    def _adopt_known_blocks(self, blocks: tuple[KnownBlock, ...]) -> None:
+        log.info("the manager knows of %d blocks that have not ended", len(blocks))
         self._hello_at = None
         of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
         for block in blocks:
-            if self._take(block.block, block.source):
+            if self._assign_owner(block.block, block.source):
                 of[block.source].append(block)
         for name, known in of.items():
             self._workers[name].tell(partial(self._workers[name].keeper.sync, known))
 
     def _submit(self, orders: tuple[BlockOrder, ...]) -> None:
         for order in orders:
-            if self._take(order.block, order.source):
+            if self._assign_owner(order.block, order.source):
                 worker = self._workers[order.source]
                 worker.tell(partial(worker.keeper.order, [order.block], order.allowed))
 
-    def _take(self, block: BlockId, source: str) -> bool:
+    def _assign_owner(self, block: BlockId, source: str) -> bool:
         if source in self._workers:
             self._owners[block] = source
             return True
@@ -321,7 +323,7 @@ class Factory:
         self._stopping, self._stopped = set(self._workers), True
         return True
 
-    def _missing(self) -> None:
+    def _on_missing_manager(self) -> None:
         if self._ending is not None:
             return
         self._link.refresh_address()
@@ -340,12 +342,12 @@ class Factory:
             text = "no manager has answered at %s for %.0f s: after %.0f s waiting blocks are cancelled"
             log.warning(text, self._link.dealer.address, away_s, self._lease_s)
 
-    def _verdict(self) -> Ending:
+    def _final_ending(self) -> Ending:
         ending = self._ending or Ending.OVER
         for name in self._stopping:
             log.error("source %s did not answer before the factory's end", name)
             kept = list(self._workers[name].keeper.blocks.values())
-            # A job whose submission is in progress has no id yet, but a name.
+            # A job whose submission is in progress has no id yet, but has a name.
             session = self._link.session.session
             self._left[name] = tuple(block.job or job_name(session, block.block) for block in kept)
         left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
@@ -358,7 +360,7 @@ class Factory:
 
 
 def note_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write the jobs that still exist. On a full disk, remove the file: an empty file would mean no jobs."""
+    """Write the jobs that still exist. If the disk is full, remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

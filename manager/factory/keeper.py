@@ -1,13 +1,14 @@
-"""Keeps the blocks of one site: submits, queries and cancels their jobs, and reports changes.
+"""Manages the blocks of one site: submits, queries and cancels their jobs, and reports changes.
 
 Each step does up to four things:
 
-1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. Adopt the job of
-   a block without one; cancel a block's second job. Report jobs of blocks that the manager did not name.
-2. *Cancel* blocks, and cancel again later if a cancellation had no effect.
-3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job counts as over after several listings
-   without it, or after one if it was cancelled.
-4. *Submit* one block; none while a submission has an unknown outcome.
+1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. If the
+   block of a found job has no job, adopt the found job; otherwise cancel it. Report jobs of blocks that the manager did
+   not name.
+2. *Cancel* blocks. If a cancellation had no effect, cancel again later.
+3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS`
+   listings lack counts as over. For a cancelled job one listing suffices.
+4. *Submit* one block, unless a submission has an unknown outcome.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
 _LONGEST_PAUSE = 6.0
-"""The longest pause after an error, in polls."""
+"""Maximum pause after an error, in polls."""
 _OVERDUE = 6.0
-"""A query that is late by this many polls has priority over submissions."""
+"""If a query is late by this many polls, it has priority over submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
 CANCEL_AGAIN_S = 30.0
@@ -56,8 +57,8 @@ MOST_UNANSWERED = 6
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report. `again`: why its job was queued again. `is_unknown`: the
-    manager did not name it. `cancel`: the reason to cancel it."""
+    """A block that is not over. `told`: the last report. `again`: why the block's job was requeued. `is_unknown`: the
+    manager did not name the block. `cancel`: the reason for cancelling the block."""
 
     block: BlockId
     job: str = ""
@@ -85,22 +86,22 @@ class KeptBlock:
 class Absences:
     """Counts the consecutive listings that lack a job.
 
-    One listing proves nothing: it may come from a cache. A job is lost after `LISTINGS` listings without it, over at
-    least `lag_s` (0: after one listing).
+    A single listing may come from a cache. A job is lost after `LISTINGS` listings without it, over at least `lag_s`
+    seconds. With `lag_s` 0, one listing suffices.
     """
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """Of each job: the number of consecutive listings without it, and the time of the first."""
+        """Number of consecutive listings without the job, and the time of the first, by job."""
 
     def listed(self, job: Hashable) -> None:
-        """Forget the misses of a job that is listed or has ended."""
+        """Reset the count of a job that is listed or has ended."""
         self._missed.pop(job, None)
 
     def missed(self, job: Hashable) -> bool:
-        """Count a listing without the job. Return True if it is lost."""
+        """Count a listing without the job. Return True if the job is lost."""
         now = self._clock()
         count, since = self._missed.get(job, (0, now))
         self._missed[job] = count + 1, since
@@ -111,7 +112,7 @@ class Absences:
 
 
 class BlockKeeper:
-    """Keeps one site's blocks, on one thread. `make` opens the batch system. `owners`: the site of each block.
+    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: the site of each block.
     `was_tried`: True if an earlier factory may have submitted a block."""
 
     def __init__(
@@ -140,24 +141,26 @@ class BlockKeeper:
         """Ends of blocks, kept to be reported again if the manager loses them."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True after the manager has named its blocks. Before that, every job would seem to have no block."""
+        """True after the manager has named its blocks. Before that, the keeper cannot match jobs with blocks."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Consecutive submissions without an answer, each of which may have made a hidden job, and the last output."""
+        """Number of consecutive submissions without an answer, and their last output. Each submission may have created
+        a hidden job."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
-        """Blocks whose submission got no answer and whose job is unknown. Their jobs may still appear."""
+        """Blocks with an unanswered submission and no known job. A listing may still show a job of these blocks."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them. They are cancelled again at the end of the session."""
+        """Jobs that count as over because listings lack them. These jobs are cancelled again at the end of the
+        session."""
 
     # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """Compare our blocks with those that the manager knows, at its start or after a lost connection."""
+        """Compare this keeper's blocks with the manager's blocks, at the manager's start or after a lost connection."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -170,7 +173,7 @@ class BlockKeeper:
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
-        if last is not None and last not in theirs:  # report it, so that the manager does not use its number again
+        if last is not None and last not in theirs:  # reported, so that its number is not reused
             self._updates.append(self._over[last])
         if self.trouble:
             self._updates.append(SourceTrouble(self.name, self.trouble))
@@ -192,7 +195,7 @@ class BlockKeeper:
         self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
 
     def due_in(self) -> float | None:
-        """Return the seconds until the next step; None = none before an order."""
+        """Return the seconds until the next step; None if no step is due before an order."""
         now = self._clock()
         if self._told and self._updates:
             return 0.0
@@ -211,13 +214,13 @@ class BlockKeeper:
         try:
             self._step()
         except (BatchTrouble, SubmissionRefused) as error:
-            self._troubled(str(error))
-        except Exception as error:  # an error of one provider must not stop the other blocks
+            self._update_trouble(str(error))
+        except Exception as error:  # an error of a provider must not stop the other blocks
             log.exception("source %s", self.name)
-            self._troubled(f"{type(error).__name__}: {error}")
+            self._update_trouble(f"{type(error).__name__}: {error}")
         else:
             self._pause.reset()
-            self._tell_trouble(self._no_answer if self._has_to_submit() else "")
+            self._report_trouble(self._no_answer if self._has_to_submit() else "")
         updates, self._updates = self._updates, []
         return updates
 
@@ -229,13 +232,13 @@ class BlockKeeper:
         while True:
             try:
                 batch = self._batch_system()
-                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeat before listings, because they may lack jobs
+                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeated, because listings may lack jobs
                     self._cancel_named(batch, self._unresolved)
                     cancelled, told_at = set(), self._clock()
                 if left - cancelled:
                     batch.cancel(sorted(left - cancelled))
                     cancelled |= left
-                jobs = sorted(left | {job for job, block in batch.find().items() if self._is_mine(block)})
+                jobs = sorted(left | {job for job, block in batch.find().items() if self._is_block_of_this_site(block)})
                 statuses = batch.query(jobs) if jobs else {}
                 left = {job for job in jobs if not _is_over(statuses.get(job), cancelled=job in cancelled)}
                 if not left:
@@ -244,7 +247,7 @@ class BlockKeeper:
                     continue
             except StokerError as error:
                 log.warning("source %s: %s", self.name, error)
-                if self._batch is None:  # nothing was ever submitted
+                if self._batch is None:
                     return sorted(left)
             if self._clock() >= until:
                 return sorted(left)
@@ -298,7 +301,7 @@ class BlockKeeper:
         return self._batch
 
     def _search(self, batch: Batch) -> None:
-        found = {job: block for job, block in batch.find().items() if self._is_mine(block)}
+        found = {job: block for job, block in batch.find().items() if self._is_block_of_this_site(block)}
         owned = {kept.job for kept in self.blocks.values() if kept.job}
         strange = [job for job in found if job not in owned]
         statuses = batch.query(strange) if strange else {}
@@ -306,7 +309,7 @@ class BlockKeeper:
         phases = {job: statuses[job].phase for job in strange if job in statuses}
         over = {job for job in strange if _is_over(statuses.get(job))}
         strays = []
-        # Of two jobs of a block, keep a running one before a waiting or ended one.
+        # If a block has two jobs, keep a running job rather than a waiting or ended job.
         for job in sorted(strange, key=lambda job: (job in over, phases.get(job) is not BlockPhase.RUNNING)):
             kept = self.blocks.get(found[job])
             if kept is not None and not kept.job:
@@ -320,23 +323,23 @@ class BlockKeeper:
                 strays.append(job)
         if strays:
             log.warning(
-                "source %s: jobs %s belong to no wanted block; they are cancelled", self.name, ", ".join(strays)
+                "source %s: jobs %s are not jobs of requested blocks and are cancelled", self.name, ", ".join(strays)
             )
             batch.cancel(strays)
-        self._resolve(set(found.values()))
+        self._resolve_submissions(set(found.values()))
         self._sure = True
         self._search_at = self._clock() + (self._poll_s if self._unresolved else SEARCH_EVERY_S)
 
-    def _resolve(self, found: set[BlockId]) -> None:
+    def _resolve_submissions(self, found: set[BlockId]) -> None:
         for block in sorted(self._unresolved):
             if block in found:
                 self._absences.listed(block)
                 self._unresolved.discard(block)
             elif self._absences.missed(block):
-                log.info("block %s: its submission made no job", block)
+                log.info("block %s: the submission created no job", block)
                 self._unresolved.discard(block)
 
-    def _is_mine(self, block: BlockId) -> bool:
+    def _is_block_of_this_site(self, block: BlockId) -> bool:
         return self._owners.get(block, self.name) == self.name
 
     def _carry_out_cancels(self, batch: Batch) -> None:
@@ -364,7 +367,7 @@ class BlockKeeper:
         if jobs:
             for job, status in batch.query(list(jobs)).items():
                 if job in jobs and self._is_certain(jobs[job], status):
-                    self._saw(jobs[job], status)
+                    self._apply_status(jobs[job], status)
         now = self._clock()
         every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
         if any(kept.cancel for kept in self.blocks.values()):
@@ -380,10 +383,10 @@ class BlockKeeper:
             self._given_up.add(kept.job)
         return is_over
 
-    def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
+    def _apply_status(self, kept: KeptBlock, status: BatchJobStatus) -> None:
         kept.cause, kept.advice, kept.holds, kept.no_node = status.cause, status.advice, status.holds, status.no_node
         if status.phase is BlockPhase.ENDED:
-            by_us = kept.cancelled_at and status.reason != "done"  # the batch system may report another reason
+            by_us = kept.cancelled_at and status.reason != "done"  # the batch system may report a different reason
             kept.loss = None if by_us else status.loss
             self._end(kept, status.phase, f"cancelled: {kept.cancel}" if by_us else status.reason)
             return
@@ -400,13 +403,13 @@ class BlockKeeper:
         kept.phase = status.phase
         if moved or kept.told != (status.phase, kept.job, reason, kept.loss, kept.holds):
             kept.expected_at = expected_at
-            self._tell(kept, reason, expected_in_s=status.expected_in_s)
+            self._add_update(kept, reason, expected_in_s=status.expected_in_s)
 
     def _submit_one(self, batch: Batch) -> None:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # later blocks are submitted only once each
+        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # after this, each block is submitted only once
             text = (
                 f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
                 " found: the block is not submitted again, because each try may have made a job that Stoker does not"
@@ -414,7 +417,7 @@ class BlockKeeper:
             )
             self._end(kept, BlockPhase.REFUSED, text)
             return
-        self._sure = False  # until the outcome is known
+        self._sure = False
         self._unresolved.add(kept.block)
         kept.tried = True
         try:
@@ -444,11 +447,11 @@ class BlockKeeper:
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not self._has_to_submit():
             self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
-        self._tell(kept, "")
+        self._add_update(kept, "")
 
     # ---- updates
 
-    def _tell(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
+    def _add_update(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
         kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
         source = self.name if kept.is_unknown else ""
         why = (kept.loss, source, kept.cause, kept.advice, kept.holds, kept.no_node)
@@ -458,17 +461,17 @@ class BlockKeeper:
 
     def _end(self, kept: KeptBlock, phase: BlockPhase, reason: str) -> None:
         kept.phase = phase
-        update = self._tell(kept, reason)
+        update = self._add_update(kept, reason)
         log.info("block %s%s: %s: %s", kept.block, f" (job {kept.job})" if kept.job else "", phase.value, reason)
         del self.blocks[kept.block]
         self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
-    def _troubled(self, text: str) -> None:
+    def _update_trouble(self, text: str) -> None:
         if text:
             self._not_before = self._clock() + self._pause.grow()
-        self._tell_trouble(text)
+        self._report_trouble(text)
 
-    def _tell_trouble(self, text: str) -> None:
+    def _report_trouble(self, text: str) -> None:
         if text != self.trouble:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")

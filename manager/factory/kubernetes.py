@@ -1,7 +1,7 @@
-"""The factory's interface to Kubernetes: a block is a pod, made by Parsl's KubernetesProvider.
+"""The factory's interface to Kubernetes: a block is a pod, created by Parsl's KubernetesProvider.
 
-The provider derives a pod's name from the job's name: `stoker-k3v9-b7.1f2e3d4c`. The provider's pods restart forever,
-so this module deletes a pod after its pilot's first end.
+The provider derives a pod's name from the job's name: `stoker-k3v9-b7.1f2e3d4c`. The provider's pods always restart, so
+this module deletes a pod after its pilot has ended once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
 
 
 class KubernetesBatch:
-    """Jobs as pods. A job's id is its pod's name."""
+    """Kubernetes pods as batch jobs. The id of a job is the name of its pod."""
 
     def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class KubernetesBatch:
         self._provider.kube_client = KubernetesClient(self._provider.kube_client, site.provider)
 
     def submit(self, block: BlockId) -> str:
-        job = self._ask(self._provider.submit, self._command(block), 1, job_name(self._session, block))
+        job = self._call_api(self._provider.submit, self._command(block), 1, job_name(self._session, block))
         return str(self._provider.resources[job]["pod_name"])
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -51,7 +51,7 @@ class KubernetesBatch:
         for job in jobs:
             if job in pods:
                 self._provider.resources[job] = {"status": JobStatus(JobState.RUNNING), "pod_name": job}
-                self._ask(self._provider.cancel, [job])
+                self._call_api(self._provider.cancel, [job])
 
     def find(self) -> Mapping[str, BlockId]:
         found = {}
@@ -62,13 +62,13 @@ class KubernetesBatch:
         return found
 
     def _pods(self) -> dict[str, Any]:
-        listed = self._ask(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
+        listed = self._call_api(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
         return {pod.metadata.name: pod for pod in listed.items}
 
-    def _ask(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    def _call_api(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
         try:
             return what(*args, **more)
-        except Exception as error:  # the client's errors cannot be imported if the client is missing
+        except Exception as error:  # error classes may not be importable
             status = getattr(error, "status", 0)
             words = f"Kubernetes: {getattr(error, 'reason', '') or error}"
             if status and 400 <= status < 500 and status not in (408, 429):
@@ -77,7 +77,7 @@ class KubernetesBatch:
 
 
 class KubernetesClient:
-    """Adds a time limit to requests, and to pods the walltime and GPU type that Parsl's provider omits."""
+    """Adds a time limit to requests, and adds walltime and GPU type, which Parsl's provider omits, to pods."""
 
     def __init__(self, client: Any, given: Provider) -> None:
         self._client = client

@@ -1,7 +1,7 @@
-"""PBS, LSF and Grid Engine: Parsl's providers submit; one command lists all jobs.
+"""PBS, LSF and Grid Engine: Parsl's providers submit jobs; one command lists all jobs.
 
 Parsl's providers report a suspended job as cancelled (LSF) or failed (Grid Engine). For an unlisted job, the accounting
-(`qacct`, `bhist`) shows the end. Without it the job is absent, and only its output may show how it ended.
+(`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and only its output may show how it ended.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A listed job. `expected_at`: wall-clock time of its start (0: unknown). `failed`: its output may show the
-    cause."""
+    """A listed job. `expected_at`: wall-clock time of the job's expected start, 0 if unknown. `failed`: its output may
+    show the cause."""
 
     name: str
     phase: BlockPhase
@@ -55,7 +55,7 @@ class ListedJob(msgspec.Struct, frozen=True):
     failed: bool = False
 
     def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """Return the job's status. `now`: wall-clock time. `output`: the job's last lines."""
+        """Return the job's status. `now`: wall-clock time. `output`: the last output lines of the job."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
@@ -66,7 +66,7 @@ Read = Callable[[str], dict[str, ListedJob]]
 
 
 def read_pbs(text: str) -> dict[str, ListedJob]:
-    """Read the output of `qstat -x -f -F json`, also with a site's added lines. Raises ValueError without JSON."""
+    """Read the output of `qstat -x -f -F json`; ignore text before the JSON. Raises ValueError without JSON."""
     start = re.search(r"^\s*\{", text, re.MULTILINE)
     answer: dict[str, Any] = {}
     if text.strip():
@@ -118,7 +118,7 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
 
 
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
-    """Read the output of `qstat -xml`, also with a site's added lines. Raises ValueError without XML."""
+    """Read the output of `qstat -xml`; ignore text around the XML. Raises ValueError without XML."""
     found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner element has the same name
     try:
         tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
@@ -141,7 +141,7 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
 
 
 def read_qacct(text: str) -> ListedJob | None:
-    """Read `qacct -j ID`'s output."""
+    """Read the output of `qacct -j ID`."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -157,8 +157,8 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """Read `bhist -l ID`'s output."""
-    text = re.sub(r"\n {10,}", "", text)  # bhist breaks lines anywhere
+    """Read the output of `bhist -l ID`."""
+    text = re.sub(r"\n {10,}", "", text)  # bhist may break a line at any character
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
     found = re.search(r"Job Name <([^>]*)>", text)
@@ -178,7 +178,8 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows a job's end, and its reader. PBS needs none: `qstat -x` lists ended jobs."""
+"""The command that shows how a job ended, and the reader of the command's output. PBS needs no such command: `qstat -x`
+lists ended jobs."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
@@ -196,7 +197,7 @@ class ListedBatch:
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         listed = self._list(jobs)
-        listed |= self._accounted([job for job in jobs if job not in listed])
+        listed |= self._read_accounting([job for job in jobs if job not in listed])
         return {job: self._status_of(job, listed.get(job)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -207,7 +208,7 @@ class ListedBatch:
             name = job_name(self._jobs.session, block)
             match self._kind:
                 case ProviderKind.PBS:
-                    if jobs := self._select(["-N", name]):
+                    if jobs := self._run_qselect(["-N", name]):
                         self.cancel(jobs)
                 case ProviderKind.LSF:
                     self._cancel(["bkill", "-J", name, "0"])
@@ -240,19 +241,19 @@ class ListedBatch:
         match self._kind:
             case ProviderKind.PBS:
                 if jobs is None:
-                    jobs = self._select([])
-                # PBS reports an error for a job that it has forgotten, but lists the other jobs.
+                    jobs = self._run_qselect([])
+                # PBS reports an error for an unknown job, but lists the other jobs.
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
                 return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
             case _:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
 
-    def _select(self, options: list[str]) -> list[str]:
-        words = self._say(["qselect", "-u", getpass.getuser(), *options]).split()
+    def _run_qselect(self, options: list[str]) -> list[str]:
+        words = self._run_command(["qselect", "-u", getpass.getuser(), *options]).split()
         return [word for word in words if _PBS_ID.fullmatch(word)]
 
-    def _accounted(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
+    def _read_accounting(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
         if not self._accounting or self._kind not in _ACCOUNTING:
             return {}
         command, read = _ACCOUNTING[self._kind]
@@ -262,7 +263,7 @@ class ListedBatch:
                 row = read(self._jobs.commands.run([*command, job]).out)
             except BatchTrouble as error:
                 self._accounting = False
-                log.warning("how jobs ended is not known from now on: %s", error)
+                log.warning("the ends of jobs are unknown from now on: %s", error)
                 break
             # Check the name, because Grid Engine reuses the numbers of old jobs.
             if row is not None and row.name in ("", self._jobs.names.get(job, row.name)):
@@ -270,14 +271,14 @@ class ListedBatch:
         return found
 
     def _read(self, words: list[str], read: Read) -> dict[str, ListedJob]:
-        text = self._say(words)
+        text = self._run_command(words)
         try:
             return read(text)
-        # The output has another form than expected.
+        # The output has an unexpected format.
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
             raise BatchTrouble(f"{words[0]} printed something that cannot be read ({error}): {text[:80]!r}") from error
 
-    def _say(self, words: list[str]) -> str:
+    def _run_command(self, words: list[str]) -> str:
         said = self._jobs.commands.run(words)
         nothing = "no unfinished job found" in said.err.lower() or "no job found" in said.err.lower()
         if said.code and not said.out.strip() and not nothing and "Unknown Job Id" not in said.err:

@@ -1,6 +1,6 @@
-"""This machine as a batch system, for a session that also uses real ones. A job is a process.
+"""This machine as a batch system, for a session that also uses batch systems. A job is a process.
 
-A later factory finds a pilot by session and block in its command line.
+A later factory finds a pilot by the session and block in the pilot's command line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def started_by_shell(worker_init: str, command: str) -> str:
 
 
 class LocalBatch:
-    """Pilots on this machine. `folder`: for output. `worker_init`: shell code to run before the pilot."""
+    """Pilots on this machine. `folder`: for output. `worker_init`: shell code that runs before the pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session
@@ -39,8 +39,9 @@ class LocalBatch:
 
     def submit(self, block: BlockId) -> str:
         name = job_name(self._session, block)
-        # By these arguments, a later factory finds the shell before it becomes the pilot. `set --` hides them from
-        # scripts that `worker_init` sources: conda's `activate` would read them as an environment's name.
+        # With these arguments, a later factory finds the shell before it becomes the pilot. `set --` hides the
+        # arguments from scripts that `worker_init` sources: conda's `activate` would read them as the name of an
+        # environment.
         called = [name, PILOT, "--session", str(self._folder.parent), "--block", block]
         text = f"set --\n{started_by_shell(self._worker_init, self._command(block))}"
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
@@ -67,7 +68,7 @@ class LocalBatch:
                     os.kill(int(job), signal.SIGTERM)
 
     def find(self) -> Mapping[str, BlockId]:
-        # At first, our own children do not have their final command line.
+        # The command line of a new child is not final, so children are found by process object.
         children = [job for job, process in self._started.items() if process.poll() is None]
         return {**dict(self._pilots()), **{job: self._blocks[job] for job in children}}
 

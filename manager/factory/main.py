@@ -1,11 +1,12 @@
 """The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
-A session has one factory at a time, by two locks (flock) in the session folder.
+Two locks (flock) in the session folder ensure that a session has one factory.
 
-- A factory holds `factory.lock`. A second factory waits for it. A holder that does not exit within `TURN_LIMIT_S` is
-  killed.
-- Every command of a batch system inherits `commands.lock`, and holds it even after its factory's death. A submission in
-  progress must not be repeated. So the new factory waits for the command's time limit, and then kills the command.
+- A factory locks `factory.lock`. A second factory waits for this lock. If the first factory does not exit within
+  `TURN_LIMIT_S` seconds, it is killed.
+- Every command of a batch system inherits `commands.lock` and keeps the lock even after its factory's death. The
+  new factory must not repeat a submission in progress, so it waits for the command's time limit, and then kills the
+  command.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""Seconds in which the previous factory must exit."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"
@@ -85,13 +85,13 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
 
 
 def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
-    """Become the session's only factory. Return False if our manager exits first."""
+    """Become the session's only factory. Return False if this factory's manager exits first."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if locks.take(descriptor):
         return True
     began = time.monotonic()
     text = "another factory of the session is running, %s: waiting for its exit, for %s at most"
-    log.info(text, _who(file), show_seconds(limit_s))
+    log.info(text, _holders(file), show_seconds(limit_s))
     if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
         if os.getppid() != parent:
             log.info("the manager that started this factory (pid %d) is gone: this factory exits", parent)
@@ -103,27 +103,27 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
                     os.kill(holder.pid, signal.SIGKILL)
         if not _wait(descriptor, limit_s=_AFTER_KILL_S):
             raise SessionError(
-                f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
-                "start; kill the holder by hand"
+                f"{file} is held by {_holders(file)} after {show_seconds(time.monotonic() - began)}: no other factory "
+                "can start; kill the holder by hand"
             )
     log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
     return True
 
 
 def wait_for_commands(file: Path, *, limit_s: float) -> None:
-    """Wait until a killed factory's commands have ended, then take their lock for ours."""
+    """Wait until the commands of a killed factory have ended, then take their lock for this factory's commands."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.take(descriptor):
         age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)
         text = "a command of the previous factory still runs, %s: waiting until it ends or has run for %s"
-        log.info(text, _who(file), show_seconds(limit_s))
+        log.info(text, _holders(file), show_seconds(limit_s))
         began = time.monotonic()
         if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)):
             for holder in locks.holders(file):
                 log.warning("%s has run for longer than %s: it is killed", holder, show_seconds(limit_s))
                 commands.kill_tree(holder.pid)
             if not _wait(descriptor, limit_s=_AFTER_KILL_S):
-                log.warning("that command does not end, %s: the factory waits no longer", _who(file))
+                log.warning("that command does not end, %s: the factory waits no longer", _holders(file))
                 os.close(descriptor)
                 return
         log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
@@ -144,7 +144,7 @@ def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lamb
     return True
 
 
-def _who(file: Path) -> str:
+def _holders(file: Path) -> str:
     return ", ".join(map(str, locks.holders(file))) or "a process that this host does not see"
 
 

@@ -1,7 +1,7 @@
-"""Limits the requests to a batch system, over all sources of a session, to the rate that strict sites allow.
+"""Limit the rate of requests to a batch system, over all sources of a session, to the rate that strict sites allow.
 
-The budget is a token bucket: with `poll = "10 s"`, 36 requests at once, then 3.8 per minute; with a shorter poll more.
-Cancellations may use the last token; submissions and queries leave some.
+The budget is a token bucket. With `poll = "10 s"` it allows a burst of 36 requests, then 3.8 per minute; a shorter poll
+allows more. Cancellations may use the last token; submissions and queries leave some tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""Requests at once and per minute, for a poll of `_POLL_S`: slightly below strict sites' limits of 40 and 4."""
+"""Burst and requests per minute for a poll of `_POLL_S`: slightly below the limits of strict sites, 40 and 4."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
@@ -44,36 +44,36 @@ class Pacer:
     def take(self) -> None:
         while True:
             with self._lock:
-                wait_s = self._until(1.0)
+                wait_s = self._seconds_until(1.0)
                 if not wait_s:
                     self._level -= 1.0
                     return
             self._sleep(wait_s)
 
     def wait_s(self, *, leaving: float) -> float:
-        """Return the seconds until a request leaves this many tokens."""
+        """Return the seconds until a request can be sent that leaves `leaving` tokens."""
         with self._lock:
-            return self._until(leaving + 1.0)
+            return self._seconds_until(leaving + 1.0)
 
     @property
     def is_low(self) -> bool:
         with self._lock:
-            self._fill()
+            self._refill()
             return self._level < self.burst / 2
 
-    def _until(self, level: float) -> float:
-        self._fill()
+    def _seconds_until(self, level: float) -> float:
+        self._refill()
         lacking = level - self._level
         return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
 
-    def _fill(self) -> None:
+    def _refill(self) -> None:
         now = self._clock()
         self._level = min(self.burst, self._level + (now - self._at) * self.per_s)
         self._at = now
 
 
 def in_words(poll_s: float) -> str:
-    """Return the maximum rate: `3 requests a minute while its jobs run, …`."""
+    """Return the maximum request rate as text: `3 requests a minute while its jobs run, …`."""
     pacer = Pacer(poll_s=poll_s, clock=lambda: 0.0)
     at_rest = min(60.0 / (_STRETCH * poll_s) + 1.0, 60.0 * pacer.per_s)
     return (
@@ -89,7 +89,7 @@ def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float
 
 
 class Listing(Generic[T]):
-    """The last output of one command about all jobs. One thread runs it; others wait for the output."""
+    """The last output of one command about all jobs. One thread runs the command; other threads wait for the output."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock

@@ -1,7 +1,7 @@
-"""Imports Parsl's providers without the other parts of Parsl.
+"""Import Parsl's providers without the other parts of Parsl.
 
 `import parsl` takes seconds on a busy login node. After `import_in_parts`, submodules of `parsl` are imported
-separately. Any other attribute of the package imports it completely.
+separately. Access to any other attribute imports the whole package.
 """
 
 from __future__ import annotations

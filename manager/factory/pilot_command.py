@@ -1,7 +1,7 @@
 """The command that starts a pilot, and the key pair of its block. The command contains no secret.
 
-A block's key pair is made before its job is submitted, and removed after the block ends. A node has only its own
-block's key, which the manager accepts only for pilots of that block (`manager.live.admission`).
+A block's key pair is created before its job is submitted, and removed after the block ends. A node receives only the
+key of its own block. The manager accepts this key only for pilots of that block (`manager.live.admission`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 
 
 def issue_block_key(folder: SessionFolder, block: str) -> None:
-    """Make the block's key pair, if it has none. Raises SessionError."""
+    """Create the block's key pair if it is missing. Raises SessionError."""
     file = folder.block_key_file(block)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,13 +49,13 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
     """Remove the block's key, so that the manager no longer accepts it."""
-    # The file system does not answer; no pilot of this block is left that could use the key.
+    # If the file system does not answer, the key may remain: no pilot of this block can use it any more.
     with suppress(OSError, SessionError):
         folder.block_key_file(block).unlink(missing_ok=True)
 
 
 def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
-    """Return the command. `python_path`: the pilot's import folders."""
+    """Return the command that starts a pilot. `python_path`: the pilot's import folders."""
     options = ["--block", block]
     if not site.is_local:
         options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
@@ -63,13 +63,13 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
             options += ["--asked-gpus", str(site.provider.gpu_count)]
     options += pilot_options(site.pilot)
     if site.environment.kind is EnvironmentKind.PACKED:
-        from stoker.manager.environment.carrying import starter_command  # its import takes long
+        from stoker.manager.environment.carrying import starter_command  # slow import
 
         return shlex.join(starter_command(folder, site, options))
     words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
     if site.engine is Engine.TASKVINE:
         words += [sys.executable, "-P", "-m", TASKVINE_PILOT, "--session", str(folder.path), "--site", site.name]
-        # The session may move to another host, so workers need the host's name.
+        # The session may move to another host, so workers need the name of its current host.
         if site.provider.kind is not ProviderKind.LOCAL:
             words += ["--host", interfaces.resolve(site.session.interface or interfaces.AUTO)]
         return shlex.join([*words, "--block", block])
@@ -78,7 +78,7 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
 
 
 def walltime_s(site: Site) -> int:
-    """Return the walltime, rounded up to minutes, the unit of batch systems."""
+    """Return the walltime in seconds, rounded up to minutes, the unit of batch systems."""
     return math.ceil(site.provider.walltime_s / 60) * 60
 
 
@@ -96,12 +96,12 @@ def pilot_options(pilot: Pilot) -> list[str]:
 
 
 def python_path() -> str:
-    """Return the folders outside its environment from which this program imports."""
+    """Return the import folders of this program that are outside its environment."""
     inside = [os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths = []
     for entry in sys.path:
         path = os.path.realpath(entry or working_folder())
-        # Importing setuptools adds a folder in it. As PYTHONPATH, its copies of packages would hide the installed ones.
+        # setuptools adds its own folder to sys.path. As PYTHONPATH, this folder would hide installed packages.
         in_environment = any(Path(path).is_relative_to(each) for each in inside)
         if os.path.isdir(path) and not in_environment and not path.startswith(os.path.join(sys.base_prefix, "lib")):
             paths.append(path)

@@ -1,8 +1,8 @@
 """The factory's interface to Slurm.
 
-Parsl's SlurmProvider only submits. One `squeue` lists all jobs of this user, perhaps from a cache. For a missing job,
-or a cancelled job that is still listed, this module asks `scontrol`, then `sacct`. If both lack the job, it is absent;
-its output may show how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
+Parsl's SlurmProvider only submits jobs. One `squeue`, whose output may be cached, lists all jobs of this user. For a
+missing job, or a cancelled job that is still listed, this module runs `scontrol`, then `sacct`. If neither lists the
+job, the job is absent. The job's output may show how the job ended ("CANCELLED AT ... DUE TO PREEMPTION").
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""For more jobs than this, one `scontrol` shows all jobs of the cluster."""
+"""Maximum number of uncertain jobs that are queried one by one. For more jobs, one `scontrol` lists all jobs."""
 _AT_ONCE = 100
 
 
 class SlurmBatch:
-    """Slurm: submits by `sbatch` (`submitting.Submitter`, through Parsl's SlurmProvider), asks `squeue` and `sacct`."""
+    """Slurm: submits with `sbatch` (`submitting.Submitter`, through Parsl's SlurmProvider), runs `squeue` and
+    `sacct`."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class SlurmBatch:
         self._accounting = True
         self._cancelled: set[str] = set()
         self._ran: dict[str, str] = {}
-        """Jobs that were seen running, and their nodes."""
+        """Nodes of jobs that were seen running, by job."""
         self._tries: dict[str, int] = {}
         self._again: dict[str, tuple[str, LossReason]] = {}
 
@@ -65,10 +66,10 @@ class SlurmBatch:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the jobs' statuses. Cancel jobs that Slurm holds permanently."""
+        """Return the statuses of jobs. Cancel jobs that Slurm holds permanently."""
         rows = self._squeue()
         now = time.time()
-        rows = rows | self._ask_each([job for job in jobs if self._is_doubtful(job, rows.get(job))])
+        rows = rows | self._run_scontrol([job for job in jobs if self._is_doubtful(job, rows.get(job))])
         held = [job for job in jobs if job in rows and rows[job].is_held_for_good]
         if held:
             self.cancel(held)
@@ -92,9 +93,9 @@ class SlurmBatch:
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
     def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """Add why a job waits again after a run. Only the accounting knows earlier runs."""
+        """Add the reason why a job waits again after a run. Only the accounting lists earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
-            words, loss = self._again.get(job) or self._why_again(job, row) or _VACATED
+            words, loss = self._again.get(job) or self._requeue_reason(job, row) or _VACATED
             self._forget(job)
             return msgspec.structs.replace(status, reason=f"{words}, and {status.reason}", loss=loss)
         if status.phase is not BlockPhase.PENDING or row is None:
@@ -106,8 +107,8 @@ class SlurmBatch:
             return status
         if job not in self._again:
             self._tries[job] = self._tries.get(job, 0) + 1
-            found = self._why_again(job, row)
-            if found is None and self._tries[job] < _TRIES:  # the accounting may show the run later
+            found = self._requeue_reason(job, row)
+            if found is None and self._tries[job] < _TRIES:  # the accounting may list the run later
                 return msgspec.structs.replace(status, again="queued again by Slurm")
             self._again[job] = found or _VACATED
         words, loss = self._again[job]
@@ -126,7 +127,7 @@ class SlurmBatch:
         words = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", form]
         return slurm_output.read_preempted(self._run(words).out)
 
-    def _why_again(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
+    def _requeue_reason(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
         said = ""
         if self._accounting:
             ran = self._run(["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT, "-j", job])
@@ -155,7 +156,7 @@ class SlurmBatch:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the jobs of the session. Their folder distinguishes sessions with the same id."""
+        """Return the jobs of the session. The submission folder distinguishes sessions with equal ids."""
         found = {}
         folder = self._jobs.folder
         ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))
@@ -167,16 +168,16 @@ class SlurmBatch:
         return found
 
     def _squeue(self) -> dict[str, AccountedJob]:
-        return self._listing.read(self._ask_squeue)
+        return self._listing.read(self._run_squeue)
 
-    def _ask_squeue(self) -> dict[str, AccountedJob]:
+    def _run_squeue(self) -> dict[str, AccountedJob]:
         words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
         said = self._run(words, more=_STANDARD_TIME)
         if said.code:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
 
-    def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
+    def _run_scontrol(self, jobs: list[str]) -> dict[str, AccountedJob]:
         wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:

@@ -1,7 +1,7 @@
-"""Pure readers of the output of Slurm's commands. Formats as in Slurm 22.05 and later; other lines are ignored.
+"""Pure readers of the output of Slurm's commands. Formats are those of Slurm 22.05 and later; other lines are ignored.
 
-`--json` is not used: the JSON of `squeue` changes its types between releases, ignores filters in some, and needs an
-optional plugin.
+`--json` is not used: the JSON of `squeue` changes types between releases, ignores filters in some releases, and needs
+an optional plugin.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.protocol.blocks import BlockPhase, LossReason
 
 _NEVER = (
-    (r"PartitionTimeLimit|\w*MaxWall\w*", "walltime is longer than is allowed there; shorten [provider] walltime"),
-    (r"PartitionNodeLimit|\w*MaxNode\w*PerJob\w*", "nodes is more than is allowed there; lower [provider] nodes"),
-    (r"\w*MaxGRES\w*PerJob\w*", "gpus is more than is allowed there; lower [provider] gpus"),
-    (r"\w*MaxCpu\w*PerJob\w*", "cores is more than is allowed there; lower [provider] cores"),
-    (r"\w*MaxMem\w*PerJob\w*", "memory is more than is allowed there; lower [provider] memory"),
+    (r"PartitionTimeLimit|\w*MaxWall\w*", "walltime is longer than allowed; shorten [provider] walltime"),
+    (r"PartitionNodeLimit|\w*MaxNode\w*PerJob\w*", "nodes is more than allowed; lower [provider] nodes"),
+    (r"\w*MaxGRES\w*PerJob\w*", "gpus is more than allowed; lower [provider] gpus"),
+    (r"\w*MaxCpu\w*PerJob\w*", "cores is more than allowed; lower [provider] cores"),
+    (r"\w*MaxMem\w*PerJob\w*", "memory is more than allowed; lower [provider] memory"),
     (r"BadConstraints", "no node matches [provider] constraint, cores, memory and gpus; change them"),
     (r"InvalidAccount|AccountNotAllowed", "the account may not be used there; change [provider] account"),
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
     (r"PartitionInactive|PartitionDown", ""),
 )
-"""Reasons that keep a job pending until a person changes a setting, and that setting."""
+"""Reasons that keep a job pending until a person changes a setting, and the setting."""
 _NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.are.DOWN", re.IGNORECASE)
-"""Reasons of a pending job that may run on none of the nodes that are up."""
+"""Reasons of a pending job if no available node can run it."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
 
 
 def advice_on_pending(reason: str) -> str:
-    """Return a pending job's reason, with advice if it is permanent."""
+    """Return the reason of a pending job, with advice if the reason is permanent."""
     word = reason.partition(",")[0].strip()
     for pattern, what in _NEVER:
         if re.fullmatch(pattern, word):
@@ -42,7 +42,7 @@ def advice_on_pending(reason: str) -> str:
 
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
-"""`%F`: for all tasks of an array, the id that sbatch printed."""
+"""squeue's format. `%F` is the id that sbatch printed, for all tasks of an array."""
 PREEMPTED = "ArrayJobID:24,PreemptTime:24"
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
@@ -78,8 +78,8 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """A row about a job. `state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`: wall-clock
-    time. `folder`: the submission folder's path, until its first line break."""
+    """Slurm's facts about a job. `state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`:
+    wall-clock time. `folder`: path of the submission folder, up to the first line break in the path."""
 
     job: str
     state: str
@@ -104,7 +104,7 @@ class AccountedJob(msgspec.Struct, frozen=True):
 
 
 def read_squeue(text: str) -> dict[str, AccountedJob]:
-    """Read squeue's output. An array is one job, with the state of its most active task."""
+    """Read squeue's output. A job array is one job, with the state of its most active task."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
@@ -113,12 +113,12 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
             row = AccountedJob(
                 job, state, _blank_if_none(reason), _wall_clock(start), _blank_if_none(nodes), name, folder
             )
-            rows[job] = _together(rows[job], row) if job in rows else row
+            rows[job] = _merge_tasks(rows[job], row) if job in rows else row
     return rows
 
 
-def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
-    # Order: running, waiting, ended; of ended tasks, failed ones first.
+def _merge_tasks(one: AccountedJob, other: AccountedJob) -> AccountedJob:
+    # Order of states: running, waiting, ended. Among ended tasks, failed tasks are first.
     first, second = sorted(
         (one, other),
         key=lambda row: (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2, row.state == "COMPLETED"),
@@ -130,7 +130,7 @@ def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
 
 
 def read_sacct(text: str) -> dict[str, AccountedJob]:
-    """Read `sacct -X -n -P -o SACCT`; `CANCELLED by 1000` is CANCELLED."""
+    """Read `sacct -X -n -P -o SACCT`. `CANCELLED by 1000` becomes CANCELLED."""
     rows = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -141,7 +141,7 @@ def read_sacct(text: str) -> dict[str, AccountedJob]:
 
 
 def read_scontrol(text: str) -> dict[str, AccountedJob]:
-    """Read `scontrol show job -o`, one line per job. An array is one job."""
+    """Read `scontrol show job -o`, one line per job. A job array is one job."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         found: dict[str, str] = {}
@@ -159,7 +159,7 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
             name=found.get("JobName", ""),
             exit_code=found.get("ExitCode", ""),
         )
-        rows[job] = _together(rows[job], row) if job in rows else row
+        rows[job] = _merge_tasks(rows[job], row) if job in rows else row
     return rows
 
 
@@ -167,12 +167,12 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
         if row.is_held_for_good:
-            words = reason.replace("_", " ")  # squeue and scontrol differ: blanks or underscores
+            words = reason.replace("_", " ")  # squeue prints blanks, scontrol underscores
             return BatchJobStatus(BlockPhase.ENDED, f"held by Slurm: {words}")
         if reason in _HELD_BY_A_PERSON:
             reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
-        if expected_in_s > _TOO_FAR_S:  # the job waits for a job without a time limit, which Slurm counts as a year
+        if expected_in_s > _TOO_FAR_S:  # Slurm counts jobs without a time limit as a year
             expected_in_s = 0.0
         no_node = _NO_NODE.match(reason) is not None
         return BatchJobStatus(BlockPhase.PENDING, advice_on_pending(reason), expected_in_s, no_node=no_node)
@@ -184,7 +184,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
-    """Return the status of a job that Slurm does not know. Its `output` may show its end."""
+    """Return the status of a job that Slurm does not know. The job's `output` may show how it ended."""
     said = due_to(list(output))
     return BatchJobStatus(
         BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said), absent=not said
@@ -192,7 +192,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm queued a job again, if known. `sacct`: its output, one row per run, oldest first."""
+    """Return why Slurm requeued a job, if known. `sacct`: output of `sacct`, one row per run, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
@@ -206,7 +206,7 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
 
 
 def due_to(output: list[str]) -> str:
-    """Return how a job ended, if Slurm wrote this below the output."""
+    """Return how a job ended, if Slurm has appended the reason to the output."""
     for line in reversed(output):
         found = _CANCELLED.search(line)
         if found:
@@ -215,7 +215,7 @@ def due_to(output: list[str]) -> str:
 
 
 def read_preempted(text: str) -> set[str]:
-    """Return the preempted jobs in `squeue -h -O PREEMPTED`."""
+    """Return the preempted jobs in the output of `squeue -h -O PREEMPTED`."""
     rows = (line.split() for line in text.splitlines())
     return {row[0] for row in rows if len(row) == 2 and row[1] not in _NONE}
 

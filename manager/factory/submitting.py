@@ -3,11 +3,12 @@
 `BoundedProvider` changes the commands and scripts of each provider:
 
 - Commands have a time limit.
-- Scripts are named without a path, because the session folder's name may contain blanks or quotes.
-- Jobs have our names: Parsl appends the time, so jobs could not be found by name.
-- Making a provider runs no command.
+- Scripts are named without a path, because the path of the session folder may contain blanks or quotes.
+- Jobs have Stoker's names. Parsl appends the time to names, so jobs could not be found by name.
+- Creating a provider runs no command.
 
-The site's own `options` are the last lines of a script's head, because the last of two equal settings counts.
+The site's own `options` are the last lines of a script's head, because a batch system uses the last of two equal
+settings.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
-    """Return the job id from the batch system's usual sentence; empty if uncertain."""
+    """Return the job id from the batch system's usual sentence; empty if the id is not unique."""
     found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
     return str(found.pop()) if len(found) == 1 else ""
 
 
 def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
-    """Return the job id that stands alone on a line; empty if uncertain."""
+    """Return the job id that is alone on a line; empty if the id is not unique."""
     pattern = _LINES.get(kind)
     lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
     found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
@@ -76,9 +77,9 @@ _NOT_NOW = re.compile(
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors after which the scheduler may have accepted the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""`sbatch` waits for a place in Slurm's queue, or fails. Slurm has not accepted the job."""
+"""`sbatch` waits for space in Slurm's queue, or fails. Slurm has not accepted the job."""
 _FULL = re.compile(
-    # Slurm names the limit since 20.11; earlier versions name all limits in one sentence.
+    # Slurm prints the limit's name since 20.11; earlier versions print all limits in one sentence.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
     r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
     r"|pending (job|slot)s? (threshold|limit)"  # LSF
@@ -89,7 +90,7 @@ _FULL = re.compile(
 
 
 _NO_NODE = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
-"""Errors of `sbatch` if no node remains, or if `--exclude` or `--nodelist` names a node that Slurm does not have."""
+"""Errors of `sbatch` if no node remains, or if `--exclude` or `--nodelist` contains an unknown node."""
 
 
 def is_not_now(words: str) -> bool:
@@ -125,7 +126,7 @@ class Submitter:
         self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
-        """Submit a block's job. Raises SubmissionRefused, BatchTrouble."""
+        """Submit the job of a block. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self.session, block)
         provider = self._provider
         if allowed != ANYWHERE:
@@ -135,7 +136,7 @@ class Submitter:
         return job
 
     def output(self, job: str, name: str = "") -> list[str]:
-        """Return a job's last lines of output. `name`: needed for jobs of other processes."""
+        """Return the last lines of a job's output. `name` is needed for jobs of other processes."""
         name = self.names.get(job, name)
         return last_lines(self.folder, name) if name else []
 
@@ -153,7 +154,7 @@ class Submitter:
         said = provider.said
         if said is None:
             raise SubmissionRefused(f"{provider.label}: {why}")
-        # Read the id here, because Parsl may mistake a line of a banner for it.
+        # Parsl may mistake a line of a banner for the job id, so this method reads the id.
         if job := job_id_in_sentence(self._kind, said.out) or job_id_in_sentence(self._kind, said.err):
             return job
         words, job = said.words, job_id_on_own_line(self._kind, said.out)
@@ -172,7 +173,7 @@ class Submitter:
 
 
 class NotSubmitted(Exception):
-    """Raised after a script was only rendered."""
+    """Raised after a script is rendered without submission."""
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
@@ -189,11 +190,11 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
 
     def execute_wait(self, cmd: str, timeout: float | None = None) -> tuple[int, str, str]:
         """Run a command. Raises BatchTrouble if it does not answer in time."""
-        del timeout  # the site's limit applies
+        del timeout  # the site's time limit applies
         if self.shell is None:
             if self.text:
                 raise NotSubmitted
-            return 1, "", "nothing is run while a provider is made"
+            return 1, "", "no command runs while a provider is created"
         if self._given:
             cmd = cmd.replace(self._given, f"{self.job}.sh")
         self.said = self.shell(cmd)
@@ -205,7 +206,7 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         ours = {"submit_script_dir": ".", "job_stdout_path": out, "job_stderr_path": err, "jobname": self.job}
         self._given = script_filename
         text = Template(template).substitute({**configs, **ours})
-        # These names are in scripts of LSF and Grid Engine.
+        # Scripts of LSF and Grid Engine contain these names.
         self.text = text.replace(f"./{self.job}.submit.stdout", out).replace(f"./{self.job}.submit.stderr", err)
         if self.shell is not None:
             (Path(self.script_dir) / f"{self.job}.sh").write_text(self.text, errors="surrogateescape")
@@ -232,8 +233,8 @@ class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
 class OnEachNode(Launcher):  # type: ignore[misc]
     """Starts one pilot per node of the block.
 
-    On one node, the pilot replaces the batch shell. So Slurm's SIGTERM comes KillWait seconds before the kill, and not
-    when a GraceTime begins, in which the pilot still works.
+    On one node, the pilot replaces the batch shell. Slurm then sends SIGTERM KillWait seconds before SIGKILL. With a
+    shell, Slurm sends SIGTERM at the start of a GraceTime, in which the pilot still works.
     """
 
     def __init__(self, provider: Provider) -> None:
@@ -249,7 +250,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
             case ProviderKind.SLURM:
                 cores = f" --cpus-per-task={self.provider.cores}" if self.provider.cores else ""
                 each = f"--nodes={nodes_per_block} --ntasks={nodes_per_block} --ntasks-per-node=1{cores}"
-                # --export: with NONE in a site's options, steps have no PATH.
+                # With --export=NONE in a site's options, job steps have no PATH.
                 return f"exec srun {each} --export=ALL --kill-on-bad-exit=0 --wait=0 {command}"
             case ProviderKind.PBS:
                 return f'cd "$PBS_O_WORKDIR"\nexec pbsdsh -- /bin/bash -c {again}'
@@ -262,7 +263,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
 
 
 def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
-    """Return the site's provider; without `shell`, one for rendering. Raises ConfigError."""
+    """Return the Parsl provider of a site. Without `shell`, the provider only renders. Raises ConfigError."""
     make = _MAKERS.get(site.provider.kind)
     if make is None:
         raise ConfigError(f"site {site.name}: {site.provider.kind.value} takes no submit script")
@@ -274,14 +275,14 @@ def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = No
 
 
 def render(site: Site, *, job: str, command: str) -> str:
-    """Return the script that `submit` would use. Raises ConfigError."""
+    """Return the script that `submit` would submit. Raises ConfigError."""
     provider = provider_of(site)
     provider.begin(job)
     try:
         provider.submit(command, 1, job)
     except NotSubmitted:
         return str(provider.text)
-    raise AssertionError("a provider that runs nothing has submitted something")
+    raise AssertionError("a provider without a shell has submitted a job")
 
 
 def _slurm(given: Provider, walltime: str) -> BoundedProvider:
@@ -336,13 +337,13 @@ def _lsf(given: Provider, walltime: str) -> BoundedProvider:
         project=given.account or None,
         queue=given.queue or None,
         nodes_per_block=given.nodes,
-        request_by_nodes=False,  # LSF without its HPC additions rejects -nnodes
+        request_by_nodes=False,  # LSF without its HPC extensions rejects -nnodes
         cores_per_block=cores * given.nodes,
         cores_per_node=cores,
         walltime=walltime,
         scheduler_options="\n".join(head),
         worker_init=given.worker_init,
-        bsub_redirection=True,  # otherwise LSF does not read the head of the script
+        bsub_redirection=True,  # required for LSF to read the head of the script
         launcher=OnEachNode(given),
     )
     provider.scheduler_options += _lines(given)

@@ -1,10 +1,10 @@
-"""Makes a simulated world from a live session's measurements.
+"""Create a simulated world from a live session's measurements.
 
-The module replays the session's journal through the core, whose commands show where libraries were loaded and calls
-sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. Its run time is
-the mean, or with different numbers of items a fixed part and a part per item (least squares). The extra time of a
-library's first call is its warm-up. The gap between two calls is the library's own time, and also two messages if the
-next call did not wait.
+The module replays the session's journal through the core. The core's commands show where libraries were loaded and
+calls sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. The run
+time of a context's calls is the mean, or, if calls have different numbers of items, a fixed time plus a time per item
+(least squares). The extra time of a library's first call is its warm-up. The gap between two calls is the library's own
+time, plus the time of two messages if the next call was sent after the first ended.
 
 Links are not modelled. Calls keep their recorded arrival times.
 """
@@ -51,7 +51,7 @@ from stoker.site import Duration, Size
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A successful load. `whole_s`: from the order to its reported end."""
+    """A successful load. `whole_s`: seconds from the load order to the reported end of the load."""
 
     recipe: str
     kind: str
@@ -64,9 +64,9 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 class RecordedRun(msgspec.Struct, frozen=True):
     """A run of a call.
 
-    `first`: True for the library's first call. `between_s`: seconds since the library's previous call ended or this one
-    was dispatched (the later), without the run (-1: unknown, for several slots). `waiting`: True if the call was sent
-    before the library was free.
+    `first`: True for the library's first call. `between_s`: seconds without a run since the library's previous call
+    ended or this call was dispatched, whichever is later (-1: unknown, for several slots). `waiting`: True if the call
+    was sent before the library was free.
     """
 
     recipe: str
@@ -87,7 +87,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """A pilot's presence. `left_at`: infinite until it leaves."""
+    """The time in which a pilot was connected. `left_at` is infinite until the pilot leaves."""
 
     devices: tuple[DeviceFacts, ...]
     came_at: float
@@ -95,7 +95,7 @@ class RecordedStay(msgspec.Struct):
     cut_at: float = 0.0
 
 
-class _Held(msgspec.Struct):
+class _LoadedLibrary(msgspec.Struct):
     recipe: Recipe
     kind: str
     ordered_at: float
@@ -106,12 +106,12 @@ class _Held(msgspec.Struct):
 
 
 class RecordedSession:
-    """A session by its journal. Times are in seconds since the epoch."""
+    """The facts of a session from its journal. Times are in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """Time from which a compacted journal tells events; 0 = the journal is complete."""
+        """Time from which a compacted journal contains events; 0 for a complete journal."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
@@ -119,7 +119,7 @@ class RecordedSession:
         self.asked: dict[int, RecordedCall] = {}
         self.ended: dict[int, float] = {}
         self.stays: dict[str, RecordedStay] = {}
-        self._libraries: dict[int, _Held] = {}
+        self._libraries: dict[int, _LoadedLibrary] = {}
 
     @property
     def calls(self) -> list[RecordedCall]:
@@ -130,7 +130,7 @@ class RecordedSession:
         calls = self.calls
         return max(self.ended.values()) - calls[0].at if calls else 0.0
 
-    # ---- while it is read
+    # ---- updates while the journal is read
 
     def begin(self, state: State, *, since: float) -> None:
         self.since = since
@@ -144,13 +144,13 @@ class RecordedSession:
             self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # the mean of the context's loads, on the device kind of its libraries
+            if context.loads:  # mean of the loads, on the device kind of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
                 self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
             sent = {id: call.sent_at for id, call in library.held.items()}
             kind = library.devices[0].facts.kind
-            self._libraries[library.id] = _Held(
+            self._libraries[library.id] = _LoadedLibrary(
                 library.context.recipe, kind, library.started_at, library.used_at, library.served, sent, library.slots
             )
 
@@ -158,10 +158,10 @@ class RecordedSession:
         match event:
             case FromClient(messages=messages):
                 for message in messages:
-                    self._client_said(now, message)
+                    self._on_client_message(now, message)
             case FromPilot(pilot=pilot, messages=said):
                 for each in said:
-                    self._pilot_said(now, pilot, each)
+                    self._on_pilot_message(now, pilot, each)
             case PilotCut(pilot=pilot) if pilot in self.stays:
                 self.stays[pilot].cut_at = now
             case PilotLost(pilot=pilot):
@@ -174,11 +174,11 @@ class RecordedSession:
             match command:
                 case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
                     kinds = {facts.device: facts.kind for facts in self.stays[pilot].devices}
-                    self._libraries[order.library] = _Held(order.recipe, kinds[order.devices[0]], now, sent={})
+                    self._libraries[order.library] = _LoadedLibrary(order.recipe, kinds[order.devices[0]], now, sent={})
                 case ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
                     self._libraries[order.library].sent.update((spec.call, now) for spec in order.calls)
 
-    def _client_said(self, now: float, message: to_manager.FromClient) -> None:
+    def _on_client_message(self, now: float, message: to_manager.FromClient) -> None:
         if isinstance(message, to_manager.DefineRecipe):
             self.recipes.setdefault(message.recipe.key, message.recipe)
         elif isinstance(message, to_manager.Submit):
@@ -187,7 +187,7 @@ class RecordedSession:
                 call = RecordedCall(now, spec.call, message.recipe, items_of(spec), priority)
                 self.asked.setdefault(spec.call, call)
 
-    def _pilot_said(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
+    def _on_pilot_message(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
         match message:
             case to_manager.PilotHello(devices=devices):
                 stay = self.stays.setdefault(pilot, RecordedStay(devices, now))
@@ -195,15 +195,15 @@ class RecordedSession:
             case to_manager.PilotLeaving():
                 self._pilot_left(now, pilot)
             case to_manager.LibraryReady(library=number) if number in self._libraries:
-                self._ready(now, self._libraries[number], message)
+                self._on_library_ready(now, self._libraries[number], message)
             case to_manager.CallsEnded(library=number, ends=ends) if number in self._libraries:
-                self._ended(now, self._libraries[number], ends)
+                self._on_calls_ended(now, self._libraries[number], ends)
 
     def _pilot_left(self, now: float, pilot: str) -> None:
         if pilot in self.stays:
             self.stays[pilot].left_at = self.stays[pilot].cut_at or now
 
-    def _ready(self, now: float, library: _Held, message: to_manager.LibraryReady) -> None:
+    def _on_library_ready(self, now: float, library: _LoadedLibrary, message: to_manager.LibraryReady) -> None:
         library.free_since = now
         library.slots = message.slots or library.recipe.slots or 1
         memory, whole_s = message.device_bytes or message.resident_bytes, now - library.ordered_at
@@ -211,8 +211,8 @@ class RecordedSession:
             RecordedLoad(library.recipe.key, library.kind, message.start_s, whole_s, memory, library.slots)
         )
 
-    def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # ends of other calls are repeated reports
+    def _on_calls_ended(self, now: float, library: _LoadedLibrary, ends: list[CallEnd]) -> None:
+        known = [end for end in ends if end.call in library.sent]  # repeated reports contain other calls
         if not known:
             return
         busy_s = sum(end.run_s for end in known)
@@ -230,7 +230,7 @@ class RecordedSession:
 
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
-    """Return the session of a journal that `policies` ran. Raises SessionError if no call completed."""
+    """Return the recorded session of a journal that `policies` ran. Raises SessionError if no call completed."""
     found = RecordedSession(session)
     again = JournalPast(path, session, policies)
     if again.core is not None:
@@ -240,22 +240,22 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
         found.decided(now, again.handle(event, now))
     if not found.calls:
         raise SessionError(
-            f"no call of session {session} ended with a result: nothing can be measured", session=session
+            f"no call of session {session} ended with a result, so its times cannot be measured", session=session
         )
     return found
 
 
 MOST_CV = 5.0
 WARM_UP = 0.05
-"""A first call shows a warm-up if it takes longer than normal by more than this share."""
+"""Minimum share by which a first call must exceed the normal time to show a warm-up."""
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A session's world and calls.
+    """The simulated world and the calls of a recorded session.
 
-    `makespan_s`: of the live session. `advice`: the manager's estimates before a context's first load.
+    `makespan_s`: makespan of the live session. `advice`: the manager's estimates before a context's first load.
     """
 
     session: str
@@ -266,7 +266,7 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class MakespanComparison(msgspec.Struct, frozen=True):
-    """A session's makespan, live and simulated under several seeds."""
+    """The makespan of a session, live and simulated under several seeds."""
 
     live_s: float
     simulated_s: tuple[float, ...]
@@ -278,7 +278,8 @@ class MakespanComparison(msgspec.Struct, frozen=True):
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """Return the world of a recorded session. Raises SessionError for contexts on several devices."""
+    """Return the simulated world that a recorded session implies. Raises SessionError for contexts on several
+    devices."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
     for recipe in wanted.values():
@@ -289,7 +290,7 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
         taken = recipe.name in names.values()
         names[key] = f"{recipe.name}-{key[:12]}" if taken else recipe.name
     start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
-    own_s, message_s = _between(recorded.runs)
+    own_s, message_s = _call_gaps(recorded.runs)
     contexts = {
         names[key]: _context(
             recipe, [load for load in recorded.loads if load.recipe == key],
@@ -339,14 +340,14 @@ def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tu
             groups[facts.kind, len(stay.devices), facts.memory_bytes].append(stay)
     return tuple(
         SourceModel(
-            name=f"pilots-{number}", kind=kind, capacity=_steps(group, start=start, until=until), devices=devices,
-            rule=Rule.FIXED, init_blocks=len(group), max_blocks=len(group),
+            name=f"pilots-{number}", kind=kind, capacity=_capacity_steps(group, start=start, until=until),
+            devices=devices, rule=Rule.FIXED, init_blocks=len(group), max_blocks=len(group),
         )
         for number, ((kind, devices, _), group) in enumerate(groups.items())
     )  # fmt: skip
 
 
-def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
+def _capacity_steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
     changes = [(stay.came_at, 1) for stay in stays] + [(stay.left_at, -1) for stay in stays if stay.left_at < until]
     steps: list[tuple[float, int]] = []
     count = 0
@@ -375,11 +376,11 @@ def _context(
     return ContextModel(
         awareness=recipe.awareness, device_memory_bytes=Size(_memory_bytes(recipe, loads)), kinds=recipe.needs.kinds,
         slots=recipe.slots or max((load.slots for load in loads), default=1),
-        start_s=Duration(start_s), load_s=_for_others(load_s),
-        load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
-        call_s=_for_others({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
-        item_s=_for_others({kind: Duration(each) for kind, (_, each) in fits.items()}),
-        item_cv=_cv(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
+        start_s=Duration(start_s), load_s=_with_default(load_s),
+        load_cv=_coefficient_of_variation([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
+        call_s=_with_default({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
+        item_s=_with_default({kind: Duration(each) for kind, (_, each) in fits.items()}),
+        item_cv=_coefficient_of_variation(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
     )  # fmt: skip
 
 
@@ -389,7 +390,7 @@ def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:
     return declared or max((load.memory_bytes for load in loads), default=0)
 
 
-def _for_others(times: dict[str, Duration]) -> dict[str, Duration]:
+def _with_default(times: dict[str, Duration]) -> dict[str, Duration]:
     return {**times, "": Duration(fmean(times.values()))} if times else {}
 
 
@@ -401,7 +402,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return seconds per call and per item; without a positive slope, the mean and 0."""
+    """Return seconds per call and per item. Without a positive slope, return the mean and 0."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
     square = sum((run.items - mean_items) ** 2 for run in runs)
     if not square:
@@ -428,14 +429,14 @@ def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]
     return items, more_s / items
 
 
-def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
+def _call_gaps(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
     own_s = median(waited) if waited else 0.0
     return own_s, max(0.0, median(sent) - own_s) / 2 if sent else Delays().message_s
 
 
-def _cv(values: Sequence[float]) -> float:
+def _coefficient_of_variation(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     mean = fmean(values)

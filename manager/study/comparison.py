@@ -1,6 +1,6 @@
-"""Compares policies: means over seeds with 95 % intervals, and verdicts.
+"""Compare policies: means over seeds with 95 % intervals, and verdicts.
 
-Policies run in the same world; runs of equal seed are compared (`statistics`).
+Policies run in the same world. Runs with equal seeds are compared (`statistics`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 class Column(msgspec.Struct, frozen=True):
     """A number of each run, with a key for programs and a title for people.
 
-    `value` returns None if a run has no such number. The mean is then over the other runs, or None with `of_all`.
+    If a run has no such number, `value` returns None. The mean is then over the other runs, or None with `of_all`.
     Tables show `scale` times the value. `may_lack`: hide the column if all rows have 0.
     """
 
@@ -93,9 +93,9 @@ def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def compare(
     runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
 ) -> list[PolicyRow]:
-    """Return a row per policy that has runs.
+    """Return one row for each policy that has runs.
 
-    With `all_at_once`, rows also have the speed (items per second) relative to the first policy.
+    With `all_at_once`, rows also contain the speed (items per second) relative to the first policy.
     """
     rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
@@ -113,8 +113,8 @@ def compare(
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """A verdict's criterion. `key`: its column. `lead`: how much better the first run is (None: unknown). `shown`: its
-    sentence.
+    """The criterion of a verdict. `key`: its column. `lead`: how much better the first run is, or None if unknown.
+    `shown`: the sentence of the verdict.
     """
 
     key: str
@@ -123,7 +123,9 @@ class Criterion(msgspec.Struct, frozen=True):
 
 
 _IN_TIME = Criterion(
-    "in_time", lambda a, b: _minus(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
+    "in_time",
+    lambda a, b: _points_more(a.figures.in_time, b.figures.in_time),
+    "of every 100 deadlines it meets {lead} more",
 )
 _WAITS = Criterion(
     WAIT_P95_S,
@@ -132,17 +134,17 @@ _WAITS = Criterion(
 )
 _ITEMS = Criterion(
     ITEMS_PER_S,
-    lambda a, b: _more(a.figures.items_per_s, b.figures.items_per_s),
+    lambda a, b: _percent_more(a.figures.items_per_s, b.figures.items_per_s),
     "it does {lead} % more items a second",
 )
 _TIME = Criterion(
-    DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
+    DONE_AFTER, lambda a, b: _percent_more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
 )
 
 
 def criterion_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
-    """Return the criterion: deadlines if any; items per second if calls failed; waits if calls arrive separately; else
-    time, or items per second.
+    """Return the criterion: deadlines, if the workload has deadlines; items per second, if calls failed; waits, if
+    calls arrive separately; otherwise time or items per second.
     """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME
@@ -190,11 +192,11 @@ def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
     return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
-def _more(one: float, other: float) -> float | None:
+def _percent_more(one: float, other: float) -> float | None:
     return 100.0 * (one / other - 1.0) if other else None
 
 
-def _minus(one: float | None, other: float | None) -> float | None:
+def _points_more(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 

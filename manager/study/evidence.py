@@ -6,7 +6,7 @@ file describe the site.
 Pilots are lost at a constant rate: losses divided by the total time of pilots (the maximum-likelihood estimate for
 censored exponential times).
 
-Calls of another size are assumed to cost the same per input.
+The cost per input is assumed to be equal for calls with more or fewer inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.site import Site
 from stoker.units import show_seconds
 
 RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)
-"""Numbers of measurements that make a forecast good, and fair."""
+"""Minimum numbers of measurements for a good forecast, and for a fair forecast."""
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -38,7 +38,7 @@ _HOUR_S = 3600.0
 class Sureness(enum.Enum):
     GOOD = "good"
     FAIR = "fair"
-    """Few measurements, or some from other sites or functions."""
+    """The forecast uses few measurements, or measurements from other sites or functions."""
     POOR = "poor"
     """An important value has hardly any measurements."""
 
@@ -46,8 +46,8 @@ class Sureness(enum.Enum):
 class Work(msgspec.Struct, frozen=True):
     """A number of inputs for one function.
 
-    `function`: with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`. `measured_per_call`:
-    inputs of the measured calls (0 = `inputs_per_call`).
+    `function`: name with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`. `measured_per_call`:
+    inputs of the measured calls; 0 means `inputs_per_call`.
     """
 
     app: str
@@ -86,7 +86,7 @@ class MeasuredTime(msgspec.Struct, frozen=True):
 
 
 LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)
-"""The assumed time until a local pilot has started; no record contains it."""
+"""Assumed time until a local pilot has started, because no record contains this time."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class Reason(msgspec.Struct, frozen=True):
 class Evidence(msgspec.Struct, frozen=True):
     """The input of a forecast.
 
-    `lost_per_s`: losses per second of a pilot's time. `most`: the most pilots seen at once (0 = unknown).
+    `lost_per_s`: losses per second of a pilot's time. `most`: maximum number of pilots seen at once; 0 if unknown.
     """
 
     kind: str
@@ -134,7 +134,7 @@ def gather(
 ) -> Evidence:
     """Return the evidence for this work on this site.
 
-    `kind`: a kind of device instead of the site's. `similar`: recipes from which times are estimated. Raises
+    `kind`: a kind of device that replaces the site's kind. `similar`: recipes from which times are estimated. Raises
     SessionError without measurements.
     """
     found, measured = _measured(performance, work)
@@ -148,13 +148,13 @@ def gather(
     facts, devices = measured[chosen], seen.count if seen is not None else _devices_of(site, target)
     run, loads = facts.functions[work.function], found[target] if found[target].loads else facts
     load_s = loads.load_s + loads.start_s
-    load = MeasuredTime(load_s, _over(loads.load_sd, load_s), loads.loads)
+    load = MeasuredTime(load_s, _relative_to(loads.load_sd, load_s), loads.loads)
     memory = seen.memory_bytes if seen is not None else 0
     lost = sum(stay.ended == PilotEnd.LOST.value for stay in stays)
     if similar:
-        reasons = _estimated(work, facts=facts, kind=chosen, load=load, similar=similar)
+        reasons = _reasons_of_estimate(work, facts=facts, kind=chosen, load=load, similar=similar)
     else:
-        reasons = _of_function(work, expected if target == chosen else "", facts=facts, kind=chosen, load=load)
+        reasons = _reasons_of_function(work, expected if target == chosen else "", facts=facts, kind=chosen, load=load)
     if target != chosen:
         reasons.append(
             Reason(f"by other calls of its context, {target} takes {slower:.2f} times as long", Sureness.FAIR)
@@ -162,16 +162,17 @@ def gather(
     return Evidence(
         kind=target, devices=devices,
         memory_bytes=memory or max(UNKNOWN_MEMORY_BYTES, 2 * (facts.device_bytes or facts.resident_bytes)),
-        load=load, run=MeasuredTime(run.mean * work.larger * slower, _over(run.sd, run.mean), run.count),
+        load=load, run=MeasuredTime(run.mean * work.larger * slower, _relative_to(run.sd, run.mean), run.count),
         wait=_time([wait.wait_s for wait in waits]),
         boot=LOCAL_PILOT_START if site.is_local else _time([wait.boot_s for wait in waits]),
         lost_per_s=lost / max(1.0, sum(stay.stay_s for stay in stays)) if lost else 0.0, most=availability.most,
-        reasons=(*reasons, *_of_site(site, availability, devices=devices, is_seen=seen is not None)),
+        reasons=(*reasons, *_reasons_of_site(site, availability, devices=devices, is_seen=seen is not None)),
     )  # fmt: skip
 
 
 def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
-    """Return the estimates of the function's context by device kind, and those of kinds on which the function ran."""
+    """Return the estimates of the function's context by device kind, and the estimates for kinds on which the function
+    ran."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
@@ -185,24 +186,26 @@ def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate],
     return found, useful
 
 
-# ---- the devices that are meant
+# ---- the kind of device
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """Return the measured kind of device that a site file means (`a10`: `NVIDIA A10`), else the most measured kind."""
+    """Return the measured device kind that the site file names (`a10`: `NVIDIA A10`). Without a match, return the most
+    measured kind."""
     meant = [kind for kind in measured if kind == expected]
-    meant = meant or [kind for kind in measured if expected and _is_meant(expected, kind)]
+    meant = meant or [kind for kind in measured if expected and _matches_kind(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)
 
 
 def _by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
-    """Return the kind that a site file means, if its speed relative to the measured kind is known; else that kind."""
-    if _is_meant(expected, chosen) or not found[chosen].speed:
+    """Return the device kind that the site file names, if its speed relative to the measured kind is known; else the
+    measured kind."""
+    if _matches_kind(expected, chosen) or not found[chosen].speed:
         return chosen
-    return next((kind for kind in sorted(found) if _is_meant(expected, kind) and found[kind].speed), chosen)
+    return next((kind for kind in sorted(found) if _matches_kind(expected, kind) and found[kind].speed), chosen)
 
 
-def _is_meant(expected: str, kind: str) -> bool:
+def _matches_kind(expected: str, kind: str) -> bool:
     words = expected.lower().replace("_", " ").replace("-", " ").split()
     return all(word in kind.lower() for word in words)
 
@@ -218,34 +221,36 @@ def _devices_of(site: Site, kind: str) -> int:
     return 1
 
 
-# ---- how much was measured
+# ---- number of measurements
 
 
-def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: MeasuredTime) -> list[Reason]:
+def _reasons_of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: MeasuredTime) -> list[Reason]:
     run, calls = facts.functions[work.function], facts.calls[work.function]
-    fits = _is_meant(expected, kind)
+    fits = _matches_kind(expected, kind)
     elsewhere = "" if fits else f"; the site should have {expected}, for which no call was measured"
-    spread = f", give or take {_share(_over(run.sd, run.mean))}" if calls > 1 else ""
+    spread = f", give or take {_share(_relative_to(run.sd, run.mean))}" if calls > 1 else ""
     ran = f"a call of {work.called} ran {show_seconds(run.mean)} on {kind}{spread}"
     sure = _level(calls, RUNS) if fits else Sureness.POOR
-    reasons = [Reason(f"{ran} ({_counted(calls, 'call')} measured){elsewhere}", sure)]
+    reasons = [Reason(f"{ran} ({_count_in_words(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
         text = (
             "the measured calls are assumed to have had {} each, and all inputs to cost the same: a call of {} runs {}"
         )
-        sizes = _counted(work.measured_per_call, "input"), _counted(work.inputs_per_call, "input")
+        sizes = _count_in_words(work.measured_per_call, "input"), _count_in_words(work.inputs_per_call, "input")
         reasons.append(Reason(text.format(*sizes, show_seconds(run.mean * work.larger)), Sureness.FAIR))
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
     sure = _level(load.count, LOADS)
-    return [*reasons, Reason(f"{loads} ({_counted(load.count, 'load')} measured)", sure)]
+    return [*reasons, Reason(f"{loads} ({_count_in_words(load.count, 'load')} measured)", sure)]
 
 
-def _estimated(work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, similar: Sequence[str]) -> list[Reason]:
+def _reasons_of_estimate(
+    work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, similar: Sequence[str]
+) -> list[Reason]:
     run = facts.functions[work.function]
     some = ", ".join(similar[:_SHOWN_SIMILAR])
     more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
     text = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
-    reasons = [Reason(f"{text} or take {_share(_over(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
+    reasons = [Reason(f"{text} or take {_share(_relative_to(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
     loads = (
         f"its context is estimated to load in {show_seconds(load.mean_s)}"
         if load.count
@@ -254,7 +259,7 @@ def _estimated(work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, si
     return [*reasons, Reason(loads + ("" if load.count else " known, and assumed to be zero"), Sureness.POOR)]
 
 
-def _counted(count: int, what: str) -> str:
+def _count_in_words(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -262,7 +267,7 @@ def _share(cv: float) -> str:
     return f"{cv:.0%}" if cv >= 0.01 else "less than 1%"
 
 
-def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> list[Reason]:
+def _reasons_of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> list[Reason]:
     if site.is_local:
         what = f"this machine, {devices} devices: no queue, but about {show_seconds(LOCAL_PILOT_START.mean_s)}"
         return [Reason(f"{what} until the pilot starts", Sureness.GOOD)]
@@ -300,8 +305,8 @@ def _time(seconds: Sequence[float]) -> MeasuredTime:
     if not seconds:
         return MeasuredTime()
     mean = fmean(seconds)
-    return MeasuredTime(mean, _over(pstdev(seconds), mean), len(seconds))
+    return MeasuredTime(mean, _relative_to(pstdev(seconds), mean), len(seconds))
 
 
-def _over(sd: float, mean: float) -> float:
+def _relative_to(sd: float, mean: float) -> float:
     return min(5.0, sd / mean) if mean > 0 else 0.0

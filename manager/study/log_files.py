@@ -1,4 +1,4 @@
-"""A simulated run's event log in files: Parquet, and a timeline for Perfetto."""
+"""Files of a simulated run's event log: Parquet, and a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS = {happened.name.lower(): int(happened) for happened in Happened}
 
 
 def write_log(path: Path, log: EventLog, meta: Facts) -> None:
-    """Write a log atomically. `meta`: facts of the run."""
+    """Write a log atomically. `meta`: facts about the run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -50,7 +50,7 @@ def write_log(path: Path, log: EventLog, meta: Facts) -> None:
 
 
 def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
-    """Return a log of `write_log` and its facts. Raises ConfigError for any other file."""
+    """Return the log and facts of a file by `write_log`. Raises ConfigError for any other file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -62,7 +62,7 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
         raise ConfigError(f"{path}: not an event log: {error}", file=str(path)) from None
     facts = (table.schema.metadata or {}).get(_FACTS)
     if facts is None or table.column_names != ["at_s", "what", *_INTEGERS, "value"]:
-        raise ConfigError(f"{path}: not an event log of a simulation: it has other columns", file=str(path))
+        raise ConfigError(f"{path}: not an event log of a simulation: the columns differ", file=str(path))
     log = EventLog()
     for name in ("at_s", *_INTEGERS, "value"):
         column: array[Any] = getattr(log, name)
@@ -97,18 +97,18 @@ def _arrow_type(column: array[Any]) -> Any:
 
 
 MOST_CALLS = 200_000
-"""Calls are drawn separately if a run has at most this many."""
+"""Maximum calls in a run for which each call has a separate bar."""
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
 _SHORT_GAP_S = 0.002
-"""Gaps between calls below this, or below a tenth of a call, are not drawn."""
+"""Maximum seconds of a gap between calls that is not drawn. Gaps below a tenth of a call are not drawn either."""
 
 TraceEvent = dict[str, Any]
 
 
 def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
-    """Write the timeline of a run atomically, gzipped if the name ends in `.gz`."""
+    """Write the timeline of a run atomically. If the name ends in `.gz`, the file is gzipped."""
     write_events(path, events_of(log, curves, most_calls=most_calls))
 
 
@@ -171,11 +171,11 @@ class _Rows:
         self._runs_in: dict[int, int] = {}
         self._pilots: dict[int, float] = {}
         self._rows: Counter[int] = Counter()
-        """Number of further rows drawn for each pilot."""
+        """Number of library rows drawn for each pilot."""
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield all events. Each method draws the log rows of that name."""
+        """Yield all events. For example, `_pilot_came` draws the log rows of the event PILOT_CAME."""
         log, at_s = self._log, 0.0
         names = {event: f"_{event.name.lower()}" for event in Happened}
         draws: dict[int, Callable[[float, int], Iterable[TraceEvent]]] = {
@@ -198,7 +198,7 @@ class _Rows:
     def _call_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call = self._log.call[row]
         before = self._libraries.get(self._runs_in.pop(call, -1))
-        if before is not None and call in before.busy:  # old logs have no row for this call's eviction
+        if before is not None and call in before.busy:  # old logs have no row for an eviction
             yield self._cut(before, call, at_s, ", evicted")
         if self._log.library[row] in self._libraries:
             yield from self._begins(at_s, row, rank=0)

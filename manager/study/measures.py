@@ -1,7 +1,7 @@
-"""Curves and sums of a run, from its event log in one pass.
+"""Curves and sums of a run, computed from its event log in one pass.
 
-A call waits from its arrival to its first begin, or to the end of the run. A second end of a call is lost work; work
-before a checkpoint is not. The seconds of a gang count on each of its devices.
+A call waits from its arrival to its first start, or to the end of the run. The second run of a call that ends twice is
+lost work. Work before a checkpoint is not lost. The seconds of a gang count on each of its devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.manager.study.statistics import quantile
 
 
 class Steps:
-    """A value that changes at certain times; 0 before the first."""
+    """A value that changes at certain times. Before the first change the value is 0."""
 
     __slots__ = ("at_s", "values")
 
@@ -30,7 +30,7 @@ class Steps:
             self.set(at_s, value)
 
     def set(self, at_s: float, value: float) -> None:
-        """Set the value from a time on. A later call for the same time replaces it."""
+        """Set the value that is valid from a time. A second call for the same time replaces the value."""
         if self.at_s and self.at_s[-1] == at_s:
             self.values[-1] = value
         else:
@@ -54,12 +54,13 @@ class Steps:
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """A run in numbers.
+    """The numbers of a run.
 
     `completed`: items done. `queue`: calls that have arrived and do not run. `capacity`: allowed blocks. `ended_at`:
     last end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): from arrival
-    to first begin, and to the end. `held_s`: device-seconds of pilots; completed calls used `useful_s`, interrupted
-    calls `lost_s`, loads `loading_s`. `deadlines`: met or missed. `late`: calls that missed theirs.
+    to first start, and to the end. `held_s`: device-seconds of pilots; completed calls used `useful_s`, interrupted
+    calls `lost_s`, loads `loading_s`. `deadlines`: number of deadlines met or missed. `late`: calls that missed their
+    deadlines.
     """
 
     began_at: float
@@ -97,7 +98,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """Measure a log. `until_s`: time at which the run was cut off."""
+    """Measure a log. `until_s`: time at which the run was stopped."""
     return _Pass(log).result(until_s)
 
 
@@ -108,26 +109,25 @@ class _Pass:
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
         self.left = 0
-        """In counted logs: number of calls that have not ended."""
+        """Number of calls that have not ended, in counted logs."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         self.begun: set[int] = set()
         self.running: dict[int, tuple[float, int]] = {}
-        """Begin time and library of running calls."""
+        """Start time and library of running calls."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
         self.parts: dict[tuple[int, int], float] = {}
-        """Begin time of a gang member's part, by library and call."""
+        """Start time of a gang member's part, by library and call."""
         self.again: set[int] = set()
-        """Calls that ended more than once."""
         self.devices_of: dict[int, float] = {}
-        """Number of devices of each library that has several."""
+        """Number of devices, for libraries with several devices."""
         self.due: dict[int, float] = {}
         self.late: dict[int, bool] = {}
         """Calls whose deadline was met (False) or missed (True)."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
-        """Number of devices of each present pilot."""
+        """Number of devices of each connected pilot."""
         self.may_have: dict[int, float] = {}
 
     def result(self, until_s: float | None) -> Measures:
@@ -153,8 +153,6 @@ class _Pass:
             self.lost_s, self.loading_s, self.shared_bytes, self.peer_bytes,
             len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
-
-    # ---- calls
 
     def _call_came(self, at_s: float, row: int) -> None:
         if not self.calls:
@@ -281,7 +279,7 @@ class _Pass:
     def _took(self, _: float, row: int) -> None:
         self.turnarounds_s.extend([self.log.value[row]] * self.log.call[row])
 
-    # ---- libraries, pilots, and the rest
+    # ---- libraries, pilots and bytes
 
     def _library_started(self, at_s: float, row: int) -> None:
         self.loading[self.log.library[row]] = at_s
@@ -293,7 +291,7 @@ class _Pass:
 
     def _library_ended(self, at_s: float, row: int) -> None:
         self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):  # old logs have no rows for the ends of these calls
+        for call in self.held_by.pop(self.log.library[row], ()):  # old logs have no rows for these ends
             self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
             if call in self.open:
                 self._waits(at_s, more=1)
@@ -303,7 +301,7 @@ class _Pass:
         self.devices.set(at_s, sum(self.here.values()))
 
     def _pilot_went(self, at_s: float, row: int) -> None:
-        if self.here.pop(self.log.pilot[row], None) is not None:  # None: the pilot's job ended before it connected
+        if self.here.pop(self.log.pilot[row], None) is not None:  # None if the job ended before its pilot connected
             self.devices.set(at_s, sum(self.here.values()))
 
     def _capacity(self, at_s: float, row: int) -> None:
@@ -334,7 +332,7 @@ class _Pass:
 class TokenFigures(msgspec.Struct, frozen=True):
     """Quantiles over ended calls to engines, in seconds.
 
-    `objectives`: calls with an objective. `met`: calls whose tokens were all in time (SLINFER eq. 1).
+    `objectives`: number of calls with an objective. `met`: calls whose tokens were all in time (SLINFER eq. 1).
     """
 
     objectives: int
@@ -351,8 +349,8 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 
 def token_figures(log: EventLog) -> TokenFigures | None:
-    """Return the figures of a run, or None if no call to an engine ended."""
-    counted = Happened.CALLS_CAME in log.what  # then a row is a class of times, with its number of calls
+    """Return the token figures of a run, or None if no call to an engine ended."""
+    counted = Happened.CALLS_CAME in log.what  # in counted logs a row has a time and its number of calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
     for what, call, value in zip(log.what, log.call, log.value, strict=True):
@@ -370,10 +368,10 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A run in the numbers of a table. Units: seconds, device-seconds, shares from 0 to 1.
+    """The numbers of a run that tables show. Units: seconds, device-seconds, shares from 0 to 1.
 
-    `busy`: share of the held device time with a running call. `bound_s`: lower bound of the end for every policy (None:
-    unknown or infinite). `in_time`: share of met deadlines (None: no deadlines, or counted calls). `warm_s`:
+    `busy`: share of the held device time with a running call. `bound_s`: lower bound of the end under any policy; None
+    if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for counted calls. `warm_s`:
     device-seconds with a library.
     """
 
@@ -401,7 +399,7 @@ def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_
     waits = measured.waits_s or [0.0]
     return Figures(
         items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0, held_s=measured.held_s,
-        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # above 1: a rounding error
+        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # a rounding error may exceed 1
         lost_s=measured.lost_s, loads=log.what.count(Happened.LIBRARY_READY),
         wait_p50_s=quantile(waits, 0.5), wait_p95_s=quantile(waits, 0.95), shared_bytes=measured.shared_bytes,
         peer_bytes=measured.peer_bytes, bound_s=bound_s, in_time=None if violations is None else 1.0 - violations,

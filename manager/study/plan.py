@@ -1,4 +1,4 @@
-"""Forecasts of a run before its submission: its end, its device time, and the best number and walltime of blocks.
+"""Forecast a run before its submission: its end, its device time, and the best number and walltime of blocks.
 
 The simulator runs a world with measured times (`evidence`) under the site's rules. A seed determines queue waits,
 spreads, lost pilots, and the error of each measured mean. Many calls are simulated as fewer, longer calls.
@@ -34,7 +34,7 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""A plan counts as good as the fastest if it takes at most this many times as long."""
+"""A plan counts as good as the fastest plan if it takes at most this many times as long."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
@@ -50,7 +50,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """A run on at most `blocks` blocks of `walltime_s` (0 = no limit). Infinite: it never ends."""
+    """A run on at most `blocks` blocks of `walltime_s` seconds (0: no limit). Infinite times: the run never ends."""
 
     blocks: int
     walltime_s: float
@@ -61,8 +61,9 @@ class PlanForecast(msgspec.Struct, frozen=True):
 class RunPlan(msgspec.Struct, frozen=True):
     """The forecast of a run.
 
-    `as_written`: by the site file. `by_blocks`, `by_walltime`: with other values. `best_blocks`, `best_walltime_s`: the
-    smallest values that are as good as the best (0: irrelevant). `price`: of a device-hour, 0 = unknown.
+    `as_written`: with the settings of the site file. `by_blocks`, `by_walltime`: forecasts with other values.
+    `best_blocks`, `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: price
+    of a device-hour, 0 if unknown.
     """
 
     site: str
@@ -81,7 +82,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> RunPlan:
-    """Simulate the work with the site's settings and others. `tell` receives each simulation's name."""
+    """Simulate the work with the site's settings and with other settings. `tell` receives each simulation's name."""
 
     @cache
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
@@ -106,7 +107,7 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     if not site.is_local:
         counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
         by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
-    best_blocks = _least(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
+    best_blocks = _least_good(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
     if not site.is_local:
         useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
@@ -114,12 +115,12 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     return RunPlan(
         site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
         by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
-        best_walltime_s=_least(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
+        best_walltime_s=_least_good(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
         price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
     )  # fmt: skip
 
 
-def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
+def _least_good(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
@@ -139,15 +140,15 @@ def _simulate(
     site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
 ) -> tuple[float, float]:
     source = source_of(site, kept=False)
-    run = _off(evidence.run, Stream(seed, "plan/run"))
-    load = _off(evidence.load, Stream(seed, "plan/load"))
+    run = _with_random_mean(evidence.run, Stream(seed, "plan/run"))
+    load = _with_random_mean(evidence.load, Stream(seed, "plan/load"))
     devices = blocks * source.nodes * evidence.devices
     awareness = find(site.policy.name).make().awareness
-    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0  # seconds of the load before each call
+    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0
     shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
     calls = -(-work.calls // shares)
     calls_each = work.calls / calls
-    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator itself adds the first load
+    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator adds the first load
     alone_s = work.calls * each_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
     until_s = 20 * alone_s + 24 * _HOUR_S
     if 0 < walltime_s < load.mean_s + run.mean_s:
@@ -178,7 +179,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies. They reconsider waiting calls a thousand times per run."""
+    """Return the site's policies, which reconsider waiting calls 1,000 times per run."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency
@@ -187,7 +188,7 @@ def _policies(site: Site, alone_s: float) -> Policies:
     return policies
 
 
-def _off(time: MeasuredTime, stream: Stream) -> MeasuredTime:
+def _with_random_mean(time: MeasuredTime, stream: Stream) -> MeasuredTime:
     return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
 
 
@@ -206,7 +207,7 @@ def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> t
 
 def _range(values: Sequence[float]) -> Range:
     ordered = sorted(values)
-    if math.isinf(ordered[-1]):  # no interpolation between a number and infinity
+    if math.isinf(ordered[-1]):  # infinity cannot be interpolated
         places = (round(share * (len(ordered) - 1)) for share in (0.1, 0.5, 0.9))
         return Range(*(ordered[place] for place in places))
     return Range(*(quantile(ordered, share) for share in (0.1, 0.5, 0.9)))

@@ -1,7 +1,6 @@
-"""Thinned curves of runs, and plots as PNG and SVG.
+"""Curves of runs with few points, and plots as PNG and SVG.
 
-Each policy has one line: the median over its seeds, in a band from minimum to maximum. The same runs give the same
-files.
+Each policy has one line: the median over its seeds, in a band from minimum to maximum. Equal runs produce equal files.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 POINTS = 1_000
 SHARES = tuple(number / 200 for number in range(201))
-"""Shares at which quantiles of waits and turnarounds are kept."""
+"""Shares at which quantiles of waits and turnarounds are stored."""
 
 
 class Curves(msgspec.Struct, frozen=True):
@@ -70,7 +69,7 @@ Runs = Mapping[str, Sequence[Curves]]
 """Runs of each policy, one per seed, in the order of the colours."""
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's colours, distinct for all colour vision."""
+"""Okabe and Ito's colours for people with any colour vision."""
 _DASHES = ("-", "--", ":", "-.")
 _MOMENTS = 800
 _PNG_DOTS_PER_INCH = 160
@@ -121,8 +120,8 @@ def style() -> Iterator[Callable[..., Any]]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise StokerError(
-            f'plots need matplotlib ({error}); python -m pip install "stoker[study]" brings it, and [outputs] '
-            "plots = false leaves them out"
+            f'plots need matplotlib ({error}); python -m pip install "stoker[study]" installs matplotlib, and '
+            "[outputs] plots = false omits the plots"
         ) from None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

@@ -35,7 +35,7 @@ LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Written files of one kind and their purpose, or why they are missing."""
+    """Written files of one kind and their purpose, or the reason why they are missing."""
 
     what: str
     paths: tuple[str, ...]
@@ -43,7 +43,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """A run in `results.json`. `log` is relative to the folder."""
+    """A run in `results.json`. `log` is a path relative to the folder."""
 
     policy: str
     seed: int
@@ -69,7 +69,7 @@ def make(name: str, *, out: Path | None) -> Path:
     folder = out or _fresh(Path("runs"), name)
     try:
         if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"--out: {folder} is not empty; name one that is new", file=str(folder), key="out")
+            raise ConfigError(f"--out: {folder} is not empty; name a new folder", file=str(folder), key="out")
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}", file=str(folder)) from None
@@ -96,7 +96,7 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
-        except OSError:  # the folder has other files, too
+        except OSError:  # the folder contains other files
             return
 
 

@@ -1,4 +1,4 @@
-"""Simulates a scenario's policies, each with each seed, in processes."""
+"""Simulate a scenario's policies, each with each seed, in separate processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DiedError(StokerError):
 
 
 class Workers(Generic[Task, Result]):
-    """Processes that call `do(task, tell)`. Leaving the context manager ends them.
+    """Processes that call `do(task, tell)`. The end of the `with` block ends the processes.
 
     `do`, tasks and results must be picklable. `do` may raise only StokerErrors.
     """
@@ -57,7 +57,7 @@ class Workers(Generic[Task, Result]):
         with _no_interrupts():
             for _ in range(count):
                 ours, theirs = spawning.Pipe()
-                process = spawning.Process(target=_work, args=(theirs, do), daemon=True)
+                process = spawning.Process(target=_run_tasks, args=(theirs, do), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes[ours] = process
@@ -77,28 +77,28 @@ class Workers(Generic[Task, Result]):
         """Yield results as tasks end; `hear` receives progress. Raises the errors of `do`, and DiedError."""
         left = iter(todo)
         for connection in self._processes:
-            self._give(connection, left)
+            self._send_next_task(connection, left)
         while self._tasks:
             ready = set(wait(list(self._tasks)))
             for connection in [each for each in self._tasks if each in ready]:
-                kind, said = self._hear(connection)
+                kind, said = self._receive(connection)
                 if kind is StokerError:
                     raise said
                 if kind is None:
                     hear(*said)
                 else:
-                    self._give(connection, left)
+                    self._send_next_task(connection, left)
                     yield said
 
-    def _give(self, connection: Connection, left: Iterator[Task]) -> None:
+    def _send_next_task(self, connection: Connection, left: Iterator[Task]) -> None:
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # if the process has ended, `_hear` raises
+            with contextlib.suppress(OSError):  # `_receive` raises if the process has ended
                 connection.send(task)
             return
 
-    def _hear(self, connection: Connection) -> Any:
+    def _receive(self, connection: Connection) -> Any:
         try:
             return connection.recv()
         except (EOFError, OSError):
@@ -112,7 +112,7 @@ class Workers(Generic[Task, Result]):
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    resource_tracker.ensure_running()  # else the first process would start it, and so unblock SIGINT
+    resource_tracker.ensure_running()  # otherwise the first process starts it and unblocks SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -120,7 +120,7 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
     def send(kind: type | None, what: Any) -> None:
         try:
             connection.send((kind, what))
@@ -139,17 +139,17 @@ def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
 
 
 TellProgress = Callable[[str, int, float, int], None]
-"""Receives policy, seed, simulated time in seconds, ended calls."""
+"""A function that receives policy, seed, simulated time in seconds, and number of ended calls."""
 
 
 STUCK_S = 10 * 86_400.0
-"""A run in which no call ends for this many simulated seconds is stopped."""
+"""Simulated seconds without the end of a call after which a run is stopped."""
 MOST_STILL = 200
-"""A run is stopped after this many progress reports (millions of events) at one simulated moment."""
+"""Number of progress reports (millions of events) at one simulated time after which a run is stopped."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """A finished run. `log`: path of its event log. `wall_s`: its real seconds."""
+    """A finished run. `log`: path of the run's event log. `wall_s`: real seconds that the run took."""
 
     policy: str
     seed: int
@@ -171,12 +171,12 @@ def run_all(
 ) -> Generator[FinishedRun, None, None]:
     """Simulate the scenario with every policy and seed. Yield each run when it ends.
 
-    Event logs are written into `folder`. Only runs of the first policy have a bound. Raises SimulationError at the
-    first run that cannot continue, and stops the others.
+    Event logs are written into `folder`. Only runs of the first policy have a bound. If a run cannot continue, this
+    raises SimulationError and stops the other runs.
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
-    do = functools.partial(_do, scenario=scenario, folder=folder)
-    hear = tell or _deaf
+    do = functools.partial(_simulate_run, scenario=scenario, folder=folder)
+    hear = tell or _ignore_progress
     if jobs <= 1 or len(todo) == 1:
         yield from (do(run, hear) for run in todo)
         return
@@ -197,7 +197,7 @@ class _PlannedRun(msgspec.Struct, frozen=True):
         return f"policy {label(self.policy)}, seed {self.seed}"
 
 
-def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
+def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
         return run_one(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
     except SimulationError as error:
@@ -211,12 +211,18 @@ def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Pat
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
 
-def _deaf(*_: Any) -> None:
+def _ignore_progress(*_: Any) -> None:
     pass
 
 
 def run_one(
-    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: TellProgress = _deaf
+    scenario: Scenario,
+    *,
+    policy: str,
+    seed: int,
+    folder: Path,
+    bound: bool = False,
+    tell: TellProgress = _ignore_progress,
 ) -> FinishedRun:
     """Simulate a scenario once. Raises SimulationError and ConfigError."""
     began = time.perf_counter()

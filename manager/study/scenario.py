@@ -3,7 +3,7 @@
 `stoker.manager.sim.check` refuses worlds in which no run ends.
 
 `--set key=value` changes a setting. A key is a path with dots: `world.links.shared`, or for a table in a list
-`world.sources.pool.capacity`. A value is read as TOML, or else as text. An engine's step times may name a file of
+`world.sources.pool.capacity`. A value that is not valid TOML is read as text. An engine's step times may name a file of
 `stoker profile --json`.
 """
 
@@ -41,7 +41,7 @@ class Override(NamedTuple):
 
 
 _NAMED = (("world", "contexts"), ("world", "devices"))
-"""Tables of named parts: an unknown name in such a table is an error."""
+"""Tables of named parts. An unknown name in one of these tables is an error."""
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
@@ -107,7 +107,7 @@ def _value(text: str) -> Any:
 
 
 def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
-    """Replace names of step-time files by their content. Raises ConfigError."""
+    """Replace the names of step-time files by the files' content. Raises ConfigError."""
     for engine in _engines(data):
         if isinstance(engine.get("times"), str):
             engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
@@ -147,9 +147,9 @@ class CallDetail(enum.Enum):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Files to write.
+    """The files to write.
 
-    `calls`: a row per event of a call, or counts per second. `timeline`: of the first run, for Perfetto.
+    `calls`: a row per event of a call, or counts per second. `timeline`: a timeline of the first run, for Perfetto.
     """
 
     calls: CallDetail = CallDetail.EACH
@@ -158,7 +158,7 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A valid scenario file. `until_s`: end of runs; 0 = none."""
+    """A valid scenario file. `until_s`: end of runs; 0 for no end."""
 
     name: Name
     about: str = ""
@@ -174,7 +174,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def check_policies(policies: Sequence[str], *, setting: str = "policies") -> None:
-    """Raise ValueError for no policies, an invalid name, or equal labels. `setting`: how errors name the list."""
+    """Raise ValueError for an empty list, an invalid name, or equal labels. `setting`: the list's name in errors."""
     if not policies:
         raise ValueError(f"{setting}: name at least one")
     for policy in policies:
@@ -194,7 +194,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find_scenario(text: str | os.PathLike[str]) -> Path:
-    """Return the file of a path or of a shipped scenario. Raises ConfigError, which suggests the nearest name."""
+    """Return the file of a path or of a shipped scenario. Raises ConfigError with the nearest name as a suggestion."""
     path, known = Path(text).expanduser(), shipped()
     if path.is_file():
         return path
@@ -209,7 +209,7 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
     """Return the scenario of a file, with `changes` applied and absolute paths.
 
-    Raises ConfigError with facts `file`, `line` and `key`, where known.
+    Raises ConfigError with facts `file`, `line` and `key`, if known.
     """
     path = Path(path)
     try:
@@ -285,7 +285,7 @@ def scenario_text(scenario: Scenario) -> str:
 def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
     kind = struct.__struct_config__.tag_field
     if kind:
-        yield f"{kind} = {_written(struct.__struct_config__.tag)}"
+        yield f"{kind} = {_toml_value(struct.__struct_config__.tag)}"
     below: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(struct):
         value = getattr(struct, field.name)
@@ -295,7 +295,7 @@ def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
         if _is_table(value):
             below.append((field.encode_name, value))
         else:
-            yield f"{field.encode_name} = {_written(value)}"
+            yield f"{field.encode_name} = {_toml_value(value)}"
     for name, value in below:
         yield from _tables(value, at=f"{at}.{name}" if at else name)
 
@@ -318,13 +318,13 @@ def _tables(value: Any, *, at: str) -> Iterator[str]:
 
 
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _written(name)
+    return name if _BARE.fullmatch(name) else _toml_value(name)
 
 
-def _written(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     match value:
         case enum.Enum():
-            return _written(value.value)
+            return _toml_value(value.value)
         case Duration():
             return f'"{_decimal(value)} s"'
         case Rate():
@@ -333,14 +333,14 @@ def _written(value: Any) -> str:
             return f'"{_size(int(value)) if value.is_integer() else f"{_decimal(value)} B"}/s"'
         case Size():
             return f'"{_size(value)}"'
-        case str():  # TOML escapes the same characters as JSON, and DEL
+        case str():  # TOML escapes the characters that JSON escapes, and DEL
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
-            return f"{{ {', '.join(f'{_key(name)} = {_written(inner)}' for name, inner in value.items())} }}"
+            return f"{{ {', '.join(f'{_key(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
         case tuple():
-            return f"[{', '.join(map(_written, value))}]"
+            return f"[{', '.join(map(_toml_value, value))}]"
         case msgspec.Struct():  # a struct that is written as a list
-            return _written(msgspec.structs.astuple(value))
+            return _toml_value(msgspec.structs.astuple(value))
         case _:  # a number, true or false
             return json.dumps(value)
 

@@ -1,7 +1,7 @@
 """The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
 
-A process per pilot has a row per slot of each library: its load, then a bar per call. Bars of one message of ended
-calls are drawn one after the other, back from its arrival.
+Each pilot is a process in the timeline. Each slot of a library is a row with the load and a bar for each call. If one
+message reports several ended calls, their bars are drawn in sequence, and the last bar ends when the message arrives.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class _Timeline:
         self._began = 0.0
         self._pilots: dict[str, int] = {}
         self._rows: dict[int, list[float]] = {}
-        """When the last bar of each row of a library ends."""
+        """Time at which the last bar of each row of a library ends."""
         self._counted_at = float("-inf")
 
     def before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
-        """Yield what an event ends, before the core handles it."""
+        """Yield the bars that an event ends, before the core handles the event."""
         self._began = self._began or now
         match event:
             case FromPilot(pilot=pilot, messages=messages):
                 for message in messages:
-                    yield from self._said(now, pilot, message, state)
+                    yield from self._events_of_message(now, pilot, message, state)
             case PilotLost(pilot=pilot, reason=reason) if pilot in self._pilots:
                 yield self._instant(now, f"lost: {reason}", self._pilots[pilot])
 
@@ -87,7 +87,9 @@ class _Timeline:
             at_us = round((now - self._began) * 1e6)
             yield {"ph": "C", "name": name, "ts": at_us, "pid": _SESSION, "args": {name: value}}
 
-    def _said(self, now: float, pilot: str, message: to_manager.FromPilot, state: State) -> Iterator[TraceEvent]:
+    def _events_of_message(
+        self, now: float, pilot: str, message: to_manager.FromPilot, state: State
+    ) -> Iterator[TraceEvent]:
         match message:
             case to_manager.PilotHello(host=host) if pilot not in self._pilots:
                 self._pilots[pilot] = _FIRST_PILOT + len(self._pilots)
@@ -101,10 +103,12 @@ class _Timeline:
                 why = f": {failure.message}" if failure is not None else ""
                 yield self._instant(now, f"{show_library(number)} ended{why}", self._pilots.get(pilot, _SESSION))
             case to_manager.CallsEnded(library=number, ends=ends) if number in state.libraries:
-                yield from self._ended(now, state.libraries[number], ends, state)
+                yield from self._bars_of_ended_calls(now, state.libraries[number], ends, state)
 
-    def _ended(self, now: float, library: Library, ends: list[CallEnd], state: State) -> Iterator[TraceEvent]:
-        here = [end for end in ends if end.call in library.held]  # others are repeated reports
+    def _bars_of_ended_calls(
+        self, now: float, library: Library, ends: list[CallEnd], state: State
+    ) -> Iterator[TraceEvent]:
+        here = [end for end in ends if end.call in library.held]  # other ends are repeated reports
         left_s = sum(end.run_s for end in here)
         for end in here:
             ended_at = now

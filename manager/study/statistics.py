@@ -1,9 +1,8 @@
 """Means with 95 % intervals over few seeds, and quantiles.
 
 A mean of n independent runs has Student's t interval with n - 1 degrees of freedom. For integer degrees, the
-distribution function of t is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and
-26.7.4), inverted here by bisection. Policies are compared seed by seed (common random numbers; Law, "Simulation
-Modeling and Analysis").
+distribution function of t is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4), inverted here by bisection.
+Policies are compared seed by seed (common random numbers; Law, "Simulation Modeling and Analysis").
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
-    """A mean over `runs` runs, and its 95 % interval's half width (None for one run)."""
+    """A mean over `runs` runs, and the half width of its 95 % interval (None for one run)."""
 
     mean: float
     half_width: float | None
@@ -37,7 +36,7 @@ def estimate(values: Sequence[float]) -> MeanEstimate:
     if not values:
         raise ValueError("the mean of no runs is not defined")
     if not all(map(math.isfinite, values)):
-        raise ValueError(f"a mean of {list(values)}: not all of them are finite numbers")
+        raise ValueError(f"a mean of {list(values)}: some values are not finite numbers")
     if len(values) == 1:
         return MeanEstimate(float(values[0]), None, 1)
     half_width = t_quantile(0.975, degrees=len(values) - 1) * stdev(values) / math.sqrt(len(values))
@@ -69,14 +68,14 @@ def t_quantile(share: float, *, degrees: int) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(64):
         angle = (low + high) / 2
-        if _within(angle, degrees) < 2.0 * share - 1.0:
+        if _central_probability(angle, degrees) < 2.0 * share - 1.0:
             low = angle
         else:
             high = angle
     return math.tan(low) * math.sqrt(degrees)
 
 
-def _within(angle: float, degrees: int) -> float:
+def _central_probability(angle: float, degrees: int) -> float:
     cosine, odd = math.cos(angle), degrees % 2
     term = cosine if odd else 1.0
     total = term if degrees > 1 else 0.0

@@ -1,8 +1,8 @@
 """Recorded workloads as calls, from CSV and JSON files, plain or gzipped.
 
-In formats with dates or clocks, times count from the first row. Rows must be in order of time; only the Philly trace is
-unordered and gets sorted. A job on n GPUs (Philly, ElasticFlow) becomes n independent calls of its length. A request
-(Azure, SLINFER) is one item; policies know only its input length.
+In formats with dates or clocks, times count from the first row. Rows must be in order of time; only the rows of the
+Philly trace are sorted. A job on n GPUs (Philly, ElasticFlow) becomes n independent calls of its length. A request
+(Azure, SLINFER) is one item, and policies know only its input length.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ class TableRow:
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
-            raise self.wrong(field, f"{_shown(text)} is not a time; write it as 2023-11-16 18:17:03.98") from None
+            raise self.wrong(field, f"{_shown(text)} is not a time; write the time as 2023-11-16 18:17:03.98") from None
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[TableRow]:
     """Yield the rows of a CSV file.
 
-    `needs`: required columns. `knows`: allowed columns (None: any). Raises ConfigError with facts `file`, `line` and
-    `key`, where known.
+    `needs`: required columns. `knows`: allowed columns; None allows any. Raises ConfigError with facts `file`, `line`
+    and `key`, if known.
     """
     reader, columns = csv.reader(()), dict[str, int]()
     try:
@@ -127,7 +127,7 @@ def show_path(path: Path) -> str:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a text file as bytes, unpacked if gzipped. Raises ConfigError for another format, and OSError."""
+    """Open a plain or gzipped text file as bytes. Raises ConfigError for another format, and OSError."""
     file = path.open("rb")
     head = file.read(HEAD_BYTES)
     file.seek(0)
@@ -185,8 +185,8 @@ def arrivals_of(
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
     """Return the calls of a trace in order of time.
 
-    `folder`: base of the trace's path. `contexts`: known contexts (empty: any). Raises ConfigError with facts `file`,
-    `line` and `key`, where known; for later rows during iteration.
+    `folder`: base of the trace's path. `contexts`: known contexts; empty allows any. Raises ConfigError with facts
+    `file`, `line` and `key`, if known; errors in later rows are raised during iteration.
     """
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
@@ -230,7 +230,10 @@ class _Names:
         name = row.text(field)
         context = self.context(name)
         if context is None:
-            raise row.wrong(field, f"{name!r} has no context; name one in contexts, or one for all others in context")
+            raise row.wrong(
+                field,
+                f"{name!r} has no context; name a context in contexts, or a context for all other functions in context",
+            )
         return context
 
 
@@ -352,7 +355,9 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
         for number, at_s in enumerate(function.timestamps):
             field, sizes = f"timestamps[{number}]", (function.input[number], function.output[number])
             if context is None:
-                raise _in_function(path, place, function, "HashFunction", "it has no context; name one in contexts")
+                raise _in_function(
+                    path, place, function, "HashFunction", "the call has no context; name a context in contexts"
+                )
             if not last_s <= at_s < math.inf:
                 raise _in_function(path, place, function, field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
             if not all(0 <= size <= _MOST_ITEMS for size in sizes):

@@ -1,1 +1,1 @@
-"""Plans and refusals for sites that run TaskVine. The pool is `stoker.pilot.taskvine`."""
+"""Plans and refusals for sites that run TaskVine. `stoker.pilot.taskvine` implements the pool."""

@@ -1,4 +1,4 @@
-"""TaskVine's plan from a site file: settings of manager, factory and workers."""
+"""TaskVine's plan from a site file: settings of the manager, factory and workers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stoker.site import ProviderKind, Site
 _WALLTIME_MARGIN_S = 30
 """Seconds before the end of its job at which a worker exits."""
 WORKER = "worker"
-"""The block name in the marks of workers' jobs."""
+"""Block name in the names or attributes of worker jobs."""
 
 
 def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> VinePlan:
-    """Return a site's plan. Jobs of workers carry marks of the `session`. `kept`: the session outlives programs.
-    `python`: the default interpreter of libraries. `search_path`: import folders outside the environment."""
+    """Return a site's plan. Names or attributes of worker jobs contain the `session`. `kept`: the session outlives
+    programs. `python`: default interpreter of libraries. `search_path`: import folders outside the environment."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
@@ -48,7 +48,7 @@ def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = 
 
 
 def _cores(site: Site) -> int:
-    """Return the cores of a worker; 0 = all."""
+    """Return the number of cores of a worker; 0 for all cores."""
     _, _, count = site.pilot.devices.partition(":")
     wanted = int(count or 0)
     if site.provider.kind is ProviderKind.LOCAL and wanted:

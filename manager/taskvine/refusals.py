@@ -1,7 +1,7 @@
-"""Requests of sites and calls that TaskVine cannot honour, each with the sentence that refuses it.
+"""Requests of sites and calls that TaskVine cannot honour, each with the error text that refuses it.
 
-TaskVine decides where a call runs and which library is evicted, and knows no deadlines. Running calls cannot report or
-move.
+TaskVine selects where a call runs and which library is evicted, and has no deadlines. Running calls cannot report
+progress or move.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
 
 
 def refuse_site(site: Site) -> None:
-    _refuse(list(_of_site(site)), where=f"site {site.name}: ")
+    _refuse(list(_site_refusals(site)), where=f"site {site.name}: ")
 
 
 def refuse_call(
     recipe: Recipe, options: CallOptions, *, variants: Sequence[Recipe] = (), deadline_s: float = 0.0
 ) -> None:
-    found = [*_of_recipe(recipe), *_of_options(options)]
+    found = [*_recipe_refusals(recipe), *_option_refusals(options)]
     if deadline_s:
         found.append("deadline: it runs calls in the order of their submission")
     if variants or options.variants:
@@ -40,7 +40,7 @@ def _refuse(found: list[str], *, where: str) -> None:
         )
 
 
-def _of_site(site: Site) -> Iterator[str]:
+def _site_refusals(site: Site) -> Iterator[str]:
     provider = site.provider
     if provider.kind not in BATCH:
         there = ", ".join(f'"{kind.value}"' for kind in BATCH)
@@ -67,7 +67,7 @@ def _of_site(site: Site) -> Iterator[str]:
             yield f"[policy] {setting.removesuffix('_s')}: its factory decides how many workers run"
 
 
-def _of_recipe(recipe: Recipe) -> Iterator[str]:
+def _recipe_refusals(recipe: Recipe) -> Iterator[str]:
     needs = recipe.needs
     if needs.device_memory_bytes:
         yield "device_memory: it gives a library whole GPUs and does not track their memory; leave it out"
@@ -88,7 +88,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
         yield f'kinds = "{strange[0]}": it knows GPUs by their number alone; ask for them in the site file (gpus)'
 
 
-def _of_options(options: CallOptions) -> Iterator[str]:
+def _option_refusals(options: CallOptions) -> Iterator[str]:
     for setting in ("latency_s", "ttft_s", "ttft_per_token_s", "tpot_s"):
         if getattr(options.objective, setting):
             yield f"{setting.removesuffix('_s')}: it runs calls in the order of their submission"

@@ -3,10 +3,10 @@
     located = locate(Path("slurm-4711.out"))
     if located is not None and classify(located).kind is FaultKind.INFRASTRUCTURE: ...
 
-failures.py    the table of known texts, with the party at fault and the remedy
+failures.py    the table of known texts, each with the party at fault and the remedy
 reading.py     the lines of a log, their severity, and tracebacks
 locator.py     the first relevant lines
-classifier.py  the party at fault, by the table or by a learned scorer
+classifier.py  the party at fault, found by the table or by a learned scorer
 opinion.py     a language model's opinion on verdicts of low confidence
 """
 

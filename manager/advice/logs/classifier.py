@@ -1,13 +1,12 @@
-"""Finds the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
+"""Find the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
 
-The most certain matching row of `failures.py` decides. Matches in early lines count most, consequences of other
-failures least. If no row matches, a learned scorer decides. Without a row, a plain Python exception from the user's
-code is the user's fault.
+The most certain matching row of `failures.py` decides. Matches in early lines count most; matches of rows for
+consequences count least. If no row matches, a learned scorer decides, but a plain Python exception from the user's code
+is the user's fault.
 
-The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` makes `scorer.json` from the training
-part of a labelled corpus. Plain Python applies it, because a login node needs no NumPy. Its features are the
-vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception. Single
-words are no features, because a new type of fault has other words.
+The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` creates `scorer.json` from the training
+part of a labelled corpus. Plain Python applies the scorer, because a login node needs no NumPy. The features are the
+vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from stoker.manager.advice.logs.reading import RANK_MARK
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned scorer. `weights`: per kind of fault and feature. `bias`: per kind. `made_of`: its training data."""
+    """A learned scorer. `weights`: weight per kind of fault and feature. `bias`: bias per kind. `made_of`: the training
+    data."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
@@ -63,13 +63,10 @@ def shipped_scorer() -> KindScorer:
     return msgspec.json.decode(data, type=KindScorer)
 
 
-# ---- verdicts
-
-
 INFRASTRUCTURE_LEAST = 0.5
-"""If no row matches, the verdict is infrastructure from this probability on."""
+"""Minimum probability for the verdict infrastructure if no row matches."""
 RAISED_LEAST = 0.7
-"""The same probability for an exception from the user's code, which is more often the user's fault."""
+"""Minimum probability for the verdict infrastructure if the user's code raised the exception."""
 GUESSED = "by its words, which no rule knows"
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
@@ -118,11 +115,11 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
-    with one."""
+    with a secondary row."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
-    opening = matching_rules(_opening(located), rules)
+    opening = matching_rules(_first_error_text(located), rules)
     without_cause = bool(opening) and all(rule.secondary for rule in opening)
     for line in _evidence(located):
         for rule in matching_rules(line.text, rules):
@@ -135,7 +132,7 @@ def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, 
     return best
 
 
-def _opening(located: Located) -> str:
+def _first_error_text(located: Located) -> str:
     if located.traceback and located.traceback[0].number == located.first.number:
         return _last_exception(located) or located.first.text
     return located.first.text
@@ -151,11 +148,11 @@ def _evidence(located: Located) -> Iterable[LogLine]:
 
 
 def _exceptions(located: Located) -> list[LogLine]:
-    return [line for line in located.traceback if exception_of(_unmarked(line))]
+    return [line for line in located.traceback if exception_of(_without_rank_mark(line))]
 
 
 def _last_exception(located: Located) -> str:
-    return next((_unmarked(line) for line in reversed(_exceptions(located))), "")
+    return next((_without_rank_mark(line) for line in reversed(_exceptions(located))), "")
 
 
 def _component(located: Located, kind: FaultKind) -> str:
@@ -173,12 +170,12 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
     return tuple(chosen[number] for number in sorted(chosen)[:_MOST_PROOF])
 
 
-# ---- facts of a failure
+# ---- features of a failure
 
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""A program prints at most this many lines of a failure before the traceback."""
+"""Maximum lines of a failure before the traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -192,13 +189,13 @@ def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str,
 
 
 def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
-    # The traceback counts only if the failure begins with it; otherwise it may be of a rank that failed later.
+    # A traceback that begins later may come from a rank that failed later, so it does not count.
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
-    traceback = [_unmarked(line) for line in lines] if is_own else []
+    traceback = [_without_rank_mark(line) for line in lines] if is_own else []
     raised = next((line for line in reversed(traceback) if exception_of(line)), "")
-    opening = raised or _unmarked(located.first)
-    signs = [_unmarked(sign) for sign in _causes(located, rules)[:_CAUSES]]
+    opening = raised or _without_rank_mark(located.first)
+    signs = [_without_rank_mark(sign) for sign in _causes(located, rules)[:_CAUSES]]
     for line in (opening, *(text for text in signs if text != opening)):
         yield from _fields_of(line)
         yield from (f"@speaks:{name}" for name, form in _SPEAKERS if form.search(line))
@@ -265,7 +262,7 @@ def _paths(lines: Iterable[str]) -> list[str]:
     return [found[1] for line in lines if (found := _FRAME.search(line))]
 
 
-def _unmarked(line: LogLine) -> str:
+def _without_rank_mark(line: LogLine) -> str:
     return RANK_MARK.sub("", line.text)
 
 
@@ -332,7 +329,7 @@ _FIELDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""The vocabularies of subsystems. A word may be in several."""
+"""The vocabularies of subsystems. A word may be in several vocabularies."""
 _FIELDS_OF: dict[str, list[str]] = {}
 for _field, _vocabulary in _FIELDS.items():
     for _word in _vocabulary.split():
@@ -364,7 +361,7 @@ _ERRNO_KINDS = {
         "E2BIG ENOEXEC EBADF EDOM ERANGE EILSEQ ENOTSUP"
     ),
 }  # fmt: skip
-"""Error numbers by the party at fault (errno(3))."""
+"""Error names (errno(3)) by the subsystem or party at fault."""
 _BY_NUMBER = {
     number: kind
     for kind, names in _ERRNO_KINDS.items()

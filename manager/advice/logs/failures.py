@@ -1,8 +1,8 @@
 """The table of failures: texts of logs, exceptions and sessions, the party at fault, and the remedy.
 
-`sure` is the share of correct verdicts if a log contains only this text. A `secondary` row describes other ranks after
-one rank's death, and counts only if no other row matches. A text with several causes needs `besides` or `unless`:
-patterns in the lines around it.
+`sure` is the share of correct verdicts if a log contains only this text. A `secondary` row describes messages of other
+ranks after one rank's death, and counts only if no other row matches. A text with several causes needs `besides` or
+`unless`: patterns for the surrounding lines.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ import msgspec
 
 from stoker.manager.advice.logs.reading import caseless
 
-# ---- verdicts
-
 
 class FaultKind(enum.Enum):
     """The party at fault (SchedMate §3.3, after Acme's taxonomy)."""
 
     INFRASTRUCTURE = "infrastructure"
-    """Hardware, network, file systems, nodes, the batch system, or other users of a device. The same run may succeed
-    elsewhere."""
+    """Hardware, network, file systems, nodes, the batch system, or other users of a device. The same run may succeed on
+    other nodes."""
     FRAMEWORK = "framework"
-    """The installed software does not fit together or does not fit the machine."""
+    """The installed packages do not fit together or do not fit the machine."""
     USER = "user"
     """The program, its data, its settings, or its requests."""
 
@@ -53,8 +51,8 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: from 0 to 1. `means`: a
-    description. `proof`: one or more lines that show the fault, with masked secrets."""
+    """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: certainty from 0 to 1. `means`: a
+    description. `proof`: at least one line that shows the fault, with masked secrets."""
 
     kind: FaultKind
     component: str
@@ -70,7 +68,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of the table. `besides`, `unless`: patterns that the surrounding lines must, or must not, match."""
+    """A row of the table. The surrounding lines must match the pattern `besides`, and must not match `unless`."""
 
     kind: FaultKind
     component: str
@@ -111,7 +109,7 @@ _PYTHON = "CPython"
 ROWS: tuple[FaultRule, ...] = (
     # ---- devices
     FaultRule(_I, "gpu", r"uncorrectable ECC error|double[- ]bit ECC|ECC_UNCORRECTABLE|Xid.{0,40}: (?:48|63|64|94|95),",
-         "a GPU reported a memory error that it cannot correct", _CUDA + ", 214; " + _XID),
+         "a GPU reported an uncorrectable memory error", _CUDA + ", 214; " + _XID),
     FaultRule(_I, "nvlink", r"uncorrectable NVLink error|NVSwitch.{0,40}fatal|Xid.{0,40}: (?:74|144|145|149),"
         r"|NVLink: fatal",
          "a link between GPUs failed", _CUDA + ", 220; " + _XID),
@@ -128,7 +126,7 @@ ROWS: tuple[FaultRule, ...] = (
     FaultRule(_I, "gpu", r"Unable to register to device plugin|GPU.{0,40}requires? (?:a )?reset|GPU.{0,30}thermal "
         r"(?:slowdown|shutdown)",
          "a GPU needs a reset", _NVML),
-    # ---- device memory: its owner decides
+    # ---- device memory: another process or the program uses it
     FaultRule(_I, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory",
          "another process holds the device's memory", _TORCH + ", c10/cuda/CUDACachingAllocator.cpp",
          besides=r"Process \d+ has (?:[1-9]\d*(?:\.\d+)?) GiB memory in use", sure=0.9),
@@ -159,8 +157,8 @@ ROWS: tuple[FaultRule, ...] = (
     FaultRule(_I, "network", r"Temporary failure in name resolution|Name or service not known|Could not resolve host"
          r"|nodename nor servname provided", "a host's name cannot be resolved", "getaddrinfo(3), gai_strerror",
          sure=0.8),
-    FaultRule(_I, "network", r"EADDRINUSE|Address already in use", "a port of the node is taken", _LINUX + ", 98",
-        sure=0.8),
+    FaultRule(_I, "network", r"EADDRINUSE|Address already in use", "a port of the node is already in use",
+         _LINUX + ", 98", sure=0.8),
     FaultRule(_I, "network", r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
         r"|kex_exchange_identification"
          r"|ssh: connect to host|ssh_exchange_identification", "ssh cannot reach or trust a node", _SSH, sure=0.9),
@@ -182,7 +180,8 @@ ROWS: tuple[FaultRule, ...] = (
         r"|beegfs.{0,60}error|mmfsd.{0,60}error",
          "the file server does not answer", _KERNEL),
     FaultRule(_I, "disk", r"No space left on device|ENOSPC|os error 28", "a disk is full", _LINUX + ", 28", sure=0.85),
-    FaultRule(_U, "disk", r"Disk quota exceeded|EDQUOT|Errno 122", "the user's quota is used up", _LINUX + ", 122"),
+    FaultRule(_U, "disk", r"Disk quota exceeded|EDQUOT|Errno 122", "the user's disk quota is exceeded",
+         _LINUX + ", 122"),
     FaultRule(_I, "filesystem", r"(?:S3|Bucket|object store|blob).{0,120}(?:SlowDown|InternalError|503"
         r"|ServiceUnavailable)|(?:SlowDown|ServiceUnavailable|InternalError)\).{0,60}when calling the"
          r"|HTTP(?:Error)?:? 50[234]", "a storage service does not answer", "botocore: ClientError", sure=0.85),
@@ -214,11 +213,11 @@ ROWS: tuple[FaultRule, ...] = (
         r"|Cannot connect to license server"
          r"|(?:FlexNet|FLEXlm|lmgrd).{0,80}(?:error|-15|-96)|licen[sc]e.{0,40}(?:checkout|check out) failed",
          "a licence server does not answer", "FlexNet Publisher, error codes -15, -96", sure=0.85),
-    # ---- host memory: its owner decides
+    # ---- host memory: the job or other processes use it
     FaultRule(_U, "memory", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|oom[-_]kill event|oom_kill event"
         r"|Exceeded job memory limit|memory usage exceeded|StepId=\S+ exceeded memory limit|OOM Killed|cgroup "
         r"out-of-memory handler",
-         "the job used more host memory than it asked for", _SLURM + "; " + _KERNEL, sure=0.9,
+         "the job used more host memory than requested", _SLURM + "; " + _KERNEL, sure=0.9,
          unless=r"CONSTRAINT_NONE"),
     FaultRule(_I, "memory", r"invoked oom-killer|CONSTRAINT_NONE|(?<!cgroup )Out of memory: Kill", "the node ran "
         "out of memory",
@@ -229,10 +228,10 @@ ROWS: tuple[FaultRule, ...] = (
     # ---- the installed software
     FaultRule(_F, "versions", r"undefined symbol|version `?GLIBC\w*[\d_.]+'? not found|cannot open shared object "
         r"file|GLIBCXX_",
-         "a library does not fit the installed ones", "glibc, ld.so"),
+         "a library is incompatible with the installed libraries", "glibc, ld.so"),
     FaultRule(_F, "versions", r"numpy\.\w+ size changed|compiled using NumPy 1\.x|binary incompatib|ABI version"
         r"|module was compiled against",
-         "packages were built for another NumPy", "NumPy, __init__.pxd"),
+         "packages were built for another version of NumPy", "NumPy, __init__.pxd"),
     FaultRule(_F, "versions", r"NVIDIA driver on your system is too old|driver version is insufficient|no kernel "
         r"image is available|not compatible with the current PyTorch installation|forward compatibility was attempted"
          r"|Torch not compiled with CUDA|Found no NVIDIA driver|cuDNN.{0,60}(?:version|incompatib)"
@@ -260,7 +259,7 @@ ROWS: tuple[FaultRule, ...] = (
          "a worker that loads data was killed", _DATALOADER, sure=0.85),
     FaultRule(_F, "nccl", r"ncclInvalidUsage|ncclInternalError|ncclUnhandledCudaError|NCCL version mismatch"
         r"|Duplicate GPU detected",
-         "NCCL is used in a way that it does not support", _NCCL, sure=0.8),
+         "the program uses NCCL in an unsupported way", _NCCL, sure=0.8),
     # ---- the program
     FaultRule(_U, "code", r"device-side assert triggered|Assertion `.{0,120}` failed|an illegal memory access was "
         r"encountered",
@@ -272,18 +271,18 @@ ROWS: tuple[FaultRule, ...] = (
         r"|Expected (?:input|target) |expected scalar type|Trying to backward through the graph a second|modified "
         r"by an inplace operation|does not require grad|Target \d+ is out of bounds|index out of range in self"
         r"|Expected all tensors to be on the same device",
-         "tensors do not fit together", _TORCH + ", ATen", sure=0.9),
+         "tensors have incompatible shapes, types or devices", _TORCH + ", ATen", sure=0.9),
     FaultRule(_U, "data", r"\b(?:loss|gradients?|grad_norm)\b.{0,40}\b(?:nan|inf)\b|contains? nan|non-finite"
         r"|returned nan values", "the training diverged", _TORCH, sure=0.85),
     FaultRule(_U, "config", r"error: (?:argument|unrecognized arguments|the following arguments)|invalid choice"
         r"|unrecognized arguments|yaml\.\w+\.\w*Error|JSONDecodeError|TOMLDecodeError|MissingMandatoryValue"
         r"|ConfigAttributeError",
          "the settings are wrong", "argparse; json; yaml", sure=0.85),
-    FaultRule(_U, "code", r"Permission denied|PermissionError", "the program may not use a file", _LINUX + ", 13",
-        sure=0.8),
+    FaultRule(_U, "code", r"Permission denied|PermissionError", "the program has no permission for a file",
+         _LINUX + ", 13", sure=0.8),
     FaultRule(_U, "network", r"(?:401|403) Client Error|GatedRepoError|RepositoryNotFoundError|Invalid user token",
-        "a service refused the user", "huggingface_hub", sure=0.85),
-    # ---- Slurm's and Open MPI's own words
+        "a service rejected the user's access", "huggingface_hub", sure=0.85),
+    # ---- messages of Slurm and Open MPI
     FaultRule(_I, "node", r"Task launch for StepId=\S+ failed on node|Application launch failed: Communication",
          "Slurm could not start the program on a node", _SLURM, sure=0.85),
     FaultRule(_I, "memory", r"not enough space for \S*(?:shm|segment)|shared-memory backing",
@@ -293,7 +292,7 @@ ROWS: tuple[FaultRule, ...] = (
          "the program requested more than the job or the cluster has", _SLURM + "; " + _MPI, sure=0.9),
     FaultRule(_U, "code", r"\bMPI_ERR_(?:TRUNCATE|RANK|COUNT|TYPE|TAG|ARG|BUFFER|ROOT|GROUP|OP)\b|Segmentation fault"
         r"|Signal: Floating point",
-         "the program used memory that is not its own, or called MPI wrongly", _MPI, sure=0.8),
+         "the program accessed invalid memory, or called MPI wrongly", _MPI, sure=0.8),
     # ---- messages of other ranks after the death of one
     FaultRule(_U, "scheduler", r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
          "a user, or the end of another rank, cancelled the job", _SLURM, sure=0.5, secondary=True),
@@ -316,16 +315,15 @@ _CALLS, _PILOTS, _BLOCKS = "pilot/core/limits.py, lifecycle.py", "LossReason", "
 _TABLE = "pilot/core/infrastructure.py"
 
 SAID: tuple[FaultRule, ...] = (
-    # ---- calls
     FaultRule(_U, "declared_memory", r"took .{1,60} and declares ",
               "the call took more memory than its context declares", _CALLS, sure=0.97),
     FaultRule(_I, "memory", r"the node had no memory left: .* which are not the pilot's hold",
               "other processes took the node's memory", _CALLS),
-    FaultRule(_U, "memory", r"was killed by SIGKILL", "its process was killed, most often because no memory was left",
+    FaultRule(_U, "memory", r"was killed by SIGKILL", "the call's process was killed, most often for lack of memory",
               _CALLS, sure=0.75),
-    FaultRule(_U, "crash", r"was killed by SIG(?:SEGV|ABRT|BUS|ILL|FPE|SYS)", "its process crashed in compiled code",
-              _CALLS, sure=0.8),
-    FaultRule(_U, "crash", r"exited with code", "code that the call ran ended its process", _CALLS,
+    FaultRule(_U, "crash", r"was killed by SIG(?:SEGV|ABRT|BUS|ILL|FPE|SYS)",
+              "the call's process crashed in compiled code", _CALLS, sure=0.8),
+    FaultRule(_U, "crash", r"exited with code", "the call's code ended the process", _CALLS,
               sure=0.8),
     FaultRule(_U, "time", r"the call ran for .*; its limit is ", "the call ran for longer than its `timeout`",
               _CALLS, sure=0.99),
@@ -334,10 +332,10 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_F, "package", r"could not be unpickled on .*must be installed there",
               "a package of the program is not installed where pilots run", _CALLS),
     FaultRule(_U, "result", r"can't be sent back|could not be pickled|cannot be unpickled here",
-              "its result cannot be sent", "pilot/library/functions.py", sure=0.97),
+              "the call's result cannot be sent", "pilot/library/functions.py", sure=0.97),
     FaultRule(_U, "context", r"^(?:context .* could not be loaded: )?the loader of .* raised",
-              "its context's loader failed", _CALLS, sure=0.7),
-    FaultRule(_I, "disk", r"a disk of the node is full", "others have filled a disk of the node", _TABLE, sure=0.97),
+              "the loader of the call's context failed", _CALLS, sure=0.7),
+    FaultRule(_I, "disk", r"a disk of the node is full", "other programs filled a disk of the node", _TABLE, sure=0.97),
     FaultRule(_I, "disk", r"a disk or file server failed", "a disk or file server failed", _TABLE, sure=0.97),
     FaultRule(_I, "filesystem", r"an existing file could not be opened|a file server (?:lost|failed|has dropped)"
               r"|a file system is damaged|a file system's server has ended",
@@ -350,61 +348,62 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_I, "network", r"(?:NCCL|Gloo) lost a connection|NCCL was refused by the system",
               "a connection between ranks failed", _TABLE, sure=0.97),
     # ---- pilots
-    FaultRule(_I, "scheduler", r"counted as lost: (?:preempted|vacated|held)", "the batch system took its job away",
+    FaultRule(_I, "scheduler", r"counted as lost: (?:preempted|vacated|held)", "the batch system stopped the job",
               _PILOTS),
-    FaultRule(_I, "scheduler", r"counted as lost: cancelled", "its job was cancelled", _PILOTS),
+    FaultRule(_I, "scheduler", r"counted as lost: cancelled", "the pilot's job was cancelled", _PILOTS),
     FaultRule(_I, "scheduler", r"counted as lost: told to end by a signal", "a signal ended the pilot", _PILOTS,
               sure=0.7),
-    FaultRule(_I, "node", r"counted as lost: node lost", "its node failed", _PILOTS),
-    FaultRule(_I, "disk", r"counted as lost: scratch folder gone", "its scratch folder was removed", _PILOTS),
-    FaultRule(_U, "walltime", r"counted as lost: out of walltime", "its walltime was over", _PILOTS),
-    FaultRule(_U, "memory", r"counted as lost: out of memory", "its job took more memory than it was granted", _PILOTS),
+    FaultRule(_I, "node", r"counted as lost: node lost", "the node failed", _PILOTS),
+    FaultRule(_I, "disk", r"counted as lost: scratch folder gone", "the pilot's scratch folder was removed", _PILOTS),
+    FaultRule(_U, "walltime", r"counted as lost: out of walltime", "the job's walltime ended", _PILOTS),
+    FaultRule(_U, "memory", r"counted as lost: out of memory", "the job used more memory than its limit", _PILOTS),
     FaultRule(_I, "node", r"counted as lost: unexplained",
-              "its process or its node vanished; the logs do not say why", _PILOTS, sure=0.6),
+              "the pilot's process or node disappeared; the logs show no reason", _PILOTS, sure=0.6),
     # ---- blocks
-    FaultRule(_U, "site", r"refused: ", "the batch system did not take its job", _BLOCKS, sure=0.9),
+    FaultRule(_U, "site", r"refused: ", "the batch system rejected the job", _BLOCKS, sure=0.9),
     FaultRule(_U, "memory", r"ended: .*(?:OUT_OF_MEMORY|out of memory)",
-              "its job took more memory than it was granted", _BLOCKS),
-    FaultRule(_I, "node", r"ended: .*(?:NODE_FAIL|BOOT_FAIL|node failed)", "its node failed", _BLOCKS),
-    FaultRule(_U, "walltime", r"ended: .*out of walltime", "its walltime was over", _BLOCKS),
+              "the job used more memory than its limit", _BLOCKS),
+    FaultRule(_I, "node", r"ended: .*(?:NODE_FAIL|BOOT_FAIL|node failed)", "the node failed", _BLOCKS),
+    FaultRule(_U, "walltime", r"ended: .*out of walltime", "the job's walltime ended", _BLOCKS),
     FaultRule(_I, "scheduler", r"ended: .*(?:PREEMPTED|preempted|vacated|held)",
-              "the batch system took its job away", _BLOCKS),
+              "the batch system stopped the job", _BLOCKS),
 )  # fmt: skip
 
 JOB: tuple[FaultRule, ...] = (
     FaultRule(_U, "site", r"stoker-pilot: .*(?:--devices|no GPU was granted)",
-              "the site file asks for devices that the job was not given", "pilot/main.py", sure=0.97),
+              "the site file requests devices that the job did not receive", "pilot/main.py", sure=0.97),
     FaultRule(_U, "site", r"(?:sbatch|srun|qsub|bsub): .{0,20}error|invalid (?:partition|account|qos)|"
-              r"Unable to allocate resources", "the batch system did not take what the site file asks for",
+              r"Unable to allocate resources", "the batch system rejected a request of the site file",
               "Slurm: sbatch", sure=0.96),
     FaultRule(_U, "other_user", r"is not a session folder that you can read: .*Permission denied",
-              "its job runs as another user, who may not read the session's folder", "protocol/session.py", sure=0.97),
+              "the job runs as another user, who cannot read the session's folder", "protocol/session.py", sure=0.97),
     FaultRule(_U, "other_user", r"[Pp]ermission denied",
-              "the user that the job runs as may not read the files that the job starts with", "bash; env; CPython",
+              "the job's user cannot read the files that start the pilot", "bash; env; CPython",
               sure=0.85),
     FaultRule(_F, "environment", r"command not found|[Nn]o such file or directory|No module named|cannot execute"
               r"|[Nn]ot found$",
-              "the files that the job starts with are not on its node", "bash; env; CPython", sure=0.94),
+              "the files that start the pilot are not on the node", "bash; env; CPython", sure=0.94),
 )  # fmt: skip
 
 MORE: tuple[FaultRule, ...] = (
-    FaultRule(_U, "command", r"bash_app .{1,200} failed with unix exit code", "its command failed", "Parsl, bash.py",
-              sure=0.8),
+    FaultRule(_U, "command", r"bash_app .{1,200} failed with unix exit code", "the call's command failed",
+              "Parsl, bash.py", sure=0.8),
     FaultRule(_U, "code", r"while the (?:function|arguments of) .{1,200} (?:was|were) unpickled on ",
-              "the program's own code raised it while the call was unpickled", "pilot/library/functions.py", sure=0.84),
+              "the program's own code raised the error while the call was unpickled", "pilot/library/functions.py",
+              sure=0.84),
     FaultRule(_U, "package", r"No module named '", "a module is not installed where the call ran", "CPython",
               sure=0.92),
     FaultRule(_U, "data", r"FileNotFoundError|\[Errno 2\] No such file or directory|(?:IsA|NotA)DirectoryError",
               "a file that the program names does not exist on the node", "errno(3), strerror, 2, 20, 21", sure=0.85),
     FaultRule(_U, "code", r"matmul: Input operand|could not be broadcast together|shapes .{1,40} not aligned"
-              r"|dimensions .{0,60} must match exactly", "arrays do not fit together", "NumPy, ufuncs", sure=0.9),
+              r"|dimensions .{0,60} must match exactly", "arrays have incompatible shapes", "NumPy, ufuncs", sure=0.9),
     FaultRule(_U, "service", r"\[Errno 111\] Connection refused|URLError|NewConnectionError|Max retries exceeded with",
               "a service that the program calls does not answer", "urllib; requests", sure=0.8),
     FaultRule(_F, "versions", r"was removed in the NumPy|has been removed (?:from|in) (?:version|v)?[\d.]+",
               "the installed version of a package lacks a name that the program uses",
               "NumPy, _expired_attrs_2_0.py", sure=0.95),
     FaultRule(_U, "damaged_file", r"JSONDecodeError|UnicodeDecodeError|UnpicklingError|ParserError: Error tokenizing",
-              "its input is truncated, or has another format", "json; pickle; pandas", sure=0.87),
+              "an input is truncated, or has another format", "json; pickle; pandas", sure=0.87),
     FaultRule(_U, "damaged_file", r"incomplete metadata, file not fully covered|HeaderTooLarge|invalid load key"
               r"|not a zip file|Invalid(?:Header|magic)|PytorchStreamReader failed",
               "a file is truncated, or has another format", "safetensors; PyTorch; pickle", sure=0.9),
@@ -419,30 +418,30 @@ OF_JOBS = (*JOB, *ROWS)
 
 BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "code"): "fix that line; try the function without a session, with the same arguments",
-    (_U, "crash"): "run the function alone with the same arguments; its output: stoker logs {}",
-    (_U, "command"): "run that command alone on a node; its output: stoker logs {}",
+    (_U, "crash"): "run the function alone with the same arguments; the call's output: stoker logs {}",
+    (_U, "command"): "run that command alone on a node; the call's output: stoker logs {}",
     (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
-    (_U, "data"): "give a path that the nodes see too; a relative path begins in the program's folder",
+    (_U, "data"): "give a path that exists on the nodes; a relative path starts in the program's folder",
     (_U, "damaged_file"): "check the content and size of the file; copy or download it again",
-    (_U, "service"): "call the service from a node: many have no internet access, and `localhost` is the node itself",
+    (_U, "service"): "test the service from a node, which may have no internet access; `localhost` is the node itself",
     (_U, "result"): "return plain values or arrays, of types that the program can import too",
     (_U, "package"): "install the package where pilots run; Stoker sends your own module if the function imports it",
     (_U, "declared_memory"): "declare more with @context(memory=...), or process less at once",
-    (_U, "memory"): "ask for more memory ([provider] memory in the site file), or process less at once",
-    (_U, "gpu_memory"): "make batches smaller, load with a smaller dtype, or ask for a larger device",
+    (_U, "memory"): "request more memory ([provider] memory in the site file), or process less at once",
+    (_U, "gpu_memory"): "use smaller batches, a smaller dtype, or a larger device",
     (_U, "time"): "raise `timeout` of @app, or see in the output what the call waits for: stoker logs {}",
     (_U, "walltime"): "raise [provider] walltime, or save progress: stoker.progress(state=...)",
-    (_U, "disk"): "make room in that folder: it is full, or your quota is used up",
+    (_U, "disk"): "free space in that folder: the folder is full, or your quota is exceeded",
     (_U, "config"): "fix the setting that the line names",
     (_U, "network"): "check the name and the token, and that the token gives access to the files",
-    (_U, "scheduler"): "ask for at most what the job or partition has: nodes, tasks, memory (site file, [provider])",
+    (_U, "scheduler"): "request at most the nodes, tasks and memory of the job or partition (site file, [provider])",
     (_U, "site"): "fix the site file; stoker doctor SITE checks it without a job",
     (_U, "other_user"): 'open the folder, or set [provider] shared_files = false and [environment] kind = "packed"',
     (_F, "package"): "install the package where pilots run; Stoker sends your own module if the function imports it",
     (_F, "environment"): "fix [environment] python or [provider] worker_init; stoker doctor SITE --probe tries a node",
-    (_F, "versions"): "install versions that fit together; compare `pip list` here and on the node",
-    (_F, "dataloader"): "ask for more shared memory (/dev/shm), or load data with fewer workers",
-    (_F, "nccl"): "give each rank its own device, and the same NCCL everywhere",
+    (_F, "versions"): "install compatible versions; compare `pip list` here and on the node",
+    (_F, "dataloader"): "request more shared memory (/dev/shm), or load data with fewer workers",
+    (_F, "nccl"): "use one device per rank, and one version of NCCL on all nodes",
     (_F, "torch"): "try another version of PyTorch, or another type or device for this operation",
     (_I, "gpu"): "submit again if the call has failed; report the device to the cluster's administrators",
     (_I, "nvlink"): "report the device to the cluster's administrators",
@@ -450,17 +449,17 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_I, "network"): "submit again; if it happens again, report the hosts in the lines to the cluster's administrators",
     (_I, "filesystem"): "submit again; if it happens again, show the lines to the file server's administrators",
     (_I, "disk"): "submit again; if the disk is full, make room there, or name another disk with [pilot] scratch",
-    (_I, "memory"): "submit again if the call has failed; ask for whole nodes, where no other job uses the memory",
+    (_I, "memory"): "submit again if the call has failed; request whole nodes, where no other job uses the memory",
     (_I, "node"): "submit again; if the same node fails, exclude it ([provider] options, for example --exclude)",
-    (_I, "scheduler"): "nothing: calls run on other pilots; if it happens often, try another partition or walltime",
+    (_I, "scheduler"): "nothing: calls run on other pilots; if this happens often, try another partition or walltime",
     (_I, "licence"): "submit again when the licence server answers",
 }  # fmt: skip
 BY_KIND: dict[FaultKind, str] = {
     _U: "fix the error that the lines show, in the program or in its input",
-    _F: "install versions that fit each other and the machine",
+    _F: "install versions that are compatible with each other and the machine",
     _I: "submit again; if it happens again, show the lines to the cluster's administrators",
 }
-"""Remedies for components that have no remedy of their own."""
+"""Remedies for components without an entry in BY_COMPONENT."""
 
 
 def remedy(fault: Fault, subject: str) -> str:

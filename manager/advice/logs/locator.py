@@ -5,8 +5,8 @@ handles harmless warnings, survived failures, and ranks that print after another
 
 Lines are grouped by their form without digits, and only the first line of each form is graded. Bad lines form
 *episodes*: an episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
-episode, if the log ends in it, or an earlier one that shows broken hardware. An episode's relevant line is the first
-grave line that is no consequence of another rank's end.
+episode if the log ends in this episode, or an earlier episode that shows broken hardware. The relevant line is the
+episode's first severe line that does not follow from another rank's end.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
 _STEP_BACK_LINES = 3
-"""A plain error at most this many lines above the relevant line becomes the relevant line."""
+"""Maximum lines above the relevant line in which a plain error replaces the relevant line."""
 _ANSWER_LINES = 2
-"""A program announces a retry at most this many lines after the failure."""
+"""Maximum lines after a failure in which a program announces a retry."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
-"""Components whose failure a program may survive for a while."""
+"""Components whose failure a program may survive for some time."""
 _SECONDARY = 2
 _SEVERAL = 3
 
 
 class BadLine:
-    """The first bad line of its form. `count`: lines of this form. `overcome`: the next lines announce that the program
-    continues."""
+    """The first bad line of its form. `count`: number of lines of this form. `overcome`: True if the next lines
+    announce that the program continues."""
 
     __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
 
@@ -70,8 +70,8 @@ class BadLine:
 
     @property
     def rank(self) -> int:
-        """Relevance. 0: an independent failure. 2: a consequence, by the rules or because several ranks print it. 3: a
-        survived failure."""
+        """Relevance. 0: an independent failure. 2: a consequence, according to the rules or because several ranks print
+        the line. 3: a survived failure."""
         if self.overcome:
             return _SECONDARY + 1
         follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
@@ -110,7 +110,7 @@ class Episode:
         if len(self._open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
             self._open.append(traceback)
-            self._open.sort(key=lambda each: not each.marks_ranks)  # so that a marked line joins its rank's traceback
+            self._open.sort(key=lambda each: not each.marks_ranks)  # a marked line must join its rank's traceback
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
@@ -160,19 +160,19 @@ class Episode:
         yield from sorted(self.signs.values(), key=lambda sign: sign.number)
 
 
-# ---- the pass over a log
+# ---- one pass over a log
 
 
 AFTER_LINES = 160
-"""Together with `BEFORE_LINES`: the paper's 200 lines around the first relevant line."""
+"""Lines after the first relevant line. With `BEFORE_LINES`, this is the paper's window of 200 lines."""
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Only this many forms of lines are searched with all patterns."""
+"""Maximum line forms that are searched with all patterns."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """Return the first relevant lines of a log, or None without a failure. Raises OSError for a path that cannot be
+    """Return the first relevant lines of a log, or None without a failure. Raises OSError if a path cannot be
     opened."""
     scan = _Scan()
     scan.read(source)
@@ -236,7 +236,7 @@ class _Scan:
         self._open = Episode(number, self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # Drop the least grave of the ended episodes; of several, the latest.
+            # Drop the ended episode of the lowest gravity. Among equals, drop the latest episode.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open

@@ -1,13 +1,13 @@
 """The lines of a log of any size and content, their severity, and Python's tracebacks, in bounded memory.
 
-Lines end at line breaks and at carriage returns (of progress bars). A line longer than `LONGEST_BYTES` keeps only its
-beginning and its end. NUL bytes are dropped, so UTF-16 becomes ASCII.
+Lines end at line breaks and at carriage returns (of progress bars). A line longer than `LONGEST_BYTES` is shortened to
+its beginning and its end. NUL bytes are dropped, so UTF-16 becomes ASCII.
 
 Words of severity ("error", "failed") determine a line's gravity, after the removal of metric names (`val_error=0.2`),
 settings (`timeout=60`) and zero counts (`0 errors`). A warning, or a line that announces a retry, is a notice. A notice
-can be part of a failure, but no failure begins with it.
+can be part of a failure, but a failure never begins with a notice.
 
-All lines of a traceback have the same rank's mark (`[rank3]: `, `3: `). Chained tracebacks count as one.
+All lines of a traceback have the same rank's mark (`[rank3]: `, `3: `). Chained tracebacks count as one traceback.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import IO, Any
 
-# ---- lines
-
-
 LONGEST_BYTES = 4096
 _HEAD, _TAIL, _LEFT_OUT = 1536, 2048, b" [...] "
 _BLOCK_BYTES = 256 << 10
@@ -31,13 +28,13 @@ _DIGITS = b"0123456789"
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str | bytes]
-"""A path, a text, an open file or pipe, or lines. A `str` is the text itself; a file's name is a `Path`."""
+"""A path, a text, an open file or pipe, or lines. A `str` is the text itself; a file name is a `Path`."""
 
 
 class LineReader:
     """The lines of a log as bytes, in one pass. `number`: number of the last line read, from 1, as in an editor.
 
-    Iteration raises OSError for a path that cannot be opened. If a later read fails, the log ends there.
+    Iteration raises OSError if a path cannot be opened. If a later read fails, the iteration ends.
     """
 
     def __init__(self, source: LogSource) -> None:
@@ -59,7 +56,7 @@ class LineReader:
                     self.number += 1
                     yield from _overwritten(line)
                 if b"\r" in rest[:-1]:
-                    self.number += 1  # parts of a line that is not complete yet
+                    self.number += 1  # parts of an incomplete line
                     done, rest = rest[:-1].rsplit(b"\r", 1)[0], rest[rest[:-1].rindex(b"\r") + 1 :]
                     yield from _overwritten(done)
                     self.number -= 1
@@ -79,15 +76,15 @@ def clipped(line: bytes) -> bytes:
 
 
 def shown(line: bytes) -> str:
-    """Return the line as text, without colours and control characters. Bytes that are not UTF-8 become U+FFFD."""
+    """Return the line as text, without colours and control characters. Invalid UTF-8 bytes become U+FFFD."""
     text = line.decode("utf-8", "replace")
     return text.rstrip() if text.isprintable() else _CONTROLS.sub("", text).rstrip()
 
 
 def blocks_of(source: LogSource) -> Iterator[bytes]:
-    """Yield the log in blocks. Raises OSError for a path that cannot be opened.
+    """Yield the log in blocks. Raises OSError if a path cannot be opened.
 
-    A regular file is read up to its size at the start, because its program may write faster.
+    A regular file is read up to its initial size, because its program may write faster than this reader reads.
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
@@ -113,14 +110,14 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _overwritten(line: bytes) -> Iterator[bytes]:
-    """Yield the clipped parts of a line between carriage returns. If a bar has many parts, yield one of each form."""
+    """Yield the clipped parts of a line between carriage returns. Of many parts, yield one of each form."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(masked_line(line).split(b"\r"), parts, strict=True)).values())
     yield from map(clipped, [part for part in parts if part] or [b""])
 
 
-# ---- how bad a line looks
+# ---- severity of a line
 
 
 _LETTERS = re.compile(r"\\.|[A-Z]+", re.DOTALL)
@@ -146,7 +143,7 @@ _STEMS = (
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 ).split(b"|")
-"""Each match of a pattern below contains one of these stems."""
+"""Each match of the patterns below contains at least one of these stems."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -248,7 +245,7 @@ def overcome(line: str) -> bool:
 _HEAD_LINES, _TAIL_LINES = 160, 80
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 _MESSAGE_LINES = 12
-"""The most lines of an exception's message that is indented or not ended by a blank line."""
+"""Maximum lines of an exception's message that is indented or not ended by a blank line."""
 _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
@@ -258,15 +255,15 @@ RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """One traceback while it is read. `exceptions`: the line of each exception in its chain. `done`: no further line
-    belongs to it. `marks_ranks`: its lines begin with a rank's mark, not a time or level."""
+    """A traceback that is being read. `exceptions`: the line of each exception in the chain. `done`: the traceback is
+    complete. `marks_ranks`: the lines of the traceback begin with a rank's mark instead of a time or level."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)
         self.number = number
         self.done = False
         self.exceptions: list[tuple[int, str]] = []
-        self._mark = _unmarked(line[:at].strip("\ufeff\ufffd"))
+        self._mark = _with_zeroed_digits(line[:at].strip("\ufeff\ufffd"))
         self._width = at
         self.marks_ranks = 0 < len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
         self._head: list[tuple[int, str]] = [(number, line)]
@@ -280,18 +277,18 @@ class TracebackLines:
 
     def add(self, number: int, line: str) -> bool:
         body = self._body(line) if not self.done else None
-        if body is None or not self._takes(number, body):
+        if body is None or not self._is_part(number, body):
             return False
         (self._head if len(self._head) < _HEAD_LINES else self._tail).append((number, line))
         del self._tail[:-_TAIL_LINES]
         return True
 
-    def _takes(self, number: int, body: str) -> bool:
+    def _is_part(self, number: int, body: str) -> bool:
         indented = body[:1] in (" ", "\t")
         if self._in_frames:
             if indented or not body or body.startswith("[Previous line repeated"):
                 return True
-            if TRACEBACK in body:  # another traceback begins before the end of this one
+            if TRACEBACK in body:  # another traceback begins before this traceback ends
                 self.done = not self.exceptions
                 return not self.done
             self._in_frames = False
@@ -313,10 +310,10 @@ class TracebackLines:
     def _body(self, line: str) -> str | None:
         if not self._mark:
             return line[self._width :] if self._width == 0 or line[: self._width].isspace() else line
-        if _unmarked(line[: self._width].rstrip()) == self._mark.rstrip():
+        if _with_zeroed_digits(line[: self._width].rstrip()) == self._mark.rstrip():
             return line[self._width :]
         return None if self.marks_ranks else line
 
 
-def _unmarked(mark: str) -> str:
+def _with_zeroed_digits(mark: str) -> str:
     return mark if len(mark) < 16 else _CLOCK.sub("0", mark)

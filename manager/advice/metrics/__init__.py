@@ -2,7 +2,7 @@
 
 names.py    metric names, and their values in a line
 lines.py    the metrics, counts and progress bars of one line
-formats.py  formats that a language model explained
+formats.py  line formats that a language model has explained
 series.py   counts over time: which count shows the progress, and its rate
 tracker.py  the progress in a growing log, and slowdowns (§4.1)
 """

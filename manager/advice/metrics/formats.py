@@ -1,8 +1,8 @@
-"""Formats of progress lines that the rules cannot read, as a language model explains them (SchedMate §3.2).
+"""Formats of progress lines that the rules cannot read but a language model has explained (SchedMate §3.2).
 
-Lines that differ only in their numbers have one *format*. The model says once per format which number of a line is
-which metric. The answer counts only if exactly one number of the line equals it, and if the numbers at this place of
-other lines can be this metric. The places are stored and used for all later lines of the format.
+Lines that differ only in their numbers have one *format*. For each format, the model says which number is which metric.
+An answer counts only if exactly one number of the line equals it, and if the numbers at this place in other lines can
+be this metric.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("stoker.advisor")
 _NUMBER = r"(?:(?<!\w)[+-])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)(?:[eE][+-]?\d{1,3}(?!\w))?"
 _VALUE = re.compile(rf"(?<![\w:])(?P<clock>{CLOCK})(?![\w:])|(?P<number>{_NUMBER}|\b(?:nan|inf)\b)", re.IGNORECASE)
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉━╸╺]+|([#=.\-_*])\1+>?|\s+")
-"""Bars and blanks, whose length differs from line to line."""
+"""Bars and blanks, whose length differs between lines."""
 _PADDED = re.compile(r" ?# ?")
 """A number with the blanks that align it."""
 _UNIT = re.compile(r"\s?(us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h)\b", re.IGNORECASE)
@@ -49,7 +49,7 @@ _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
 
 class LineNumber(NamedTuple):
-    """A number, and what its unit multiplies it with, as a duration (`seconds`) or as a rate or count (`scale`)."""
+    """A number, and the factor of its unit: for a duration (`seconds`), or for a rate or count (`scale`)."""
 
     value: float
     seconds: float = 1.0
@@ -70,7 +70,7 @@ def numbers_of(text: str) -> tuple[str, list[LineNumber]]:
     return _PADDED.sub("#", _VALUE.sub("#", text)), found
 
 
-# ---- what a number may mean
+# ---- possible meanings of a number
 
 
 _COUNTS = {"step": "total_steps", "epoch": "total_epochs"}
@@ -107,7 +107,7 @@ class LineFormat(msgspec.Struct, frozen=True):
         return found
 
     def metrics(self, line: ProgressLine, numbers: Sequence[LineNumber]) -> LineMetrics | None:
-        """Return the metrics of a line of this format, or None without one."""
+        """Return the metrics of a line of this format; None if it has no metric."""
         values = self.values(numbers)
         counters = tuple(
             Counter(name, {"step": STEP, "epoch": EPOCH}[name], values[name], values.get(total))
@@ -130,7 +130,7 @@ def believed(answer: Mapping[str, object], lines: Sequence[Sequence[LineNumber]]
     """Return the places of the answer's numbers.
 
     Args:
-        answer: what the model said, by metric.
+        answer: the number of each metric, according to the model.
         lines: the numbers of several lines of the format.
         shown: index of the line that the model has seen.
     """
@@ -172,7 +172,7 @@ def _can_be(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
 
 
 _REPEATED = 3
-"""A format is asked about once this many of its lines were read."""
+"""Lines of a format to read before the model is asked about the format."""
 _KEPT_LINES = 8
 _MOST_AT_ONCE = 4
 _MOST_ASKED = 64
@@ -195,12 +195,12 @@ class UnreadFormat(msgspec.Struct, frozen=True):
 
 
 class LineFormats:
-    """The formats that a session has learned. One thread reads lines, another may learn.
+    """The formats that a session has learned. One thread reads lines; another thread may learn.
 
     Args:
-        path: SQLite file with the formats of earlier sessions; None keeps none.
-        model: the model to ask. Formats that another model has explained are not used.
-        rules: return the metrics of a line that needs no learned format.
+        path: SQLite file with the formats of earlier sessions; with None, formats are not stored.
+        model: the model to ask. Formats that other models have explained are not used.
+        rules: function that returns the metrics of a line if no learned format is needed.
     """
 
     def __init__(
@@ -225,7 +225,8 @@ class LineFormats:
                 continue
 
     def read(self, shown: str) -> LineMetrics | None:
-        """Return the metrics of a line, by the rules or by a learned format. Otherwise note it for `take_unread`."""
+        """Return the metrics of a line, by the rules or a learned format. Otherwise store the line for
+        `take_unread`."""
         metrics = self._rules(shown)
         line = progress_line(shown) if metrics is None else None
         if line is None:
@@ -233,7 +234,7 @@ class LineFormats:
         form, numbers = numbers_of(line.text)
         if not numbers:
             return None
-        # The text itself may hold a secret, so only its digest is kept.
+        # The text may contain a secret, so only its digest is stored.
         key = sha256(f"{self._model}\n{form}".encode("utf-8", "replace")).hexdigest()
         known = self._formats.get(key)
         if known is not None:
@@ -245,15 +246,15 @@ class LineFormats:
         return None
 
     def take_unread(self) -> list[UnreadFormat]:
-        """Return the formats to ask about after a reading, the most frequent first, each at most twice."""
+        """Return the formats to ask the model about, the most frequent first, each at most twice."""
         found = sorted(self._unread.items(), key=lambda item: -len(item[1]))
         self._unread = {}
         asked = (each for each in found if len(each[1]) >= _REPEATED and self._may_ask(each[0]))
         return [UnreadFormat(key, tuple(lines)) for key, lines in islice(asked, _MOST_AT_ONCE)]
 
     def learn(self, unread: UnreadFormat, endpoint: ModelEndpoint) -> bool:
-        """Ask the model about a format. Return True if its lines can be read now."""
-        if unread.key in self._formats:  # asked about twice before the first answer
+        """Ask the model about a format. Return True if lines of the format are readable now."""
+        if unread.key in self._formats:  # a second question before the first answer
             return True
         rows = [numbers_of(line.text)[1] for line in unread.lines]
         shown = max(range(len(rows)), key=lambda at: len({each.value for each in rows[at]}))

@@ -13,8 +13,6 @@ import msgspec
 
 from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s, line_time, lower, named_values, number
 
-# ---- values
-
 
 class Counter(msgspec.Struct, frozen=True):
     """A count in a line. `name` identifies the count within the log, and contains no numbers."""
@@ -26,9 +24,9 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one line. `time_s`: seconds of a step in some programs, since the start in others. `line_s`: when
-    it was printed, from an unknown origin. `evaluates`: it belongs to an evaluation. `learned`: a language model
-    explained its format (`formats.py`)."""
+    """The metrics of one line. `time_s`: seconds per step or since the start, depending on the program. `line_s`: time
+    at which the line was printed, from an unknown origin. `evaluates`: the line is part of an evaluation. `learned`: a
+    language model explained its format (`formats.py`)."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -70,12 +68,12 @@ _BAR = re.compile(
     rf"(?P<unit>[A-Za-z]*)/(?P<total>\d+(?:\.\d+)?)(?P<total_scale>[kMGT]?)[A-Za-z]*\s*\[{_TIMES}",
     re.DOTALL,
 )
-"""tqdm with a total."""
+"""A tqdm bar with a total."""
 _OPEN_BAR = re.compile(
     rf"(?P<before>.*?)(?<![\w.])(?P<done>\d+(?:\.\d+)?)(?P<done_scale>[kMGT]?)(?P<unit>[A-Za-z]+)\s\[{_TIMES}",
     re.DOTALL,
 )
-"""tqdm without a total: 90it [00:30, 3.02it/s]."""
+"""A tqdm bar without a total: 90it [00:30, 3.02it/s]."""
 
 _OF = rf"(?P<done>{WHOLE})\s*(?:/|\sof\s|\sout of\s)\s*(?P<total>{WHOLE})(?![\w/.-]*[\w/])"
 _NAMED = re.compile(rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?P<mark>\s?[#\[(:=]{{0,2}}\s*){_OF}", re.IGNORECASE)
@@ -92,7 +90,7 @@ _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-"""Characters before a count that may name its unit."""
+"""Characters before a count that may contain the unit."""
 _TOTALS = re.compile(
     rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
     rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
@@ -201,11 +199,8 @@ def _plain(word: str | None) -> str:
     return (word or "").lower().replace(" ", "_")
 
 
-# ---- lines
-
-
 LONGEST_LINE = 4096
-"""Characters. A longer line is data, not a report."""
+"""Maximum characters of a line that is not data."""
 
 _REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
@@ -249,7 +244,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line. Of several redraws of a bar, the last one with metrics counts."""
+    """Return the metrics of a line. If a bar is redrawn several times, the last redraw with metrics counts."""
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -259,7 +254,7 @@ def read_metrics(line: str) -> LineMetrics | None:
 
 
 class ProgressLine(msgspec.Struct, frozen=True):
-    """A line that may report progress: its text without its rank and time. `line_s`: as in LineMetrics."""
+    """A line that may report progress: its text without its rank and time. `line_s`: see LineMetrics."""
 
     text: str
     rank: int | None
@@ -356,8 +351,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the totals, by unit (step, epoch), that a log's first lines state. The first statement of a unit
-    counts."""
+    """Return the totals by unit (step, epoch) in a log's first lines. The first total of a unit counts."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

@@ -1,6 +1,6 @@
 """The table of metric names, and the pairs of name and value in a line.
 
-One regular expression over all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
+One regular expression with all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
 512.3`. A value with a unit (`3.02it/s`, `100ms/step`) needs no name.
 """
 
@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import date
-
-# ---- numbers
-
 
 NUMBER = (
     r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])"
@@ -110,13 +107,13 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""For each metric, its names. Space, underscore, hyphen, slash or full stop may separate two words."""
+"""Names of each metric. Space, underscore, hyphen, slash or full stop may separate two words."""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
 
 
-def _spelled(name: str) -> str:
+def _spelling_pattern(name: str) -> str:
     return r"[\s_\-/.]?".join(map(re.escape, re.split(r"[ _]", name)))
 
 
@@ -124,7 +121,7 @@ _METRIC = {re.sub(r"[\s_\-/.]", "", name): metric for metric, names in _NAMES.it
 _LONGEST_FIRST = sorted((name for names in _NAMES.values() for name in names.split("|")), key=len, reverse=True)
 _PAIR = re.compile(
     rf"(?<![a-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
-    rf"(?P<key>{any_of(map(_spelled, _LONGEST_FIRST))})['\"]?\s?"
+    rf"(?P<key>{any_of(map(_spelling_pattern, _LONGEST_FIRST))})['\"]?\s?"
     rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
     rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
     r"(?P<after>\s?[%/])?"
@@ -133,7 +130,7 @@ _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
 )
 _RATE_REACH = 40
-"""The value and its unit are at most this many characters before the sign of a rate (`/s`)."""
+"""Maximum characters between a value and the sign of a rate (`/s`)."""
 _PER_SECOND = re.compile(
     rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
@@ -161,8 +158,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 def named_values(text: str) -> tuple[dict[str, float], bool]:
     """Return the values by metric, and True if the line has values of an evaluation and no training loss.
 
-    Metrics are fields of LineMetrics, and `step_s`. Of several losses the most informative counts; of other metrics,
-    the first value.
+    Metrics are fields of LineMetrics, and `step_s`. The most informative loss and the first value of other metrics
+    count.
     """
     found: dict[str, float] = {}
     evaluated = False
@@ -177,7 +174,7 @@ def named_values(text: str) -> tuple[dict[str, float], bool]:
         if pair["kind"] and not pair["kind"].startswith("train"):
             evaluated = True
         elif not (pair["kind"] and metric in ("elapsed_s", "time_s")):
-            value = _value(text, pair, metric)
+            value = _metric_value(text, pair, metric)
             if value is not None and metric == "step_ms":
                 found.setdefault("step_s", value / 1000)
             elif value is not None:
@@ -191,7 +188,7 @@ def named_values(text: str) -> tuple[dict[str, float], bool]:
     return found, evaluated and not losses
 
 
-def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
+def _metric_value(text: str, pair: re.Match[str], metric: str) -> float | None:
     timed = metric in ("elapsed_s", "eta_s", "time_s", "step_s")
     if pair["clock"]:
         return duration_s(pair["clock"]) if timed else None

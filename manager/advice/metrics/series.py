@@ -37,8 +37,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slopes between points (x, y) that are half the list apart. (The idea of Siegel and Theil, at linear
-    cost.)
+    """Return the slopes between points (x, y) that are half the list apart. The method follows Siegel and Theil, at
+    linear cost.
     """
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
@@ -48,10 +48,10 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""A fall by at most this share is no new round if one of this many next points reaches the value again: ranks that
-print without a label differ a little."""
+"""A count that falls by at most this share, and recovers within this many points, is jitter of ranks that print without
+a label."""
 _AS_GOOD_AS_DONE = 0.95
-"""This share of a total counts as complete: a bar's end may not have been drawn before the next bar began."""
+"""Share of a total that counts as complete, because the next bar may begin before the end of a bar is drawn."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time; it falls when a new round begins. `points`: of the current round, oldest first. `earlier`: of
-    the previous round. `falls`: number of new rounds. `first_at`: index of the first line."""
+    """A count over time; it falls when a new round begins. `points`: points of the current round, oldest first.
+    `earlier`: points of the previous round. `falls`: number of new rounds. `first_at`: index of the first line."""
 
     name: str
     unit: str
@@ -103,7 +103,7 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
             points.setdefault(key, []).append(SeriesPoint(at, line, counter))
     found = []
     for (rank, evaluates, name, _), each in points.items():
-        falls = _falls([point.counter.done for point in each])
+        falls = _new_round_indexes([point.counter.done for point in each])
         before, since = [0, 0, *falls][-2:]  # indexes of the last two falls, or the start
         found.append(
             CountSeries(
@@ -119,7 +119,7 @@ def _is_at_its_end(counter: Counter) -> bool:
     return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
-def _falls(values: Sequence[float]) -> list[int]:
+def _new_round_indexes(values: Sequence[float]) -> list[int]:
     found = []
     for at, (before, value) in enumerate(pairwise(values), start=1):
         near = before - value <= max(1.0, _JITTER_SHARE * before)
@@ -140,7 +140,7 @@ def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
     inner = _innermost(fine) if fine else max(with_total, key=lambda each: each.last_at)
     ranks = [each for each in with_total if _same_count(each) == _same_count(inner)]
     slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
-    return ProgressSeries(slowest, _outer(inner, with_total))
+    return ProgressSeries(slowest, _outer_series(inner, with_total))
 
 
 def _same_count(each: CountSeries) -> tuple[str, float | None, bool]:
@@ -152,8 +152,8 @@ def _progress_without_total(each: CountSeries) -> tuple[float, ...]:
 
 
 def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the finest count. Prefer a series with a loss, then the first that still runs, because it contains the
-    others, else the last."""
+    """Return the finest count. Prefer a series with a loss, then the first series that still runs, because it contains
+    the other series, then the last."""
     among = [each for each in fine if each.with_loss] or fine
     running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
     if not running or among[0].with_loss:
@@ -165,7 +165,7 @@ def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
     return max(nested, key=lambda each: each.last_at, default=outermost)
 
 
-def _outer(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
+def _outer_series(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
     others = [each for each in with_total if each.name != inner.name and each.rank == inner.rank]
     epochs = [each for each in others if each.unit == EPOCH and inner.unit != EPOCH]
     if epochs:
@@ -185,20 +185,20 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Only this many newest points give the rate, because a program's rate changes."""
+"""Number of newest points that determine the rate, because a program's rate changes."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
-"""Stated times left below this are ignored."""
+"""Stated times left below this many seconds are ignored."""
 _LEAST_SPAN_S = 10.0
-"""If the times of lines span at least this many seconds, they count more than a stated time of unknown meaning."""
+"""If the times of lines span this many seconds, they are preferred to a stated time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A stated rate that differs by this factor from the rate by the lines' times counts something else (loading data)."""
+"""A stated rate that differs from the lines' times by more than this factor counts something else (loading data)."""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The units of a series per second, the standard deviation of single rates, their number and their source."""
+    """Rate of a series in units per second, with the standard deviation, number and source of single rates."""
 
     per_s: float
     spread: float
@@ -211,8 +211,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """Return the rate of a series, or of its previous round if the current one is too short. `evaluated_at`: indexes of
-    evaluation lines.
+    """Return the rate of a series. If the current round is too short, use the previous round. `evaluated_at`: indexes
+    of evaluation lines.
     """
     rounds = (series.points, series.earlier)
     found = (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)
@@ -223,8 +223,8 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
     timed = None
     if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
-        timed = _pace(_rises(points, "line_s", evaluated_at), "the times of lines")
-    found = _pace([rate for point in points if (rate := _stated(series, point))], "the rates that lines state")
+        timed = _pace(_slopes_between_evaluations(points, "line_s", evaluated_at), "the times of lines")
+    found = _pace([rate for point in points if (rate := _stated_rate(series, point))], "the rates that lines state")
     if found and (timed is None or 1 / _FARTHEST_RATE < found.per_s / timed.per_s < _FARTHEST_RATE):
         return found
     if timed:
@@ -234,17 +234,17 @@ def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: S
     if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):
         return found
     for field, source in _RISING:
-        if found := _pace(_rises(points, field, evaluated_at), source):
+        if found := _pace(_slopes_between_evaluations(points, field, evaluated_at), source):
             return found
-    return _pace([rate for point in points if (rate := _expected(point))], "the times left that lines state")
+    return _pace([rate for point in points if (rate := _rate_from_time_left(point))], "the times left that lines state")
 
 
-def _expected(point: SeriesPoint) -> float | None:
+def _rate_from_time_left(point: SeriesPoint) -> float | None:
     left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
     return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
 
 
-def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
+def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
     if series.unit == EPOCH and not series.name.startswith("bar"):
         return None
     rate = point.line.steps_per_s
@@ -253,7 +253,7 @@ def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
     return rate if rate and rate > 0 else None
 
 
-def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
+def _slopes_between_evaluations(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
     found: list[float] = []
     part: list[tuple[float, float]] = []
     before = -1

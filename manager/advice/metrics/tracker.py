@@ -1,6 +1,6 @@
-"""The progress in the newest lines of a growing log, in bounded memory, and the slowdown between two progresses.
+"""The progress in the newest lines of a growing log, in bounded memory, and the slowdown between two readings.
 
-Each reading starts at the end, takes at most `LOOK_BYTES`, and stops when it has enough lines. A truncated or replaced
+Each reading starts at the end, reads at most `LOOK_BYTES`, and stops when it has enough lines. A truncated or replaced
 (rotated) log counts as a new file.
 """
 
@@ -26,21 +26,18 @@ from stoker.manager.advice.metrics.series import (
     without_outliers,
 )
 
-# ---- progress
-
-
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
-"""The most lines with metrics to read, in total and of one kind."""
+"""Maximum lines with metrics to read, in total and of one kind."""
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""After this many lines without a metric, the search for rarer kinds of lines ends."""
+"""Number of lines without a metric after which the search for rarer kinds of lines ends."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s: rounds (epochs), if rounds contain a
     finer count. `whole`: False if `total` covers only a part of the run. `loss_change`: median loss of the newer lines
-    minus that of the older lines. `least_left_s`, `most_left_s`: interval around `seconds_left`.
+    minus the median loss of the older lines. `least_left_s`, `most_left_s`: interval around `seconds_left`.
     """
 
     done: float
@@ -76,8 +73,8 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows one program over several readings of its log. `totals`: totals stated at its start (`stated_totals`).
-    `formats`: learned formats of lines that the rules cannot read."""
+    """Follows one program over several readings of its log. `totals`: totals that the program stated at the start
+    (`stated_totals`). `formats`: learned formats of lines that the rules cannot read."""
 
     def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})
@@ -85,8 +82,8 @@ class MetricTracker:
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """Return the progress at the end of a log. `at_s`: time of reading, it gives logs without times a rate from the
-        second reading on."""
+        """Return the progress at the end of a log. `at_s`: time of reading, which gives logs without times a rate from
+        the second reading on."""
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
@@ -114,7 +111,7 @@ def newest_metrics(
     newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
 ) -> tuple[list[LineMetrics], int]:
     """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats
-    matter only if the rules find none."""
+    matter only if the rules find no counts."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -127,7 +124,7 @@ def newest_metrics(
         if count >= ENOUGH_OF_A_KIND:
             continue
         metrics = read_line(shown)
-        # A kind of line that had no metrics so far may still have some: different lines can start alike.
+        # Lines of one kind can differ, so a line without metrics counts only 0.25 towards the kind's limit.
         of_kind[kind] = count + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:
@@ -138,7 +135,7 @@ def newest_metrics(
 
 
 def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> Slowdown | None:
-    """Return the share of throughput lost since `before` (negative: a faster program), or None without a common rate
+    """Return the share of throughput lost since `before` (negative for a faster program); None without a common rate
     (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
         return None
@@ -173,14 +170,14 @@ def _progress(
     recent = [line for line in lines[inner.points[0].at :] if line.evaluates == inner.evaluates]
     change, loss = _loss(recent)
     rate_per_s = rate.per_s / inner_per_unit if rate else None
-    left, least, most = _left(done, total, rate, rate_per_s, chosen)
+    left, least, most = _seconds_left(done, total, rate, rate_per_s, chosen)
     return LoggedProgress(
         done=done, total=total, unit=unit, whole=whole, rate_per_s=rate_per_s,
         rate_spread=rate.spread / inner_per_unit if rate else None, rate_from=rate.source if rate else "",
         steps_per_s=rate.per_s if rate and inner.unit != EPOCH else None,
         step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=loss, loss_change=change,
         learning_rate=next((line.learning_rate for line in reversed(recent) if line.learning_rate is not None), None),
-        tokens_per_s=_middle(recent, "tokens_per_s"), samples_per_s=_middle(recent, "samples_per_s"),
+        tokens_per_s=_median_of_field(recent, "tokens_per_s"), samples_per_s=_median_of_field(recent, "samples_per_s"),
         seconds_left=left, least_left_s=least, most_left_s=most, evaluates=lines[-1].evaluates, lines=len(lines),
     )  # fmt: skip
 
@@ -200,11 +197,11 @@ def _rounds_done(chosen: ProgressSeries) -> float:
     fraction = inner.newest.done / (inner.newest.total or 1.0) if inner.last_at >= outer.last_at else 0.0
     rounds = outer.newest.done
     if not outer.name.startswith("bar") and not outer.starts_at_zero:
-        rounds -= 1  # programs count epochs from 1, and name the current one
+        rounds -= 1  # programs count epochs from 1, and print the current epoch
     return min(max(0.0, rounds) + fraction, outer.newest.total or rounds + fraction)
 
 
-def _left(
+def _seconds_left(
     done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
 ) -> tuple[float | None, float | None, float | None]:
     """Return the seconds left, and their interval: plus or minus twice the rate's error, widened to include other
@@ -233,7 +230,7 @@ def _loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
     return median(kept[half:]) - median(kept[:half]) if half >= 2 else None, newest
 
 
-def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
+def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
     kept = without_outliers([value for line in lines if (value := getattr(line, field)) is not None][-32:])
     return median(kept) if kept else None
 
@@ -241,7 +238,9 @@ def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
 def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
     trained = [line for line in lines if not line.evaluates] or list(lines)
     change, loss = _loss(trained)
-    tokens, samples, steps = (_middle(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s"))
+    tokens, samples, steps = (
+        _median_of_field(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s")
+    )
     if (loss, tokens, samples, steps) == (None, None, None, None):
         return None
     return LoggedProgress(
@@ -256,14 +255,14 @@ def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
 LOOK_BYTES = 262_144
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""How many bytes to read at the start of a log: its first lines may state the length of the run."""
+"""Bytes to read at the start of a log, because its first lines may state the length of the run."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
-"""A line with more than one invalid character in this many is binary."""
+"""If more than one in this many characters of a line is invalid, the line is binary."""
 
 
 class FollowedLog:
-    """The log of one program, from byte `start` on. `formats`: as in MetricTracker. Not thread-safe."""
+    """The log of one program, from byte `start` on. `formats`: see MetricTracker. Not thread-safe."""
 
     def __init__(self, path: str | Path, *, start: int = 0, formats: LineFormats | None = None) -> None:
         self._path = path
@@ -337,5 +336,4 @@ def _texts(line: bytes) -> Iterator[str]:
 
 
 def _is_printed_to_its_end(last: bytes) -> bool:
-    """True if a last line is complete: a bar ends with a bracket."""
     return last.rstrip(b" ").endswith((b"]", b"}"))

@@ -1,7 +1,7 @@
 """An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
 
-A ReAct loop with the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains it. If the
-endpoint fails, the scan's facts stay unchanged, with a note.
+A ReAct loop uses the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains the value.
+If the endpoint fails, the scan's facts stay unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from stoker.manager.advice.source.facts import (
 )
 from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
 
-# ---- answers held to the source
+# ---- answers checked against the source
 
 
 DOUBTED = 0.5
-"""The model may replace facts of the scan that are less certain than this."""
+"""Certainty below which the model may replace facts of the scan."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
 """Certainty of small numbers from the model, because every source contains small numbers."""
@@ -46,11 +46,11 @@ _SURE_OF_SMALL = 0.35
 def facts_believed(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with those values of the answer that the sources contain, and lines on rejected values.
+    """Return the facts with the values of the answer that the sources contain, and messages about rejected values.
     `sources`: the texts that the model has read, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:
-        value = _plain(field, answer.get(field))
+        value = _plain_value(field, answer.get(field))
         if value is None:
             continue
         before: SourceFact | None = getattr(facts, field)
@@ -82,7 +82,7 @@ def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | Non
     return next((f"{name}:{number}" for name, number, line in lines if pattern.search(line)), None)
 
 
-def _plain(field: str, value: object) -> Scalar | None:
+def _plain_value(field: str, value: object) -> Scalar | None:
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
@@ -142,20 +142,20 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
     nonsense = 0
     for _ in range(conversation.turns):
         text = conversation.ask(messages)
-        final = _final(text)
+        final = _final_answer(text)
         if final is not None:
             return final
         action = _ACTION.search(text)
         if action is None:
             nonsense += 1
             if nonsense > _MOST_NONSENSE:
-                raise EndpointError("it repeatedly gave neither an action nor an answer")
+                raise EndpointError("the model repeatedly gave neither an action nor an answer")
         seen = tools.use(action[1], (action[2] or "").strip()) if action is not None else "write an Action or an answer"
         messages += [
             {"role": "assistant", "content": text[:4_000]},
             {"role": "user", "content": f"Observation: {seen}"},
         ]
-    raise EndpointError("it gave no answer within its turns")
+    raise EndpointError("the model gave no answer within its turns")
 
 
 class _Tools:
@@ -202,6 +202,6 @@ def _path_and_page(given: str) -> tuple[str, int]:
     return (before, int(page)) if colon and page.isdecimal() and len(page) < 5 else (path, 1)
 
 
-def _final(text: str) -> dict[str, object] | None:
+def _final_answer(text: str) -> dict[str, object] | None:
     _, marked, after = text.rpartition("Final Answer:")
     return object_in(after) if marked or after.strip().startswith(("{", "```")) else None

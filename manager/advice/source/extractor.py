@@ -72,7 +72,7 @@ def _bound_name(node: ast.AST) -> str:
 
 def _without_annotation(node: ast.stmt, names: Mapping[str, str]) -> ast.stmt:
     if not isinstance(node, ast.AnnAssign) or (isinstance(node.target, ast.Name) and node.target.id not in names):
-        return node  # without an annotation it would not be a field of the class
+        return node  # the annotation makes it a field of the class
     return ast.Assign(targets=[node.target], value=node.value) if node.value is not None else ast.Pass()
 
 
@@ -84,7 +84,7 @@ LONGEST_TEXT = 40_000
 
 class SourceText(msgspec.Struct, frozen=True):
     """A source. `function`: the entry function, dotted for a method; empty for a script. `file`: the base of relative
-    imports and paths, if any."""
+    imports and paths, or empty."""
 
     text: str
     function: str = ""
@@ -101,8 +101,8 @@ def extract_facts(
     """Return the facts of a source.
 
     Args:
-        arguments: the arguments of the entry function, by parameter name.
-        folders: the user's folders for modules and config files; without them no file is read.
+        arguments: arguments of the entry function, by parameter name.
+        folders: the user's folders for modules and config files; without folders no file is read.
     """
     reader = OwnFolders(folders, limits or ReadingLimits())
     scanner = Scanner(reader)
@@ -112,7 +112,7 @@ def extract_facts(
             raise NotReadError(
                 f"{source.file or '<source>'}: not read: its length in characters is over {reader.limits.file_bytes:,}"
             )
-        entry = _scanned(source, dict(arguments or {}), reader, scanner, given)
+        entry = _scan_entry(source, dict(arguments or {}), reader, scanner, given)
         inside = {id(node) for node in ast.walk(entry)}
         others = [node for key, node in scanner.followed.items() if key not in inside]
         text = "\n".join(normalised(node) for node in [entry, *others])
@@ -136,7 +136,7 @@ def extract_facts(
     )
 
 
-def _scanned(
+def _scan_entry(
     source: SourceText, arguments: dict[str, Any], reader: OwnFolders, scanner: Scanner, given: list[str]
 ) -> ast.AST:
     file = Path(source.file) if source.file else None
@@ -151,7 +151,7 @@ def _scanned(
         raise NotReadError(f"{shown}: it has no function {source.function}")
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     given += [repr(arguments.get(key)) for key in names]
-    scanner.enter(module, tree, node, {key: _given(value) for key, value in arguments.items()})
+    scanner.enter(module, tree, node, {key: _known_argument(value) for key, value in arguments.items()})
     return node
 
 
@@ -169,11 +169,11 @@ def _definition(tree: ast.Module, dotted: str) -> Function | None:
     return named[-1] if named else every[0] if len(every) == 1 else None
 
 
-def _given(value: Any) -> Known:
+def _known_argument(value: Any) -> Known:
     if isinstance(value, Mapping):
-        return Known({str(key): _given(each) for key, each in value.items()}, ARGUMENT, 1.0)
+        return Known({str(key): _known_argument(each) for key, each in value.items()}, ARGUMENT, 1.0)
     if isinstance(value, list | tuple):
-        return Known([_given(each) for each in value[:1000]], ARGUMENT, 1.0)
+        return Known([_known_argument(each) for each in value[:1000]], ARGUMENT, 1.0)
     plain = value if value is None or isinstance(value, str | int | float | bool) else str(value)[:300]
     return Known(plain, ARGUMENT, 1.0)
 
@@ -187,7 +187,7 @@ class LoaderCall(msgspec.Struct, frozen=True):
 
 
 def loader_of(text: str, function: str) -> LoaderCall | None:
-    """Return the loader of a function's context, or None if the source does not show it. Never raises."""
+    """Return the loader of a function's context, or None if the source does not show the loader. Never raises."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

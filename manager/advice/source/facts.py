@@ -25,7 +25,7 @@ ARGUMENT = "argument"
 MANDATORY = ("model", "task", "data")
 COUNT_FIELDS = ("batch_size", "epochs", "items", "steps", "sequence_length")
 FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
-"""The fields of `WorkloadFacts` that hold facts. `devices` may be a text (`"cuda"`) or a number."""
+"""The fields of `WorkloadFacts` that contain facts. `devices` may be a text (`"cuda"`) or a number."""
 
 
 class SourceFact(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def fits(field: str, value: object) -> bool:
     return field == "devices" and isinstance(value, int) and 1 <= value <= 100_000
 
 
-# ---- recognise
+# ---- recognition of facts
 
 
 NAMES = {

@@ -1,4 +1,4 @@
-"""Files and modules in the user's folders, read within limits, and the values in them.
+"""Read files and modules in the user's folders, within limits, and the values that they contain.
 
 No file outside the folders is read, not even through a link.
 """
@@ -22,15 +22,12 @@ import msgspec
 
 from stoker.units import show_bytes
 
-# ---- reading
-
-
 ADD_ARGUMENT = "add_argument"
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
-    """`depth`: nested calls to follow. `nodes`: statements and expressions to visit."""
+    """Limits of a scan. `depth`: nested calls to follow. `nodes`: statements and expressions to visit."""
 
     files: int = 40
     file_bytes: int = 1_000_000
@@ -40,7 +37,7 @@ class ReadingLimits(msgspec.Struct, frozen=True):
 
 
 class NotReadError(Exception):
-    """A file was not read; the text says why."""
+    """A file was not read. The error's text contains the reason."""
 
 
 class OwnFolders:
@@ -71,12 +68,12 @@ class OwnFolders:
             return self.texts[real]
         except UnicodeDecodeError:
             why = "it is not UTF-8 text"
-        except (OSError, ValueError) as error:  # ValueError: also a null byte in the path
+        except (OSError, ValueError) as error:  # ValueError also for a null byte in the path
             why = getattr(error, "strerror", None) or str(error)
         raise NotReadError(f"{self.name_of(path)}: not read: {why}")
 
     def _read(self, real: Path) -> str:
-        # O_NONBLOCK: opening a named pipe without a writer must not wait.
+        # With O_NONBLOCK, opening a named pipe without a writer does not wait.
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -104,7 +101,7 @@ class OwnFolders:
         self, parts: Sequence[str], *, beside: Path | None, level: int = 0, package: bool = False
     ) -> Path | None:
         """Return the file of a user's module. `level`: dots of a relative import. With `level` or `package`, folders
-        without `__init__.py` count too."""
+        without `__init__.py` also count."""
         places = [beside.parent] if beside is not None else []
         if level:
             places = [[place, *place.parents][min(level - 1, len(place.parents))] for place in places]
@@ -224,7 +221,7 @@ def _root(node: ast.expr) -> list[str]:
 LONGEST_TEXT = 10_000
 LARGEST_NUMBER = 1e18
 MOST_VALUES, DEEPEST = 5_000, 20
-"""Limits of a config: aliases of YAML can make a short file stand for billions of values."""
+"""Limits of a config, because YAML aliases let a short file represent billions of values."""
 
 CONFIG_READERS = {
     "json.load": "json", "json.loads": "json", "tomllib.load": "toml", "tomllib.loads": "toml", "tomli.load": "toml",
@@ -246,7 +243,7 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "tqdm.auto.trange": range, "os.path.join": os.path.join, "pathlib.Path": os.path.join,
     "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
 }  # fmt: skip
-_CONVERTS = frozenset({"int", "float", "str", "max", "min", "len"})  # keywords change these results
+_CONVERTS = frozenset({"int", "float", "str", "max", "min", "len"})  # keywords change the results of these functions
 _WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
 _SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
@@ -254,7 +251,7 @@ _SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
     """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by name
-    (options, an instance, a config), a range, or one of the classes below."""
+    (options, an instance, a config), a range, or an instance of a class below."""
 
     value: Any
     where: str
@@ -392,7 +389,7 @@ def declared_option(site: CallSite) -> tuple[str, Known] | None:
     names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
     if not names:
         return None
-    # click names its parameter as the last text without dashes; argparse as `dest`, else as the longest option.
+    # click uses the last text without dashes as the parameter's name. argparse uses `dest`, or the longest option.
     named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
     longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
     dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest

@@ -1,7 +1,8 @@
 """Scan a source for literals: signatures, defaults, constants, calls, argparse and click options, dataclasses, configs.
 
-Statements are read once, in order, and a name gets the literal bound to it. A global is evaluated at its first use, so
-unused code yields no facts. A user's function is scanned at its first call, with that call's arguments.
+Statements are read once, in order, and a literal is stored under the name that it is bound to. A global is evaluated at
+its first use, so unused code yields no facts. A user's function is scanned at its first call, with that call's
+arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class OwnCode:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The names visible in a part of the source. `sure`: a factor on its facts' certainty."""
+    """The names visible in a part of the source. `sure`: a factor on the certainty of facts from this scope."""
 
     names: dict[str, Known]
     module: SourceModule
@@ -161,7 +162,7 @@ class Scanner:
             times = Known(len(iterated.value), iterated.where, iterated.sure * scope.sure)
             self.recogniser.loop(name, times)
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
-            if name and first is not None:  # bind it here, not by _bind: a loop variable is never a setting
+            if name and first is not None:  # _bind would record a loop variable as a setting
                 scope.names[name] = first.weakened(0.7)
         self._run(node.body, scope)
         self._run(node.orelse, scope)
@@ -260,7 +261,7 @@ class Scanner:
         return found
 
     def _global(self, module: SourceModule, name: str) -> Known | None:
-        """Return a module's global. The statements that bind it are scanned at its first use."""
+        """Return a module's global. The statements that bind the global are scanned at its first use."""
         for node in module.waiting.pop(name, ()):
             if id(node) not in module.scanned:
                 module.scanned.add(id(node))
@@ -268,7 +269,7 @@ class Scanner:
         found: Known | None = module.names.get(name)
         if found is None and name != "*":
             self._global(module, "*")
-            stars, module.stars = module.stars, []  # emptied first, because two modules may import each other's names
+            stars, module.stars = module.stars, []  # emptied, because two modules may import each other's names
             found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
             module.stars = stars
         elif found is not None and found.constant:
@@ -305,8 +306,6 @@ class Scanner:
         if formatted or len(known) < len(found) or len(text) > LONGEST_TEXT:
             return None
         return Known(text, where, min((each.sure for each in known), default=0.95))
-
-    # ---- calls
 
     def _call(self, node: ast.Call, scope: Scope) -> Known | None:
         base: Known | None = None
