@@ -83,6 +83,8 @@ def _write_model(folder: Path) -> None:
     source, file = os.path.split(default_model())
     model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=file)
+    model.hf_quantizer = None  # else Transformers does not save the weights, which are float32 now
+    del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
