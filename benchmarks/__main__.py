@@ -25,7 +25,7 @@ SUBJECTS = {
         " turns"
     ),
     "serving": "embeddings model_switch openai_batch step_times live_models gateway_objectives slinfer_decisions\
- json_schemas adapters",
+ json_schemas adapters gateway_cost gateway_rate dashboard lm_eval",
     "tuning": "prompt_bank prompt_groups prompt_quality tune_start tuning_times",
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
     "scale": "fidelity simulator scheduling_rounds",
@@ -34,6 +34,7 @@ SUBJECTS = {
 ELSEWHERE = {
     "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),
     "memory_per_call": ("benchmarks.engine.core_events", "memory", "MEMORY_TITLE"),
+    "lm_eval": ("benchmarks.serving.lm_eval_scores", "measure", "TITLE"),
     "slinfer_decisions": ("benchmarks.papers.slinfer.decisions", "measure", "TITLE"),
     "many_pilots": ("benchmarks.reliability.recovery", "many_pilots", "MANY_TITLE"),
     "restart": ("benchmarks.reliability.recovery", "restart", "RESTART_TITLE"),

@@ -1,4 +1,4 @@
-"""A side of `benchmarks.serving.gateway`: many streams of an engine that writes at a fixed pace without computation.
+"""A side of `benchmarks.serving.gateway_cost`: streams of an engine that writes at a fixed pace without computation.
 
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 

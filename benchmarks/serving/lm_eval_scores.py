@@ -1,0 +1,145 @@
+"""Scores of lm-eval through `stoker serve` (`local-completions`) and by its own Hugging Face backend (`hf`).
+
+The model is SmolLM2-135M in float32, the same folder on both sides. The items are made from FEVER's claims of
+`apps/fact_verification`: 102 claims with three labels (log-likelihoods), and the last words of 30 claims (generation).
+lm-eval has its own environment; `measure` takes its Python from `LM_EVAL_PYTHON`.
+
+    python -m benchmarks.serving.lm_eval_scores --python /path/to/lm-eval/bin/python [--items N]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import MODEL, missing, output_of, run_side, side_options
+from benchmarks.serving.gateway_rate import served
+from benchmarks.tables import Bar, Line, Table
+
+NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
+CLAIMS, WORDS = 102, 30
+DIFFERENCE = 0.01
+SCORES = {"claim_labels": "acc", "last_words": "exact_match"}
+"""The metric of each task."""
+PYTHON = os.environ.get("LM_EVAL_PYTHON", sys.executable)
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    if reason := missing(*MODEL):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    if subprocess.run([PYTHON, "-c", "import lm_eval"], capture_output=True, check=False).returncode:
+        return Table(name=NAME, title=TITLE, skipped=f"{PYTHON} cannot import lm_eval; LM_EVAL_PYTHON names another")
+    items = 6 if quick else CLAIMS
+    found = run_side("benchmarks.serving.lm_eval_scores", "--python", PYTHON, "--items", str(items), timeout_s=3600)
+    lines = []
+    for task, by_side in found.items():
+        say(", ".join([task, *(f"{side} {score:.4f}" for side, score in by_side.items())]))
+        difference = abs(by_side["gateway"] - by_side["hf"])
+        cells = {side: [score] for side, score in by_side.items()}
+        what = f"{task}, {SCORES[task]}, {min(items, WORDS) if task == 'last_words' else items} items"
+        bar = Bar(at_most=DIFFERENCE, repeats=1)
+        lines.append(Line(what=what, cells={**cells, "difference": [difference]}, bar=bar, digits=4, last_digits=4))
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+# ---- one side
+
+MODELS = '[models.smollm2]\npath = "model"\ndtype = "float32"\nmemory = "4 GB"\nmin = 1\nmax = 1\n'
+DATA = Path(__file__).resolve().parents[2] / "apps" / "fact_verification" / "data" / "fever_sample.jsonl"
+LABELS = {"SUPPORTS": "True", "REFUTES": "False", "NOT ENOUGH INFO": "Unknown"}
+SHOTS = 2
+"""Solved examples before each item of `last_words`."""
+
+
+def main() -> None:
+    asked = side_options(__doc__, python=PYTHON, items=CLAIMS)
+    with tempfile.TemporaryDirectory(prefix="lm-eval-") as place:
+        folder = Path(place)
+        os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+        _write_model(folder / "model")
+        _write_tasks(folder / "tasks", asked.items)
+        options = f"pretrained={folder}/model,dtype=float32"
+        found = {"hf": _scores(asked.python, folder, "hf", options, "--device", "cpu")}
+        with served(folder, MODELS) as port:
+            options = f"model=smollm2,base_url=http://127.0.0.1:{port}/v1/completions,tokenizer={folder}/model"
+            options += ",num_concurrent=4,tokenized_requests=False,timeout=600"
+            found["gateway"] = _scores(asked.python, folder, "local-completions", options)
+    print(json.dumps({task: {side: scores[task] for side, scores in found.items()} for task in SCORES}))
+
+
+def _write_model(folder: Path) -> None:
+    """Write the default model, which is a GGUF file, as float32 weights of Transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stoker.contexts.causal_lm import default_model
+
+    source, file = os.path.split(default_model())
+    model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=file)
+    model.hf_quantizer = None  # else Transformers does not save the weights, which are float32 now
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _write_tasks(folder: Path, items: int) -> None:
+    """Write both tasks for lm-eval. JSON is YAML."""
+    folder.mkdir()
+    rows = [json.loads(line) for line in DATA.read_text().splitlines()]
+    labels = [{"claim": row["claim"], "label": list(LABELS).index(row["label"])} for row in rows[:items]]
+    _write_task(
+        folder, "claim_labels", labels, output_type="multiple_choice", doc_to_choice=list(LABELS.values()),
+        doc_to_text="Is the claim true, false or unknown?\nClaim: {{claim}}\nAnswer:", doc_to_target="label",
+    )  # fmt: skip
+    asked = [_last_word(row["claim"]) for row in rows[-WORDS - SHOTS :]]
+    shots = "".join(f"{text} {word}\n\n" for text, word in asked[:SHOTS])
+    words = [{"text": shots + text, "word": word} for text, word in asked[SHOTS:]][:items]
+    _write_task(
+        folder, "last_words", words, output_type="generate_until", doc_to_text="{{text}}", doc_to_target="{{word}}",
+        generation_kwargs={"until": ["\n"], "max_gen_toks": 16, "do_sample": False, "temperature": 0.0},
+        filter_list=[{"name": "none", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
+    )  # fmt: skip
+
+
+def _last_word(claim: str) -> tuple[str, str]:
+    return f"Claim: {claim}\nIts last word:", claim.rstrip(".").split()[-1]
+
+
+def _write_task(folder: Path, name: str, rows: list[dict[str, Any]], **settings: Any) -> None:
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}},
+        "test_split": "test", "metric_list": [{"metric": SCORES[name]}], **settings,
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(json.dumps(task))
+
+
+def _scores(python: str, folder: Path, model: str, options: str, *more: str) -> dict[str, float]:
+    """Run lm-eval, and return each task's score."""
+    out = folder / f"scores-{model}"
+    command = [
+        python, "-m", "lm_eval", "run", "--model", model, "--model_args", options, "--tasks", *SCORES, "--include_path",
+        str(folder / "tasks"), "--batch_size", "8", "--output_path", str(out), *more,
+    ]  # fmt: skip
+    offline = {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "-"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    output_of(command, timeout_s=3600, folder=folder, environment={**environment, **offline})
+    [file] = out.rglob("results_*.json")
+    results = json.loads(file.read_text())["results"]
+    return {task: float(next(_values(results[task], metric))) for task, metric in SCORES.items()}
+
+
+def _values(result: dict[str, Any], metric: str) -> Any:
+    return (value for name, value in result.items() if name.split(",")[0] == metric)
+
+
+if __name__ == "__main__":
+    main()
