@@ -55,7 +55,7 @@ def refused(here, *arguments):
         ('slo = "1 h"\ndeadline = 2099-01-31T18:00:00Z', 7, "deadline and slo say the same in two ways"),
     ],
 )
-def test_a_deadline_or_a_target_that_cannot_be(here, until, line, said):
+def test_impossible_deadline_or_target_is_refused(here, until, line, said):
     write(here, name="bad", until=until)
     error = refused(here, "bad.toml").exception
     assert isinstance(error, ConfigError)
@@ -73,7 +73,7 @@ def test_a_deadline_or_a_target_that_cannot_be(here, until, line, said):
         (b"input,target\na,b\nb,c\n", "bad.csv: has 2 different inputs; tuning needs at least 3"),
     ],
 )
-def test_data_that_nothing_can_be_tuned_on(here, content, said):
+def test_unusable_data_is_refused(here, content, said):
     (here / "bad.csv").write_bytes(content)
     write(here, name="bad", path="bad.csv")
     error = refused(here, "bad.toml").exception
@@ -81,7 +81,7 @@ def test_data_that_nothing_can_be_tuned_on(here, content, said):
     assert said in str(error)
 
 
-def test_a_metric_that_is_the_same_for_every_prompt(here):
+def test_metric_equal_for_every_prompt_is_refused(here):
     write(here, name="bad", until='metric = "bleu"')
     error = refused(here, "bad.toml").exception
     assert isinstance(error, ConfigError)
@@ -96,7 +96,7 @@ def test_a_metric_that_is_the_same_for_every_prompt(here):
         (("да", "yes"), "reach = 0.9", "reach = 0.9 can never be reached: it counts words of the letters a to z"),
     ],
 )
-def test_a_target_that_rouge_l_cannot_reach_in_this_script(here, targets, reach, said):
+def test_unreachable_rouge_l_target_is_refused(here, targets, reach, said):
     rows = [f"question {number},{targets[number % 2]}" for number in range(40)]
     (here / "bad.csv").write_text("\n".join(["input,target", *rows]))
     write(here, name="bad", path="bad.csv", until=f'metric = "rouge-l"\n{reach}')
@@ -105,7 +105,7 @@ def test_a_target_that_rouge_l_cannot_reach_in_this_script(here, targets, reach,
     assert said in str(error)
 
 
-def test_a_missing_model_a_twin_name_and_too_many_ranks(here):
+def test_missing_model_equal_names_and_many_ranks_are_refused(here):
     write(here, name="bad", model="./none")
     assert isinstance(refused(here, "bad.toml").exception, RecipeError)
     again = refused(here, "good.toml").exception
@@ -127,7 +127,7 @@ def test_a_missing_model_a_twin_name_and_too_many_ranks(here):
         {"session": "k3v9", "serve": "my facts", "models": Path("lab/models.toml")},
     ],
 )
-def test_the_resume_command_has_every_option_of_the_stopped_one(given):
+def test_resume_command_has_every_option_of_the_stopped_one(given):
     options = SubmissionOptions(**given)
     words = shlex.split(again([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]
@@ -144,11 +144,11 @@ def test_the_resume_command_has_every_option_of_the_stopped_one(given):
     )
 
 
-def test_the_command_that_goes_on_is_short_where_nothing_was_given():
+def test_resume_command_is_short_without_options():
     assert again([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
 
 
-def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
+def test_dropping_late_jobs_needs_a_deadline(here):
     error = refused(here, "--late", "drop").exception
     assert isinstance(error, ConfigError)
     assert str(error).startswith("good.toml: --late drop has no effect on jobs without a deadline")
