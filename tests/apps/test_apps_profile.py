@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli.command_line import Stoker
 from tiny_model import write_tiny_model
 
 from stoker.apps.model_profile.run import grid, show_error
@@ -32,11 +33,9 @@ def test_error_shows_its_number_of_workloads() -> None:
 
 
 def test_site_with_a_session_is_refused() -> None:
-    done = subprocess.run(
-        [*PROFILE, "--site", "a", "--session", "b"], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 2
-    assert "give one" in done.stderr
+    done = Stoker()("profile", "--site", "a", "--session", "b")
+    assert done.exit_code == 2
+    assert "give one" in done.output
 
 
 @pytest.mark.long
