@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -211,18 +210,10 @@ def test_frames_tell_torn_from_damaged(tmp_path):
 
 
 def test_full_disk_costs_the_insertion_alone(tmp_path):
-    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
     bank = made(tmp_path)
     before = bank.path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
-        with pytest.raises(StokerError, match="cannot be written"):
-            bank.insert(Candidate(text="too much"), np.ones(8, dtype=np.float32))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
+    with full_disk(len(before) + 20), pytest.raises(StokerError, match="cannot be written"):
+        bank.insert(Candidate(text="too much"), np.ones(8, dtype=np.float32))
     assert bank.path.read_bytes() == before
     assert key_of("too much") not in bank.layers
     assert bank.insert(Candidate(text="fits now"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.ADDED

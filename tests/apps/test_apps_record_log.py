@@ -1,8 +1,8 @@
 import os
-import resource
 import signal
 
 import pytest
+from full_disk import full_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,19 +55,12 @@ def test_damaged_line_before_the_last_is_named(tmp_path):
 
 
 def test_full_disk_leaves_no_torn_record(tmp_path):
-    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
     path = tmp_path / "log"
     with RecordLog(path, key=KEY) as log:
         log.append([record(1)])
         before = path.read_bytes()
-        limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
-            with pytest.raises(StokerError, match="the 1 results before are kept"):
-                log.append([record(2)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, handler)
+        with full_disk(len(before) + 5), pytest.raises(StokerError, match="the 1 results before are kept"):
+            log.append([record(2)])
         assert path.read_bytes() == before
         assert log.append([record(2)]) == 1
     with RecordLog(path, key=KEY) as log:

@@ -1,12 +1,10 @@
 import concurrent.futures
-import contextlib
 import json
 import os
-import resource
-import signal
 import threading
 
 import pytest
+from full_disk import full_disk
 
 from stoker.datafile import write_rows
 from stoker.errors import ConfigError, StokerError
@@ -86,18 +84,6 @@ def test_two_processes_do_not_write_one_run(tmp_path):
     first.close()
     second.close()
     opened(tmp_path, folder=first.path).close()
-
-
-@contextlib.contextmanager
-def full_disk(room_bytes):
-    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, limits[1]))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
