@@ -115,7 +115,7 @@ def test_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, 
         assert found.loss == brute_force(layers, score).loss
 
 
-def test_large_cluster_costs_what_the_limit_says():
+def test_large_cluster_is_searched_within_the_limit():
     layers = bank(600, k=10, largest_group=16)
     largest = max(layers.clusters, key=len)
     assert len(largest) > 200
@@ -183,7 +183,7 @@ def test_cluster_of_one_can_grow_in_a_full_bank():
     assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_of(alone), removed=key_of("one more"))
 
 
-def test_bank_of_representatives_alone_refuses():
+def test_full_bank_of_representatives_refuses_prompts():
     layers = bank(5, k=9, capacity=5)
     assert insert(layers, "sixth", features(5)[0]).did is InsertionOutcome.REFUSED
     assert len(layers) == 5

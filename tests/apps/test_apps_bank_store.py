@@ -209,7 +209,7 @@ def test_frames_tell_torn_from_damaged(tmp_path):
         assert store.read_records(path).damaged
 
 
-def test_full_disk_costs_the_insertion_alone(tmp_path):
+def test_full_disk_fails_one_insertion_alone(tmp_path):
     bank = made(tmp_path)
     before = bank.path.read_bytes()
     with full_disk(len(before) + 20), pytest.raises(StokerError, match="cannot be written"):
@@ -226,7 +226,7 @@ def test_feature_of_another_model_is_refused(tmp_path):
             bank.insert(Candidate(text="x"), wrong.astype(np.float32))
 
 
-def test_prompts_come_from_a_file(tmp_path):
+def test_prompts_are_read_from_a_file(tmp_path):
     import lzma
 
     lines = '{"text": "Say it.", "source": "s", "task": null}\n{"text": " Say it. "}\n{"text": "Now."}\n'

@@ -65,12 +65,12 @@ BOTH = pytest.mark.parametrize("read", [by_gateway, by_batch])
         (Endpoint.EMBEDDINGS, embedding_create_params.EmbeddingCreateParams),
     ],
 )
-def test_every_field_of_openais_requests_has_its_place(endpoint, types):
+def test_fields_of_openais_requests_are_all_classified(endpoint, types):
     placed = HONOURED[endpoint] | IGNORED | NEUTRAL.keys() | REFUSED | ENGINE_FIELDS.keys()
     assert set(typing.get_type_hints(types)) <= placed
 
 
-def test_field_has_one_place():
+def test_each_field_has_one_class():
     places = [*HONOURED.values(), IGNORED, NEUTRAL.keys(), REFUSED, ENGINE_FIELDS.keys()]
     others = [set(each) for each in places[3:]]
     for at, each in enumerate(others):
@@ -79,7 +79,7 @@ def test_field_has_one_place():
 
 
 @BOTH
-def test_answer_of_the_clients_types_is_taken_back_as_history(read):
+def test_answers_of_openais_types_are_accepted_as_history(read):
     own = chat_body([Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
     openais = {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt", "service_tier": "default",

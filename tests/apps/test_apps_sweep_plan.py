@@ -51,7 +51,7 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
     assert first.digest != sweep.rows.digest
 
 
-def test_empty_cell_is_no_text_and_is_told_of(files):
+def test_empty_cell_is_no_text_and_is_noted(files):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nHow?,\nWho?,\n"))
     assert sweep.prompts[0].fill(list(sweep.rows)[1].fields) == "Q: How? ()\nA:"
     for empty in (None, float("nan"), "  "):
@@ -149,7 +149,7 @@ class Toy:
         ]
 
 
-def test_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
+def test_row_refused_by_the_model_costs_no_other_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
     combined = combinations(sweep)[:2]
     with RecordLog(tmp_path / "log", key=KEY) as log, RecordLog(tmp_path / "failed", key=KEY) as failed:
@@ -182,7 +182,7 @@ def test_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
     )
 
 
-def test_what_is_left_and_what_comes_of_it(files, tmp_path):
+def test_missing_rows_are_planned_and_written(files, tmp_path):
     sweep = read_sweep(files())
     combined = combinations(sweep)
     with RecordLog(tmp_path / "log", key=KEY) as log:

@@ -118,7 +118,7 @@ def test_arguments_without_json_pass_through(text, said, arguments):
         assert parse(ToolCallParser(FORMATS["hermes"], NAMES), text, size) == (said, [["add", arguments]])
 
 
-def test_text_and_arguments_arrive_as_they_are_written():
+def test_text_and_arguments_are_streamed():
     parser = ToolCallParser(FORMATS["hermes"], NAMES)
     assert parser.feed("I look <").text == "I look "
     assert parser.feed("up").text == "<up"

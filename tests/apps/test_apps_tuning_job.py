@@ -32,7 +32,7 @@ def parse(text, **more):
     return parse_job(text, file="job.toml", folder=Path("/jobs"), **more)
 
 
-def test_job_with_its_settings(tmp_path):
+def test_job_file_gives_a_job_its_settings(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "job.toml").write_text('model = "models"\n' + WHOLE)
     job = read_job(tmp_path / "job.toml")
@@ -45,7 +45,7 @@ def test_job_with_its_settings(tmp_path):
     assert parse('model = "owner/name"\n[data]\npath = "a.csv"').model == "owner/name"
 
 
-def test_deadline_is_a_moment(tmp_path):
+def test_deadline_is_a_moment_in_any_time_zone(tmp_path):
     text = '[data]\npath = "a.csv"\n[until]\ndeadline = 2030-01-31T18:00:00+01:00\n'
     moment = datetime.datetime(2030, 1, 31, 17, tzinfo=datetime.UTC).timestamp()
     assert parse(text, now_s=moment - 1).deadline_s(submitted_s=0.0) == moment

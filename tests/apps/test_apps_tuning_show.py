@@ -145,7 +145,7 @@ def replaced(**changes):
     return msgspec.structs.replace(JOB, **changes)
 
 
-def test_board_has_a_line_a_job():
+def test_board_has_a_line_for_each_job():
     tuning = replaced(phase=Phase.TUNING, iteration=120, loss=0.4123, metric=0.75, devices=("a/lib-1",), ends_at=NOON)
     failed = replaced(name="other", phase=Phase.FAILED, why="no\nmodel", deadline_at=None)
     lines = board.board_lines([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)

@@ -90,7 +90,7 @@ def test_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_accuracy_is_whether_the_model_would_write_the_target(kind):
+def test_accuracy_counts_targets_that_the_model_writes(kind):
     context = tiny.context(kind=kind)
     vectors = passes.embed(context.model, prompt_of(context))
     table = context.model.get_input_embeddings()
@@ -136,7 +136,7 @@ def test_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
     assert tuned.text == context.tokenizer.decode(passes.nearest_tokens(context.model, weights(tuned.adapter)))
 
 
-def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
+def test_job_without_a_target_returns_its_best_prompt(context):
     # The steps are so long that the loss rises again after the best step.
     steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
     tuned = tuner.tune(context, tiny.job(iterations=4, **steep), tiny.samples())
@@ -278,7 +278,7 @@ def test_damaged_checkpoint_costs_only_time(context, tmp_path):
         tuner.tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
 
 
-def test_error_of_the_report_is_the_callers(context):
+def test_error_of_the_report_reaches_the_caller(context):
     def fail(progress):
         raise KeyError("mine")
 

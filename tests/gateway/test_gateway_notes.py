@@ -68,7 +68,7 @@ def test_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
     assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
 
 
-def test_status_shows_trouble_of_models() -> None:
+def test_status_shows_models_in_trouble() -> None:
     unread = ServedModelFigures("gone", trouble="there is no folder\n  /models/gone")
     failed = ServedModelFigures("broken", "broken", "broken-1")
     status = msgspec.structs.replace(STATUS, contexts=(context("broken", failure="OSError: no such file"),))

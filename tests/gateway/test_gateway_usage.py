@@ -58,7 +58,7 @@ def count(recorder: UsageRecorder, key: str = "ana", model: str = "small", reque
 # ---- the file
 
 
-def test_counts_add_up_by_key_model_and_day(file):
+def test_counts_are_summed_by_key_model_and_day(file):
     days = [(datetime.date.today() - datetime.timedelta(days=ago)).isoformat() for ago in (0, 1, 9)]
     for day in days:
         file.add({(day, "ana", "small"): UsageCount(1, 10, 5, 1, 0), (day, "ben", "small"): UsageCount(2)})
