@@ -56,6 +56,13 @@ async def begun(batches: Batches, **body: str) -> GatewayBatch:
     return await batches.add(BatchRequest(CHAT, file.id), owner="")
 
 
+async def half_answered(folder: Path) -> tuple[HeldBatches, GatewayBatch]:
+    batches = batches_in(folder)
+    batch = await begun(batches)
+    await until(lambda: batches.get(batch.id, owner="").completed == 2)
+    return batches, batch
+
+
 def contents(batches: Batches, id: str | None) -> list[dict]:
     assert id is not None
     return [json.loads(line) for line in batches.files.data(id).read_text().splitlines()]
@@ -78,9 +85,7 @@ def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str)
 
 def test_cancelled_batch_keeps_its_answers(tmp_path):
     async def test() -> None:
-        batches = batches_in(tmp_path)
-        batch = await begun(batches)
-        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        batches, batch = await half_answered(tmp_path)
         assert batches.cancel(batch.id, owner="").status == "cancelling"
         check_kept(batches, await ended(batches, batch.id), status="cancelled", code="batch_cancelled")
 
@@ -89,9 +94,7 @@ def test_cancelled_batch_keeps_its_answers(tmp_path):
 
 def test_expired_batch_keeps_its_answers(tmp_path):
     async def test() -> None:
-        batches = batches_in(tmp_path)
-        batch = await begun(batches)
-        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        batches, batch = await half_answered(tmp_path)
         await batches.leave()
         file = tmp_path / "batches" / f"{batch.id}.json"
         kept = json.loads(file.read_bytes())
@@ -105,9 +108,7 @@ def test_expired_batch_keeps_its_answers(tmp_path):
 
 def test_batch_keeps_its_answers_when_its_process_dies(tmp_path):
     async def test() -> None:
-        batches = batches_in(tmp_path)
-        batch = await begun(batches)
-        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        batches, batch = await half_answered(tmp_path)
         child = batches._followed[batch.id].child
         assert child is not None
         child.kill()
