@@ -81,7 +81,7 @@ def test_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> No
 def upper_case() -> object:
     class Model:
         def generate(self, prompts: list[str], **options: object) -> list[str]:
-            if any("4321" in prompt for prompt in prompts):
+            if any("7777" in prompt for prompt in prompts):
                 raise ValueError("prompt 0 has a number that it cannot take")
             return [prompt.upper() for prompt in prompts]
 
@@ -96,7 +96,7 @@ def count_held() -> int:
 
 
 def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, batch = 4_500, 50
+    count, batch = 9_000, 50
     write_data(tmp_path / "rows.jsonl", count)
     (tmp_path / "sweep.toml").write_text(
         'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "toy"\npath = "toy"\n'
@@ -135,14 +135,14 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert code == 1, "the model refuses a row"
     assert passes >= 4
-    assert len(held) >= 3 * 5
+    assert len(held) >= 3 * 10
     assert 0 < min(held) <= max(held) <= 20 * batch, held
     assert run.calls_ahead(batch) == 20
     assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many waiting results"
     table = pyarrow.parquet.read_table(tmp_path / "run" / "results.parquet")
     assert table.column("id").to_pylist() == [f"r{number}" for number in range(count)]
     outputs = table.column("output").to_pylist()
-    refused = [number for number in range(count) if "4321" in str(number)]
+    refused = [number for number in range(count) if "7777" in str(number)]
     assert [number for number, output in enumerate(outputs) if output is None] == refused
     assert outputs[-1] == f"WHAT IS {count - 1}?"
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
