@@ -72,7 +72,7 @@ def made(folder: Path) -> None:
     ensure_bank(folder, prompts, read=lambda texts: rng.random((len(texts), 8)).astype(np.float32), k=4, **OF)
 
 
-def test_a_kill_during_insertions_loses_no_reported_prompt(tmp_path):
+def test_kill_during_insertions_loses_no_reported_prompt(tmp_path):
     made(tmp_path)
     told: set[str] = set()
     rng = np.random.default_rng()
@@ -115,7 +115,7 @@ def test_two_processes_insert_the_same_prompts_at_once(tmp_path):
     assert {key_of(f"same {number} " + "x" * 3000) for number in range(30)} <= set(everyone)
 
 
-def test_a_killed_build_goes_on_and_two_builders_make_one_bank(tmp_path):
+def test_killed_build_continues_and_two_builders_make_one_bank(tmp_path):
     process = start(BUILD, str(tmp_path))
     for _ in range(2):
         assert line(process) == "64"

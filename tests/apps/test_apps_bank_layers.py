@@ -93,7 +93,7 @@ TestBank = Bank.TestCase
     seed=st.integers(0, 99),
     nan=st.booleans(),
 )
-def test_a_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, nan):
+def test_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, nan):
     layers = bank(count, k=k, seed=seed)
     losses = {f"prompt {number}": loss for number, loss in enumerate(np.random.default_rng(seed).random(count))}
     if nan and count > 1:
@@ -115,7 +115,7 @@ def test_a_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed
         assert found.loss == brute_force(layers, score).loss
 
 
-def test_a_large_cluster_costs_what_the_limit_says():
+def test_large_cluster_is_searched_within_the_limit():
     layers = bank(600, k=10, largest_group=16)
     largest = max(layers.clusters, key=len)
     assert len(largest) > 200
@@ -130,7 +130,7 @@ def test_a_large_cluster_costs_what_the_limit_says():
     assert found.loss < 1e-6
 
 
-def test_the_second_best_cluster_is_looked_into():
+def test_lookup_searches_the_second_best_cluster():
     """The representative of the best prompt's cluster is not the best representative. A two-layer search misses the
     prompt; best-bin-first finds it.
     """
@@ -146,7 +146,7 @@ def test_the_second_best_cluster_is_looked_into():
     assert look_up(layers, score, limit=150).loss == 0.5
 
 
-def test_a_short_list_is_in_order():
+def test_short_list_is_in_order():
     found = look_up(bank(40), lambda texts: [float(text.split()[1]) for text in texts], limit=40)
     best = found.best(5)
     assert best == [key_of(f"prompt {number}") for number in range(5)]
@@ -155,12 +155,12 @@ def test_a_short_list_is_in_order():
 @pytest.mark.parametrize(
     ("losses", "says"), [(lambda texts: [1.0], "gave 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
 )
-def test_a_scorer_that_fails_is_told(losses, says):
+def test_failing_scorer_is_refused(losses, says):
     with pytest.raises(StokerError, match=says):
         look_up(bank(30), losses)
 
 
-def test_a_full_bank_lets_the_one_nearest_to_the_representative_go():
+def test_full_bank_removes_the_prompt_nearest_its_representative():
     layers = bank(60, k=4, capacity=60)
     top, *others = layers.clusters[1]
 
@@ -174,7 +174,7 @@ def test_a_full_bank_lets_the_one_nearest_to_the_representative_go():
     assert layers.plan(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
 
 
-def test_a_cluster_of_one_can_grow_in_a_full_bank():
+def test_cluster_of_one_can_grow_in_a_full_bank():
     layers = bank(40, k=40, capacity=41)
     assert insert(layers, "one more", features(40)[3]).did is InsertionOutcome.ADDED
     assert len(layers.clusters[layers.cluster_of(key_of("one more"))]) == 2
@@ -183,13 +183,13 @@ def test_a_cluster_of_one_can_grow_in_a_full_bank():
     assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_of(alone), removed=key_of("one more"))
 
 
-def test_a_bank_of_representatives_alone_refuses():
+def test_full_bank_of_representatives_refuses_prompts():
     layers = bank(5, k=9, capacity=5)
     assert insert(layers, "sixth", features(5)[0]).did is InsertionOutcome.REFUSED
     assert len(layers) == 5
 
 
-def test_the_newer_record_of_a_text_stays():
+def test_newer_record_of_a_text_stays():
     layers = bank(10)
     tuned = Candidate(text="  prompt 3\n", task="sentiment", metric="accuracy", value=0.9)
     insertion = layers.plan(tuned, layers.vectors[tuned.key])

@@ -26,7 +26,7 @@ def distances_of(count: int, seed: int, *, copies: int = 0) -> Array:
 
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 30), k=st.integers(1, 8), seed=st.integers(0, 10**6), copies=st.integers(0, 12))
-def test_no_swap_of_one_medoid_would_be_better(count, k, seed, copies):
+def test_medoids_cannot_be_improved_by_one_swap(count, k, seed, copies):
     distances = distances_of(count, seed, copies=min(copies, count))
     medoids, owners = k_medoids(distances, k=k)
     assert list(medoids) == sorted(set(medoids))
@@ -41,7 +41,7 @@ def test_no_swap_of_one_medoid_would_be_better(count, k, seed, copies):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nearly_the_best_of_all_choices(seed):
+def test_medoids_cost_at_most_a_tenth_more_than_the_best(seed):
     distances = distances_of(12, seed)
     best = min(medoid_cost(distances, np.array(some)) for some in itertools.combinations(range(12), 3))
     assert medoid_cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best
@@ -58,7 +58,7 @@ def test_clusters_that_are_apart_are_found():
     assert len({(int(owner), int(place) // 40) for owner, place in zip(owners, order, strict=True)}) == 6
 
 
-def test_the_same_distances_give_the_same_medoids():
+def test_same_distances_give_the_same_medoids():
     first, again = (k_medoids(distances_of(200, 3), k=12)[0] for _ in range(2))
     assert list(first) == list(again)
 
@@ -76,6 +76,6 @@ def test_ties_go_to_the_first_medoid():
 
 
 @pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])
-def test_nothing_is_refused(count, k):
+def test_empty_inputs_are_refused(count, k):
     with pytest.raises(ValueError, match="1 or more"):
         k_medoids(np.zeros((count, count), dtype=np.float32), k=k)

@@ -36,7 +36,7 @@ def model() -> Iterator[Any]:
 
 
 @pytest.mark.long
-def test_a_bank_over_a_real_model(tmp_path: Any, model: Any) -> None:
+def test_bank_of_a_real_model_finds_the_best_prompt(tmp_path: Any, model: Any) -> None:
     candidates = [Candidate(text=text, task=task) for task, texts in TEXTS.items() for text in texts]
     read = reader(model)
     bank = ensure_bank(tmp_path, candidates, model="smollm2", reading=reading_of(), read=read, k=3)

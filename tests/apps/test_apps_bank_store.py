@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +47,7 @@ def same(one: BankStore, other: BankStore) -> bool:
     )
 
 
-def test_opened_again_it_is_the_same(tmp_path):
+def test_reopened_bank_is_the_same(tmp_path):
     bank = made(tmp_path, capacity=63)
     for number in range(9):
         tuned = Candidate(text="ab" * number + "h", task="t", metric="accuracy", value=number / 10, tuned_at=1e9)
@@ -72,7 +71,7 @@ def test_features_are_read_once(tmp_path):
     assert len(reader.asked) == 160
 
 
-def test_a_build_that_was_stopped_goes_on(tmp_path):
+def test_stopped_build_continues(tmp_path):
     class Stopped(Letters):
         def __call__(self, texts):
             if len(self.asked) >= 64:
@@ -86,7 +85,7 @@ def test_a_build_that_was_stopped_goes_on(tmp_path):
     assert len(reader.asked) == 150 - 64
 
 
-def test_two_see_each_others_insertions(tmp_path):
+def test_two_stores_see_each_others_insertions(tmp_path):
     one, other = made(tmp_path), open_bank(tmp_path, **OF)
     one.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32))
     assert key_of("from one") not in other.layers
@@ -95,7 +94,7 @@ def test_two_see_each_others_insertions(tmp_path):
     assert same(one.refresh(), other)
 
 
-def test_a_long_tail_is_written_anew(tmp_path):
+def test_long_tail_is_rewritten(tmp_path):
     """Repeated insertions of one text do not grow the file without limit; other readers notice its rewritten file."""
     bank, other = made(tmp_path, 20), open_bank(tmp_path, **OF)
     sizes = []
@@ -123,12 +122,12 @@ def test_another_models_bank_is_refused(tmp_path):
         ensure_bank(tmp_path, prompts(3), model="model-b", reading="letters", read=Letters())
 
 
-def test_no_bank_is_told(tmp_path):
+def test_missing_bank_is_refused(tmp_path):
     with pytest.raises(StokerError, match="holds no prompt bank"):
         open_bank(tmp_path, **OF)
 
 
-def test_cut_in_half_it_is_refused_and_made_again(tmp_path):
+def test_halved_bank_is_refused_and_rebuilt(tmp_path):
     bank = made(tmp_path)
     insert(bank, Candidate(text="tuned abba", task="t", value=0.7), read=Letters())
     whole = bank.path.read_bytes()
@@ -145,7 +144,7 @@ def test_cut_in_half_it_is_refused_and_made_again(tmp_path):
     assert len(list(tmp_path.glob("bank.damaged-*"))) == 1
 
 
-def test_the_readings_cut_in_half_cost_reading_again(tmp_path):
+def test_halved_readings_are_read_again(tmp_path):
     bank = made(tmp_path)
     insert(bank, Candidate(text="tuned abba", value=0.7), read=Letters())
     readings = tmp_path / "readings"
@@ -157,7 +156,7 @@ def test_the_readings_cut_in_half_cost_reading_again(tmp_path):
     assert 25 < len(reader.asked) < 35
 
 
-def test_a_byte_that_changed_is_told_and_nothing_is_cut(tmp_path):
+def test_changed_byte_is_named_and_no_prompt_is_lost(tmp_path):
     bank = made(tmp_path)
     insert(bank, Candidate(text="tuned abba"), read=Letters())
     for name, error in (("bank", "damaged at byte"), ("readings", "")):
@@ -176,7 +175,7 @@ def test_a_byte_that_changed_is_told_and_nothing_is_cut(tmp_path):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.floats(0, 1))
-def test_any_cut_is_refused_or_costs_only_insertions_behind_it(tmp_path, cut):
+def test_any_cut_is_refused_or_loses_only_later_insertions(tmp_path, cut):
     folder = tmp_path / "bank"
     if not folder.exists():
         bank = made(folder, 8)
@@ -210,32 +209,24 @@ def test_frames_tell_torn_from_damaged(tmp_path):
         assert store.read_records(path).damaged
 
 
-def test_a_full_disk_costs_the_insertion_alone(tmp_path):
-    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
+def test_full_disk_fails_one_insertion_alone(tmp_path):
     bank = made(tmp_path)
     before = bank.path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
-        with pytest.raises(StokerError, match="cannot be written"):
-            bank.insert(Candidate(text="too much"), np.ones(8, dtype=np.float32))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
+    with full_disk(len(before) + 20), pytest.raises(StokerError, match="cannot be written"):
+        bank.insert(Candidate(text="too much"), np.ones(8, dtype=np.float32))
     assert bank.path.read_bytes() == before
     assert key_of("too much") not in bank.layers
     assert bank.insert(Candidate(text="fits now"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.ADDED
 
 
-def test_a_feature_of_another_model_is_refused(tmp_path):
+def test_feature_of_another_model_is_refused(tmp_path):
     bank = made(tmp_path)
     for wrong in (np.ones(9), np.full(8, np.nan)):
         with pytest.raises(ValueError, match="8 numbers"):
             bank.insert(Candidate(text="x"), wrong.astype(np.float32))
 
 
-def test_prompts_come_from_a_file(tmp_path):
+def test_prompts_are_read_from_a_file(tmp_path):
     import lzma
 
     lines = '{"text": "Say it.", "source": "s", "task": null}\n{"text": " Say it. "}\n{"text": "Now."}\n'

@@ -35,7 +35,7 @@ def request(custom_id, **body):
 # ---- honoured fields
 
 
-def test_a_conversation_with_every_field_that_is_honoured():
+def test_conversation_keeps_every_supported_field():
     turns = [
         {"role": "developer", "content": "Be short."},
         {"role": "user", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]},
@@ -50,7 +50,7 @@ def test_a_conversation_with_every_field_that_is_honoured():
     assert (found.custom_id, found.line, found.endpoint, found.model) == ("a", 3, Endpoint.CHAT, "m")
 
 
-def test_what_is_not_given_is_what_openai_takes():
+def test_defaults_are_openais():
     chat = read({"model": "m", "messages": TURN}).sampling
     assert (chat.max_new_tokens, chat.temperature, chat.top_p, chat.stop) == (0, 1.0, 1.0, ())
     assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS).sampling.max_new_tokens == 16
@@ -58,14 +58,14 @@ def test_what_is_not_given_is_what_openai_takes():
     assert read({"model": "m", "messages": TURN, "max_tokens": 3}, max_tokens=5).sampling.max_new_tokens == 3
 
 
-def test_a_seed_that_is_not_given_depends_on_the_request_alone():
+def test_default_seed_depends_on_the_request_alone():
     def seed(name):
         return read({"model": "m", "messages": TURN}, custom_id=name).sampling.seed
 
     assert seed("a") == seed("a") != seed("b")
 
 
-def test_likelihoods_and_schemas():
+def test_likelihoods_and_schemas_are_read():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     options = {"logprobs": True, "top_logprobs": 4, "response_format": form}
@@ -77,7 +77,7 @@ def test_likelihoods_and_schemas():
     assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS).sampling.logprobs == -1
 
 
-def test_a_completion_takes_a_text_or_several():
+def test_completion_takes_a_text_or_several():
     assert read({"model": "m", "prompt": "x", "stop": "."}, url=COMPLETIONS).texts == ("x",)
     assert read({"model": "m", "prompt": ["x", "y"]}, url=COMPLETIONS).texts == ("x", "y")
 
@@ -100,7 +100,7 @@ def test_embeddings_take_a_text_or_several_as_numbers_or_packed():
         ({"temperature": 0}, "temperature", "is not a known field of /v1/embeddings requests"),
     ],
 )
-def test_embeddings_that_cannot_be_had(fields, param, says):
+def test_wrong_embeddings_requests_are_refused(fields, param, says):
     found = read({"model": "m", "input": "x", **fields}, url=EMBEDDINGS)
     assert isinstance(found, RefusedLine)
     assert found.error.param == param
@@ -117,7 +117,7 @@ def test_embeddings_that_cannot_be_had(fields, param, says):
         ("repetition_penalty", 1.0), ("verbosity", "medium"), ("modalities", ["text"]), ("min_p", 0.0),
     ],
 )  # fmt: skip
-def test_a_value_that_changes_nothing_is_taken(name, value):
+def test_value_without_effect_is_accepted(name, value):
     assert read({"model": "m", "messages": TURN, name: value}) == read({"model": "m", "messages": TURN})
 
 
@@ -179,7 +179,7 @@ WRONG_CHAT = [
 
 
 @pytest.mark.parametrize(("fields", "param", "code", "says"), WRONG_CHAT)
-def test_a_body_that_cannot_be_answered_as_it_asks(fields, param, code, says):
+def test_unsupported_chat_body_is_refused(fields, param, code, says):
     found = read({"model": "m", "messages": TURN, **fields})
     assert isinstance(found, RefusedLine)
     assert found.custom_id == "a"
@@ -211,7 +211,7 @@ def test_a_body_that_cannot_be_answered_as_it_asks(fields, param, code, says):
         ({"messages": TURN}, "messages", "is not a known field of /v1/completions requests"),
     ],
 )
-def test_a_completion_that_cannot_be_had(fields, param, says):
+def test_wrong_completion_is_refused(fields, param, says):
     found = read({"model": "m", "prompt": "x", **fields}, url=COMPLETIONS)
     assert isinstance(found, RefusedLine)
     assert found.error.param == param
@@ -237,7 +237,7 @@ def test_a_completion_that_cannot_be_had(fields, param, says):
         (line_of([]).data, "invalid_type", "body must be an object, and is []"),
     ],
 )
-def test_a_line_that_is_no_request(line, code, says):
+def test_wrong_line_is_refused(line, code, says):
     found = read_request(Line(5, line), seen={}, admit=ANY.admit)
     assert isinstance(found, RefusedLine)
     assert found.error.code == code
@@ -248,7 +248,7 @@ def test_a_line_that_is_no_request(line, code, says):
 # ---- the file
 
 
-def test_a_file_is_checked_whole_and_its_good_requests_are_read_again(tmp_path):
+def test_file_is_checked_whole_and_its_valid_requests_kept(tmp_path):
     lines = [request("a"), "", request("b", n=3), request("a"), "{", request("c")]
     path = put(tmp_path / "r.jsonl", lines)
     checked = check_file(path, admit=ANY.admit)
@@ -265,7 +265,7 @@ def test_a_file_is_checked_whole_and_its_good_requests_are_read_again(tmp_path):
     assert [one.custom_id for one in read_requests(packed)] == ["a", "c"]
 
 
-def test_a_file_that_changes_while_it_runs_is_told_of(tmp_path):
+def test_file_changed_during_a_run_is_refused(tmp_path):
     path = put(tmp_path / "r.jsonl", [request("a"), request("b"), request("c")])
     checked = check_file(path, admit=ANY.admit)
     put(path, [request("a"), request("x"), request("c")])
@@ -276,18 +276,18 @@ def test_a_file_that_changes_while_it_runs_is_told_of(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "says"), [("", "has no requests"), ("\n \n", "has no requests")])
-def test_a_file_without_a_request(tmp_path, text, says):
+def test_file_without_a_request_is_refused(tmp_path, text, says):
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=says):
         check_file(tmp_path / "r.jsonl", admit=ANY.admit)
 
 
-def test_a_missing_file(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         check_file(tmp_path / "r.jsonl", admit=ANY.admit)
 
 
-def test_the_example_can_be_answered_whole():
+def test_example_has_no_refused_request():
     checked = check_file(EXAMPLE, admit=ANY.admit)
     assert not checked.refused
     assert len(checked.custom_ids) == 8
@@ -296,7 +296,7 @@ def test_the_example_can_be_answered_whole():
 # ---- models
 
 
-def test_models_by_name_and_for_all(tmp_path):
+def test_models_are_named_or_serve_all_names(tmp_path):
     (tmp_path / "a=b").mkdir()
     models = read_models(["one=models/one", "two=org/two", str(tmp_path / "a=b")])
     assert models.named == {"one": "models/one", "two": "org/two"}
@@ -314,12 +314,12 @@ def test_models_by_name_and_for_all(tmp_path):
         ([""], "write --model PATH, or --model NAME=PATH"),
     ],
 )
-def test_models_that_cannot_be_meant(given, says):
+def test_ambiguous_models_are_refused(given, says):
     with pytest.raises(ConfigError, match=says):
         read_models(given)
 
 
-def test_a_request_for_a_model_that_is_not_there():
+def test_request_for_a_missing_model_is_refused():
     found = read({"model": "gpt-4o", "messages": TURN}, models=ModelPaths(named={"one": "a", "two": "b"}))
     assert isinstance(found, RefusedLine)
     assert (found.error.status, found.error.code) == (404, "model_not_found")

@@ -68,7 +68,7 @@ def test_no_character_of_an_answer_ends_a_line(tmp_path, checked):
     assert line["response"]["body"]["choices"][0]["message"]["content"] == text
 
 
-def test_a_line_equals_openais_and_is_reproducible(checked):
+def test_line_equals_openais_and_is_reproducible(checked):
     line = make_record(answer("a", 1), digest=checked.digest)["line"]
     assert line == make_record(answer("a", 1), digest=checked.digest)["line"]
     assert list(line) == ["id", "custom_id", "response", "error"]
@@ -88,7 +88,7 @@ def test_a_line_equals_openais_and_is_reproducible(checked):
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), PoisonCallError("it killed three"), CallTimeoutError("too slow")])
-def test_a_call_that_fails_is_the_error_of_its_request(error):
+def test_failed_call_is_the_error_of_its_request(error):
     found = stop_or_error(error, line=7)
     assert found == call_error(error, line=7)
     assert (found.status, found.type, found.code) == (500, "server_error", "call_failed")
@@ -96,6 +96,6 @@ def test_a_call_that_fails_is_the_error_of_its_request(error):
 
 
 @pytest.mark.parametrize("error", [ContextError("no model"), SessionError("it is over")])
-def test_what_concerns_all_requests_ends_the_run(error):
+def test_error_of_all_requests_ends_the_run(error):
     with pytest.raises(type(error)):
         stop_or_error(error, line=7)

@@ -40,7 +40,7 @@ def here(tmp_path, monkeypatch):
         (["--limt", "5"], "--limit"),
     ],
 )
-def test_options_that_cannot_be_meant(here, arguments, says):
+def test_contradictory_options_are_refused(here, arguments, says):
     result = CliRunner().invoke(facts, arguments)
     assert result.exit_code == 2
     assert says in result.output
@@ -59,7 +59,7 @@ def test_options_that_cannot_be_meant(here, arguments, says):
         (["--claims", "some.csv", "--prompts", "evidence.toml"], ConfigError, "line 3: claim 3 has no evidence"),
     ],
 )
-def test_input_that_cannot_be_used_changes_nothing(here, arguments, kind, says):
+def test_unusable_input_changes_no_file(here, arguments, kind, says):
     (here / "bad.csv").write_text("claim,label\nA.,PERHAPS\n")
     (here / "cut.jsonl.gz").write_bytes(gzip.compress(b"\xff" + random.Random(1).randbytes(5000))[:100])
     (here / "some.csv").write_text("claim,label,evidence\nA.,SUPPORTS,x\nB.,SUPPORTS,\n")
@@ -71,7 +71,7 @@ def test_input_that_cannot_be_used_changes_nothing(here, arguments, kind, says):
     assert sorted(path.name for path in here.iterdir()) == before
 
 
-def test_a_bad_sweep_changes_nothing(here):
+def test_wrong_sweep_changes_no_file(here):
     (here / "s.toml").write_text("[[modls]]\n")
     result = CliRunner().invoke(sweep, ["--sweep", "s.toml"])
     assert isinstance(result.exception, ConfigError)
@@ -89,7 +89,7 @@ def test_hints_go_through_make_when_the_run_did(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_stops_and_the_second_lets_everything_end(number):
+def test_first_signal_stops_and_the_second_lets_everything_end(number):
     before = signal.getsignal(number)
     with stop_on_signals():
         with pytest.raises(Stopped):
@@ -98,7 +98,7 @@ def test_the_first_signal_stops_and_the_second_lets_everything_end(number):
     assert signal.getsignal(number) is before
 
 
-def test_batches():
+def test_batches_split_a_list():
     assert list(in_batches([1, 2, 3, 4, 5], 2)) == [(1, 2), (3, 4), (5,)]
     assert list(in_batches([], 2)) == []
 
@@ -148,7 +148,7 @@ def lines_of(progress, facts, polls, *, first_at=0.0):
     return lines
 
 
-def test_a_wait_is_reported_once_a_minute_or_when_it_changes():
+def test_wait_is_reported_once_a_minute_or_when_it_changes():
     def gone(now):
         return ContextFacts(names=("llm-a",), loads=1, waits_for=GONE.format(show_seconds(now), show_seconds(2 * now)))
 
@@ -205,13 +205,13 @@ def test_progress_is_one_line_on_a_narrow_terminal():
         assert second.rstrip().endswith("99212/100000   hot 2/2")
 
 
-def test_the_next_command_is_about_the_same_files(here):
+def test_next_command_is_about_the_same_files(here):
     options = VerificationOptions(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
     steps = _next_steps(options, Attempt(), everything=5, prompts=3)
     assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
 
 
-def test_a_status_that_fails_costs_a_look():
+def test_failing_status_is_skipped():
     def fails():
         raise RuntimeError("busy")
 
@@ -220,7 +220,7 @@ def test_a_status_that_fails_costs_a_look():
     assert progress.waiting() == ""
 
 
-def test_the_commands_start_without_a_gpu_library():
+def test_commands_start_without_a_gpu_library():
     code = (
         "import sys, stoker.apps.fact_verification.cli, stoker.apps.inference_sweep.cli\n"
         "print(sorted({'torch', 'transformers', 'parsl', 'pyarrow'} & set(sys.modules)))"

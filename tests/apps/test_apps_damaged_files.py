@@ -42,7 +42,7 @@ def damaged(request: pytest.FixtureRequest) -> bytes:
         ("job.toml", read_job),
     ],
 )
-def test_a_file_that_the_user_wrote_or_named_is_refused_by_name(
+def test_damaged_user_file_is_refused_by_name(
     tmp_path: Path, damaged: bytes, name: str, read: Callable[[Path], Any]
 ) -> None:
     path = tmp_path / name
@@ -52,7 +52,7 @@ def test_a_file_that_the_user_wrote_or_named_is_refused_by_name(
     assert str(caught.value).startswith(str(path))
 
 
-def test_what_can_be_made_anew_counts_as_not_there(tmp_path: Path, damaged: bytes) -> None:
+def test_damaged_replaceable_file_counts_as_missing(tmp_path: Path, damaged: bytes) -> None:
     for name in ("state.json", "pace.json"):
         (tmp_path / name).write_bytes(damaged)
     assert board.read_entry(tmp_path) is None

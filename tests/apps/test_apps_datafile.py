@@ -22,7 +22,7 @@ def put(folder, name, text):
     return path
 
 
-def test_jsonl_of_fever(tmp_path):
+def test_jsonl_of_fever_is_read(tmp_path):
     claims = read_claims(put(tmp_path, "a.jsonl", JSONL))
     assert claims == [
         Claim(id="7", claim="A.", label=Label.SUPPORTS, evidence="", place="line 1"),
@@ -31,7 +31,7 @@ def test_jsonl_of_fever(tmp_path):
     assert read_claims(put(tmp_path, "a.jsonl.gz", gzip.compress(JSONL.encode()))) == claims
 
 
-def test_csv_with_quotes_newlines_and_a_byte_order_mark(tmp_path):
+def test_csv_with_quotes_newlines_and_a_bom_is_read(tmp_path):
     claims = read_claims(put(tmp_path, "a.csv", b"\xef\xbb\xbf" + CSV.encode()))
     assert [(one.id, one.claim, one.label, one.evidence) for one in claims] == [
         ("2", "A.", Label.REFUTES, ""),
@@ -39,7 +39,7 @@ def test_csv_with_quotes_newlines_and_a_byte_order_mark(tmp_path):
     ]
 
 
-def test_parquet_with_lists_of_evidence(tmp_path):
+def test_parquet_with_lists_of_evidence_is_read(tmp_path):
     table = pyarrow.table({"claim": ["A.", "B."], "label": ["SUPPORTS", "REFUTES"], "evidence": [["x.", "y."], []]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert [(one.id, one.evidence) for one in read_claims(tmp_path / "a.parquet")] == [("1", "x. y."), ("2", "")]
@@ -65,7 +65,7 @@ def test_parquet_with_lists_of_evidence(tmp_path):
         ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
     ],
 )
-def test_a_bad_row_is_named(tmp_path, name, text, says):
+def test_bad_row_is_named(tmp_path, name, text, says):
     path = put(tmp_path, name, text)
     with pytest.raises(ConfigError) as caught:
         read_claims(path)
@@ -73,19 +73,19 @@ def test_a_bad_row_is_named(tmp_path, name, text, says):
         assert part in str(caught.value)
 
 
-def test_a_missing_file_and_a_folder(tmp_path):
+def test_missing_file_and_folder_are_refused(tmp_path):
     for path, says in ((tmp_path / "no.csv", "no such file"), (tmp_path, "is a folder")):
         with pytest.raises(ConfigError, match=says):
             list(read_rows(path))
 
 
-def test_the_shipped_sample_is_balanced_and_whole():
+def test_shipped_sample_is_balanced_and_whole():
     claims = read_claims(SAMPLE)
     assert len(claims) == 999
     assert all(sum(claim.label is label for claim in claims) == 333 for label in Label)
 
 
-def test_a_sample_keeps_each_labels_share_and_the_order():
+def test_sample_keeps_each_labels_share_and_the_order():
     labels = [Label.SUPPORTS] * 60 + [Label.REFUTES] * 30 + [Label.NOT_ENOUGH_INFO] * 10
     claims = [Claim(id=str(n), claim="x", label=label, evidence="", place="") for n, label in enumerate(labels)]
     drawn = sample_claims(claims, limit=21, seed=3)
@@ -123,7 +123,7 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".csv", ".csv.gz", ".csv.xz", ".p
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("how", ["cut off", "garbage", "not text and cut off", "damaged"])
-def test_a_file_that_is_cut_off_or_damaged_is_named_with_the_place(tmp_path, ending, how):
+def test_file_that_is_cut_off_or_damaged_is_named_with_the_place(tmp_path, ending, how):
     whole, chance = packed(ending), random.Random(7)
     middle = len(whole) // 2
     noise = b"\xff" + chance.randbytes(5000).translate(None, b"\r\n")
@@ -146,7 +146,7 @@ def test_a_file_that_is_cut_off_or_damaged_is_named_with_the_place(tmp_path, end
     assert "\n" not in said
 
 
-def test_a_value_that_cannot_be_told_is_named_by_its_place(tmp_path):
+def test_unreadable_value_is_named_by_its_place(tmp_path):
     table = pyarrow.table({"at": pyarrow.array([1, 10**18 + 1], pyarrow.timestamp("us"))})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"a\.parquet: cannot be read as Parquet"):
@@ -167,7 +167,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", [r'{"id": "\ud800"}', r'{"id": {"a": ["b\uDC00"]}}'])
-def test_half_a_character_is_refused_where_it_stands(tmp_path, text):
+def test_half_a_character_is_refused_with_its_line(tmp_path, text):
     whole = r'{"id": "\ud83d\ude00 and \\ud800"}' + "\n"
     with pytest.raises(ConfigError, match=r"line 2: holds \\u[0-9a-f]{4}, half of a character"):
         list(read_rows(put(tmp_path, "a.jsonl", whole + text + "\n")))
@@ -175,7 +175,7 @@ def test_half_a_character_is_refused_where_it_stands(tmp_path, text):
     assert row.fields["id"] == "\U0001f600 and \\ud800"
 
 
-def test_a_csv_cell_may_hold_a_whole_document(tmp_path):
+def test_csv_cell_may_hold_a_whole_document(tmp_path):
     text = "a, b\n" * 40_000
     (tmp_path / "rows.csv").write_text(f'id,text\n1,"{text}"\n')
     (row,) = read_rows(tmp_path / "rows.csv")

@@ -38,14 +38,14 @@ def save_data_set(folder, *, shards=2):
 @pytest.mark.parametrize(
     ("name", "write"), [("a.arrow", write_file), ("a.arrow", write_stream), ("a.feather", write_feather)]
 )
-def test_arrow_and_feather(tmp_path, name, write):
+def test_arrow_and_feather_are_read(tmp_path, name, write):
     write(tmp_path / name)
     rows = list(read_rows(tmp_path / name))
     assert [row.fields for row in rows] == TABLE.to_pylist()
     assert (rows[0].number, rows[0].place, rows[-1].place) == (1, "row 1", "row 10000")
 
 
-def test_a_saved_data_set_of_hugging_face(tmp_path):
+def test_saved_hugging_face_data_set_is_read(tmp_path):
     save_data_set(tmp_path / "one")
     rows = list(read_rows(tmp_path / "one"))
     assert [row.fields for row in rows] == TABLE.to_pylist()
@@ -62,7 +62,7 @@ def test_splits_are_named_unless_there_is_one(tmp_path):
     assert len(list(read_rows(tmp_path))) == 10_000
 
 
-def test_the_rows_before_the_end_of_a_file_that_is_cut_off_are_given(tmp_path):
+def test_rows_before_a_cut_are_given(tmp_path):
     path = tmp_path / "a.arrow"
     with pyarrow.ipc.new_stream(path, TABLE.schema) as stream:
         stream.write_table(TABLE, max_chunksize=1000)
@@ -85,7 +85,7 @@ def test_the_rows_before_the_end_of_a_file_that_is_cut_off_are_given(tmp_path):
         ("a.xlsx", b"", "name it .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow, .feather, .ipc"),
     ],
 )
-def test_files_that_are_no_tables(tmp_path, name, data, says):
+def test_files_without_a_table_are_refused(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=says):
         list(read_rows(tmp_path / name))
@@ -100,7 +100,7 @@ def test_files_that_are_no_tables(tmp_path, name, data, says):
         ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: no such file, and .* names it"),
     ],
 )
-def test_folders_that_are_no_data_sets(tmp_path, state, says):
+def test_folders_without_a_data_set_are_refused(tmp_path, state, says):
     if state is not None:
         (tmp_path / "state.json").write_text(state)
     with pytest.raises(ConfigError, match=says):

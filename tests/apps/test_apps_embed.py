@@ -36,7 +36,7 @@ def records() -> tuple[dict[Any, Any], dict[Any, Any]]:
     return {(each["id"],): each for each in made}, {(each["id"],): each for each in failed}
 
 
-def test_a_parquet_file_has_a_row_for_each_text_in_order(tmp_path: Path) -> None:
+def test_parquet_file_has_a_row_for_each_text_in_order(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x", items("c", "b", "a"), *records())
     assert pyarrow.parquet.read_table(tmp_path / "x").to_pylist() == [
         {"id": "c", "embedding": VECTORS["c"], "error": ""},
@@ -45,7 +45,7 @@ def test_a_parquet_file_has_a_row_for_each_text_in_order(tmp_path: Path) -> None
     ]
 
 
-def test_a_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> None:
+def test_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> None:
     write_npy(tmp_path / "x", items("b", "c", "a", "b"), *records(), rows=4)
     found = np.load(tmp_path / "x")
     assert (found.shape, found.dtype, found.flags["C_CONTIGUOUS"]) == ((4, 2), np.float32, True)
@@ -53,13 +53,13 @@ def test_a_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> No
     assert found[1:3].tolist() == [VECTORS["c"], VECTORS["a"]]
 
 
-def test_the_first_text_without_a_vector_is_told_with_its_place() -> None:
+def test_first_text_without_a_vector_is_told_with_its_place() -> None:
     _, failed = records()
     assert first_error(items("a", "b", "c"), failed, file=Path("t.csv")) == "t.csv: line 2: row b: too long"
     assert first_error(items("a", "c"), failed, file=Path("t.csv")) == ""
 
 
-def test_vectors_that_are_missing_are_no_results(tmp_path: Path) -> None:
+def test_missing_vectors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StokerError, match="2 texts were sent and 1 vectors were returned"):
         make_records(("a", "b"), EmbeddedTexts(0, [b""], [""], 1, 0.1))
     with pytest.raises(StokerError, match="there is no result for row z"):
@@ -76,14 +76,14 @@ class Letters:
         return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
 
 
-def test_a_text_that_the_model_cannot_take_costs_no_other_its_vector() -> None:
+def test_refused_text_costs_no_other_its_vector() -> None:
     found = embed_texts.function(Letters(), EmbedRequest(number=7, texts=("banana", "", "kiwi")))
     assert (found.number, found.tokens) == (7, 10)
     assert [np.frombuffer(vector, "<f4").tolist() for vector in found.vectors] == [[6.0, 3.0], [], [4.0, 0.0]]
     assert found.errors == ["", "the row has no text", ""]
 
 
-def test_a_row_without_a_text_is_not_embedded() -> None:
+def test_row_without_a_text_is_not_embedded() -> None:
     class AnyText:
         def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
             return np.float32([[1.0, 0.0]] * len(texts)), len(texts)
@@ -96,7 +96,7 @@ def test_a_row_without_a_text_is_not_embedded() -> None:
 
 
 @pytest.mark.parametrize("cells", [[None, "a"], ["", "a"], ["  \n", "a"], [float("nan"), "a"]])
-def test_a_cell_without_a_value_is_no_text(tmp_path: Path, cells: list[Any]) -> None:
+def test_cell_without_a_value_is_no_text(tmp_path: Path, cells: list[Any]) -> None:
     from stoker.apps.common.data_rows import check_rows
     from stoker.apps.embed.options import EmbedOptions
     from stoker.apps.embed.run import _requests
@@ -141,7 +141,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.long
 @pytest.mark.slow
 @needs_torch
-def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
+def test_killed_run_continues_with_each_vector_once(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: str
 ) -> None:
     texts = [" ".join(WORDS[: 1 + number % 7] * (1 + number % 4)) for number in range(1500)]
@@ -199,7 +199,7 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
     ],
 )
 @needs_torch
-def test_what_cannot_be_used_is_said_in_a_sentence(
+def test_unusable_input_is_named_in_a_sentence(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     from click.testing import CliRunner

@@ -39,7 +39,7 @@ def profile(*seconds: float, **more: Any) -> EncoderProfile:
 # ---- output
 
 
-def test_the_staircase_has_a_row_for_each_length() -> None:
+def test_staircase_has_a_row_for_each_length() -> None:
     found = [line.split() for line in staircase(profile(0.001, 0.002, 0.00195), [])]
     assert found == [
         ["tokens", "ms", "spread", "more"], ["64", "1.00", "0.02"], ["128", "2.00", "0.02", "+1.00"],
@@ -49,7 +49,7 @@ def test_the_staircase_has_a_row_for_each_length() -> None:
     assert [row[-1] for row in with_texts] == ["texts", "50.0%", "25.0%"]
 
 
-def test_the_lengths_that_pay_are_a_line_for_a_program() -> None:
+def test_lengths_that_pay_are_a_line_for_a_program() -> None:
     stairs = profile(*(0.001 * step for step in range(1, 5)), dtype="float16", compiled=True)
     lines = advice("models/m", stairs, lengths_that_pay(stairs))
     assert "less time than the longest alone" in lines[0]
@@ -59,7 +59,7 @@ def test_the_lengths_that_pay_are_a_line_for_a_program() -> None:
     assert len(lines) == 3
 
 
-def test_a_model_without_a_staircase_gets_one_runtime() -> None:
+def test_model_without_a_staircase_gets_one_runtime() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
     lines = advice("models/m", flat, lengths_that_pay(flat))
     assert lines[0] == "one runtime is enough, of 192 tokens: shorter ones would save less than 5%"
@@ -72,7 +72,7 @@ def test_texts_that_no_runtime_takes_are_counted() -> None:
     assert too_long(profile(0.001, 0.002), [1, 128]) == ""
 
 
-def test_times_that_are_not_steady_are_told() -> None:
+def test_unsteady_times_are_reported() -> None:
     assert unsteady(profile(0.001, 0.002)) == ""
     assert "differ by 10% from their median" in unsteady(profile(0.0002, 0.0002))
 
@@ -80,7 +80,7 @@ def test_times_that_are_not_steady_are_told() -> None:
 # ---- a user's texts
 
 
-def test_a_sample_has_each_row_as_likely_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_has_each_row_as_likely_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"said": f"text {number}"}) for number in range(3000)]
     (tmp_path / "t.jsonl").write_text("\n".join([*rows, '{"said": null}', '{"said": ""}']))
     monkeypatch.setattr(run, "SAMPLE", 600)
@@ -110,7 +110,7 @@ def test_rows_without_a_text_are_named(tmp_path: Path, lines: str, says: str) ->
 # ---- code on a pilot
 
 
-def test_the_model_is_asked_for_what_the_command_was_told() -> None:
+def test_model_is_asked_for_what_the_command_was_told() -> None:
     class Model:
         def profile_lengths(self, **asked: Any) -> Any:
             asked.pop("told")(1, 2)
@@ -123,7 +123,7 @@ def test_the_model_is_asked_for_what_the_command_was_told() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @needs_torch
-def test_an_encoder_is_measured_and_its_family_finds_the_profile(tmp_path: Path) -> None:
+def test_encoder_is_measured_and_its_family_finds_the_profile(tmp_path: Path) -> None:
     write_tiny_encoder(tmp_path / "tiny")
     (tmp_path / "texts.csv").write_text("said\n" + "water boils\n" * 30 + "paris " * 30 + "\n")
     environment = {**os.environ, "STOKER_HOME": str(tmp_path / "home")}
@@ -159,7 +159,7 @@ def test_an_encoder_is_measured_and_its_family_finds_the_profile(tmp_path: Path)
         (["--model", "tiny", "--step", "0"], "0 is not a whole number"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_a_sentence(
+def test_unusable_input_is_named_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     from click.testing import CliRunner

@@ -118,7 +118,7 @@ def whole_facts(tmp_path_factory, facts, up):
 
 
 @pytest.mark.long
-def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts, whole_facts, up):
+def test_killed_and_interrupted_run_ends_like_a_whole_one(tmp_path, facts, whole_facts, up):
     folder, out = whole_facts
     assert "3 prompts x 7 claims = 21 inferences" in out
     assert "21 inferences in" in out
@@ -172,7 +172,7 @@ def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, f
 
 
 @pytest.mark.long
-def test_a_sweep_of_two_contexts_side_by_side(tmp_path, tiny):
+def test_sweep_runs_two_contexts_side_by_side(tmp_path, tiny):
     (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")
     (tmp_path / "sweep.toml").write_text(
         f'data = "rows.csv"\nid = "name"\n[[models]]\nname = "one"\npath = "{tiny}"\n'
@@ -198,7 +198,7 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path, tiny):
 
 
 @pytest.mark.long
-def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, tiny, up):
+def test_killed_sweep_has_each_row_once_and_in_order(tmp_path, tiny, up):
     rows = [{"name": f"r{number}", "question": f"What is {number}?"} for number in range(100)]
     write_lines(tmp_path / "rows.jsonl", rows)
     (tmp_path / "sweep.toml").write_text(
@@ -223,7 +223,7 @@ def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, tiny, up):
     assert sorted(os.listdir(tmp_path / "broken")) == [".lock", "results.jsonl", "run.json", "summary.json"]
 
 
-def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path, tiny, up):
+def test_sweep_continues_without_rows_that_its_model_refuses(tmp_path, tiny, up):
     rows = [{"id": str(number), "question": "What is red?"} for number in range(5)]
     rows[1]["question"], rows[3]["question"] = "", "red " * 9000
     write_lines(tmp_path / "rows.jsonl", rows)
@@ -292,7 +292,7 @@ def whole(tmp_path_factory, tiny, up):
 
 
 @pytest.mark.long
-def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny, whole, up):
+def test_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny, whole, up):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     command = ["batch", "r.jsonl", "--model", tiny]
     with HeldRun(tmp_path, *command) as held:
@@ -321,7 +321,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny
 
 
 @pytest.mark.long
-def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, tiny, whole):
+def test_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, tiny, whole):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     with HeldRun(tmp_path, "batch", "r.jsonl", "--model", tiny) as held:
         pilots = pilots_below(tmp_path)
@@ -407,7 +407,7 @@ def test_one_model_answers_and_embeds(tmp_path, tiny, up):
 
 
 @pytest.mark.long
-def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, tiny, up):
+def test_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, tiny, up):
     write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
     assert f"session {up.name}" in batch(tmp_path, "--model", tiny, *up.joined)
     assert len(read_lines(tmp_path / "run" / "responses.jsonl")) == 2
@@ -462,7 +462,7 @@ def test_token_ids_are_prompts_and_may_be_echoed(tmp_path, tiny, up):
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
-def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, tiny, up):
+def test_full_disk_costs_no_kept_answer(tmp_path, tiny, up):
     """The run folder's disk has space for some answers. When it has more space, the same command continues the run."""
     write_lines(tmp_path / "r.jsonl", (request(number, max_tokens=200) for number in range(REQUESTS)))
     (tmp_path / "small").mkdir()

@@ -33,7 +33,7 @@ def test_each_application_has_functions_under_app():
         assert function.__doc__
 
 
-def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
+def test_equal_loaders_make_one_context_of_one_model(model):
     """Applications and programs with `causal_lm` share one hot model. Loaders for written texts request as many slots
     as the engine serves; loaders that score or tune run one call at a time.
     """
@@ -51,12 +51,12 @@ def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
     assert written == {stoker.causal_lm(model).key}
 
 
-def test_a_model_is_preloaded_with_what_the_application_wants_ahead(model):
+def test_model_is_preloaded_with_the_applications_modules(model):
     recipe = model_recipe(tuning.language_model, model, preload=tuning.PRELOAD)
     assert recipe.preload == (*stoker.causal_lm(model).preload, *tuning.PRELOAD)
 
 
-def test_a_loader_that_takes_no_dtype_is_refused_by_name(model):
+def test_loader_that_takes_no_dtype_is_refused_by_name(model):
     @stoker.context
     def narrow(path):
         return path
@@ -82,12 +82,12 @@ def test_options_of_an_app_are_changed_in_a_copy(model):
         ask.with_options(contxt=recipe)
 
 
-def test_an_app_that_has_travelled_keeps_its_options(model):
+def test_pickled_app_keeps_its_options(model):
     there = pickle.loads(pickle.dumps(stoker.app(timeout="5 min")(len)))
     assert repr(there.with_options(priority=2)) == "<app len: no context, timeout 5 min, priority 2>"
 
 
-def test_a_method_has_the_options_that_its_decorator_names(model):
+def test_method_has_the_options_that_its_decorator_names(model):
     class Asks:
         @stoker.app(context=stoker.causal_lm(model))
         def ask(self, context, question):

@@ -65,12 +65,12 @@ BOTH = pytest.mark.parametrize("read", [by_gateway, by_batch])
         (Endpoint.EMBEDDINGS, embedding_create_params.EmbeddingCreateParams),
     ],
 )
-def test_every_field_of_openais_requests_has_its_place(endpoint, types):
+def test_fields_of_openais_requests_are_all_classified(endpoint, types):
     placed = HONOURED[endpoint] | IGNORED | NEUTRAL.keys() | REFUSED | ENGINE_FIELDS.keys()
     assert set(typing.get_type_hints(types)) <= placed
 
 
-def test_a_field_has_one_place():
+def test_each_field_has_one_class():
     places = [*HONOURED.values(), IGNORED, NEUTRAL.keys(), REFUSED, ENGINE_FIELDS.keys()]
     others = [set(each) for each in places[3:]]
     for at, each in enumerate(others):
@@ -79,7 +79,7 @@ def test_a_field_has_one_place():
 
 
 @BOTH
-def test_an_answer_of_the_clients_types_is_taken_back_as_history(read):
+def test_answers_of_openais_types_are_accepted_as_history(read):
     own = chat_body([Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
     openais = {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt", "service_tier": "default",
@@ -104,7 +104,7 @@ def test_an_answer_of_the_clients_types_is_taken_back_as_history(read):
 
 
 @BOTH
-def test_a_message_may_have_every_field_of_openais_types(read):
+def test_message_may_have_every_field_of_openais_types(read):
     empty = {"tool_calls": [], "function_call": None, "audio": None, "refusal": None, "name": "ana"}
     assert set(typing.get_type_hints(ChatCompletionAssistantMessageParam)) == {*empty, "role", "content"}
     assert set(typing.get_type_hints(ChatCompletionUserMessageParam)) == {"role", "content", "name"}
@@ -117,7 +117,7 @@ def test_a_message_may_have_every_field_of_openais_types(read):
 
 
 @BOTH
-def test_what_the_engine_can_do_reaches_it(read):
+def test_supported_options_reach_the_engine(read):
     given = {
         "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": -1,
         "logit_bias": {"50256": -100}, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3, 4],
@@ -166,20 +166,20 @@ def test_every_way_to_ask_for_a_form_reaches_the_engine(read, body, field, optio
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )  # fmt: skip
-def test_a_form_that_is_none_is_refused_by_name(read, body, param):
+def test_wrong_form_is_refused_by_name(read, body, param):
     with pytest.raises(RequestRefused) as refused:
         read(Endpoint.CHAT, {"model": "m", "messages": [QUESTION], **body})
     assert refused.value.error.param == param
 
 
-def test_each_ignored_field_is_told():
+def test_ignored_fields_are_reported():
     body = {"model": "m", "messages": [{**QUESTION, "metadata": {}}], "user": "ana", "store": None, "priority": 3}
     told: list[str] = []
     read_asked(json.dumps(body).encode(), endpoint=Endpoint.CHAT, name="r", ignored=told.append)
     assert sorted(told) == ["messages[].metadata", "priority", "user"]
 
 
-def test_a_file_says_which_fields_it_ignores(tmp_path):
+def test_file_says_which_fields_it_ignores(tmp_path):
     path = tmp_path / "requests.jsonl"
     body = {"model": "m", "messages": [{**QUESTION, "annotations": []}], "user": "ana"}
     lines = [{"custom_id": f"r{n}", "method": "POST", "url": Endpoint.CHAT.value, "body": body} for n in range(3)]

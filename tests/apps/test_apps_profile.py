@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli.command_line import Stoker
 from tiny_model import write_tiny_model
 
 from stoker.apps.model_profile.run import grid, show_error
@@ -26,17 +27,15 @@ def test_cells_have_rows_of_read_tokens_and_columns_of_context() -> None:
     assert len(grid([(1.0, 2.0**power, 0.1, 1) for power in range(20)], rows="tokens")[0].split()) <= 13
 
 
-def test_an_error_says_over_how_many_workloads_it_is() -> None:
+def test_error_shows_its_number_of_workloads() -> None:
     assert show_error([0.041, 100]) == "4.1 % over 100 other workloads"
     assert "not known" in show_error([0.0, 0])
 
 
-def test_a_site_and_a_session_are_not_both_taken() -> None:
-    done = subprocess.run(
-        [*PROFILE, "--site", "a", "--session", "b"], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 2
-    assert "give one" in done.stderr
+def test_site_with_a_session_is_refused() -> None:
+    done = Stoker()("profile", "--site", "a", "--session", "b")
+    assert done.exit_code == 2
+    assert "give one" in done.output
 
 
 @pytest.mark.long
@@ -45,7 +44,7 @@ def test_a_site_and_a_session_are_not_both_taken() -> None:
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
     reason="needs torch and transformers",
 )
-def test_a_model_is_measured_in_a_session_and_the_manager_keeps_it(tmp_path: Path) -> None:
+def test_measured_profile_is_kept_by_the_manager(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "tiny", longest=256)
     done = subprocess.run(
         [*PROFILE, "tiny", "--quick", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,

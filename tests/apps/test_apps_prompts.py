@@ -4,7 +4,7 @@ from stoker.apps.fact_verification.options import SHIPPED, SHIPPED_EVIDENCE, Cla
 from stoker.errors import ConfigError
 
 
-def test_the_shipped_templates():
+def test_shipped_templates_end_where_answers_begin():
     plain = read_prompts(SHIPPED)
     assert [one.name for one in plain] == ["plain", "definitions", "question"]
     assert not any(one.wants_evidence for one in plain)
@@ -19,14 +19,14 @@ def test_filling_leaves_braces_of_claims_alone():
     assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
 
 
-def test_a_digest_is_of_what_is_asked(tmp_path):
+def test_digest_covers_text_and_answers(tmp_path):
     one = PromptTemplate(name="a", text="x {claim}")
     assert one.digest == PromptTemplate(name="b", text="x {claim}").digest
     assert one.digest != PromptTemplate(name="a", text="y {claim}").digest
     assert one.digest != PromptTemplate(name="a", text="x {claim}", answers=(" a", " b", " c")).digest
 
 
-def test_jsonl_templates(tmp_path):
+def test_jsonl_templates_are_read(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"name": "a", "text": "{claim}?"}\n{"name": "b", "text": "{claim}!"}\n')
     assert [one.answers for one in read_prompts(path)] == [(" True", " False", " Unknown")] * 2
@@ -58,7 +58,7 @@ def test_jsonl_templates(tmp_path):
         ("", "has no templates"),
     ],
 )
-def test_a_bad_template_is_named(tmp_path, text, says):
+def test_bad_template_is_named(tmp_path, text, says):
     path = tmp_path / "p.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -67,6 +67,6 @@ def test_a_bad_template_is_named(tmp_path, text, says):
     assert says in str(caught.value)
 
 
-def test_a_missing_template_file(tmp_path):
+def test_missing_template_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         read_prompts(tmp_path / "p.toml")

@@ -1,8 +1,8 @@
 import os
-import resource
 import signal
 
 import pytest
+from full_disk import full_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ def record(number, prompt="x"):
     return {"p": prompt, "id": str(number), "text": f"é\n{number}"}
 
 
-def test_what_was_appended_is_there_again(tmp_path):
+def test_appended_records_are_read_again(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         assert log.append([record(1), record(2)]) == 2
         assert log.append([record(2), record(3), record(3)]) == 1
@@ -48,33 +48,26 @@ def test_any_truncation_costs_at_most_the_last_record(tmp_path, count, cut, agai
     assert path.read_bytes().count(b"\n") == max(count, again)
 
 
-def test_a_damaged_line_before_the_last_is_named(tmp_path):
+def test_damaged_line_before_the_last_is_named(tmp_path):
     (tmp_path / "log").write_bytes(b'{"p":"x","id":"1"}\n{"p":"x"}\n{"p":"x","id":"2"}\n')
     with pytest.raises(ConfigError, match="line 2"):
         RecordLog(tmp_path / "log", key=KEY)
 
 
-def test_a_full_disk_leaves_no_torn_record(tmp_path):
-    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
+def test_full_disk_leaves_no_torn_record(tmp_path):
     path = tmp_path / "log"
     with RecordLog(path, key=KEY) as log:
         log.append([record(1)])
         before = path.read_bytes()
-        limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
-            with pytest.raises(StokerError, match="the 1 results before are kept"):
-                log.append([record(2)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, handler)
+        with full_disk(len(before) + 5), pytest.raises(StokerError, match="the 1 results before are kept"):
+            log.append([record(2)])
         assert path.read_bytes() == before
         assert log.append([record(2)]) == 1
     with RecordLog(path, key=KEY) as log:
         assert list(log) == [record(1), record(2)]
 
 
-def test_a_killed_writer_leaves_what_it_wrote(tmp_path):
+def test_killed_writer_leaves_what_it_wrote(tmp_path):
     path = tmp_path / "log"
     child = os.fork()
     if child == 0:

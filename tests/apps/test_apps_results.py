@@ -53,7 +53,7 @@ def log(tmp_path):
         yield log
 
 
-def test_the_plan_makes_what_is_missing_and_nothing_else(tmp_path):
+def test_plan_makes_only_missing_results(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         calls = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
         assert [(call.prompt.name, len(call.claims)) for call in calls] == [
@@ -93,7 +93,7 @@ def test_figures_of_answers_raw_and_calibrated(log):
     assert best_of([bad, good]) is good
 
 
-def test_a_label_that_no_claim_has(tmp_path):
+def test_label_without_claims_has_no_recall(tmp_path):
     claims = [claim for claim in CLAIMS if claim.label is not Label.REFUTES]
     with RecordLog(tmp_path / "log", key=KEY) as log:
         log.append(make_records(GOOD, claims, scores(GOOD, claims)))
@@ -102,7 +102,7 @@ def test_a_label_that_no_claim_has(tmp_path):
     assert "–" in "\n".join(results.results_table(made))
 
 
-def test_a_missing_result_and_a_short_call_are_errors(tmp_path):
+def test_missing_result_and_a_short_call_are_errors(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         log.append(make_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
         with pytest.raises(StokerError, match="no result for claim 29 with good"):
@@ -111,7 +111,7 @@ def test_a_missing_result_and_a_short_call_are_errors(tmp_path):
         make_records(GOOD, CLAIMS[:3], scores(GOOD, CLAIMS[:2]))
 
 
-def test_the_final_file_both_ways(tmp_path, log):
+def test_final_files_of_both_kinds_have_equal_rows(tmp_path, log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     write_results(rows, tmp_path / "a.parquet", kind="parquet")
     write_results(rows, tmp_path / "a.jsonl", kind="jsonl")
@@ -122,7 +122,7 @@ def test_the_final_file_both_ways(tmp_path, log):
     assert table[0]["correct"] is True
 
 
-def test_the_timeline_has_a_bar_a_call(tmp_path, log):
+def test_timeline_has_a_bar_for_each_call(tmp_path, log):
     write_timeline(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True), tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X"]
@@ -138,7 +138,7 @@ def attempt(**more):
     )
 
 
-def test_the_report_says_what_was_measured(log):
+def test_report_says_what_was_measured(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     made = figures(rows)
     _, head, good, bad = results.results_table(made)
@@ -161,7 +161,7 @@ def test_the_report_says_what_was_measured(log):
     assert tables[2].split()[-3:] == ["1", "9", "0"]
 
 
-def test_the_report_is_honest_about_chance(log):
+def test_report_names_differences_within_chance(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
     verdict = "\n".join(results.verdict(rows, figures(rows), calibrated=False))
     assert "but bad got as many right" in verdict
@@ -173,7 +173,7 @@ def test_the_report_is_honest_about_chance(log):
     assert compare(calibrated, "good", "bad") < 0.001
 
 
-def test_the_report_of_a_resumed_run():
+def test_report_of_a_resumed_run():
     assert "(40 more were kept from before)" in results.cost_lines(attempt(made=20, kept=40))[0]
     assert results.cost_lines(attempt(made=0, kept=60)) == ["nothing was left to infer (60 more were kept from before)"]
 
@@ -203,7 +203,7 @@ def test_verify_asks_for_the_words_and_times_itself():
     assert explain(other, calls, file=Path("c.csv")) is other
 
 
-def test_facts_are_of_the_contexts_asked_for():
+def test_facts_are_those_of_the_named_contexts():
     def one(key, **more):
         facts = {"hot": 0, "loading": 0, "queued": 0, "running": 0, "loads": 0, "ended": 0, "load_s": 0.0}
         zero = {"load_total_s": 0.0, "run_s": 0.0, "run_total_s": 0.0, "memory_bytes": 0, "waits_for": ""}

@@ -1,12 +1,10 @@
 import concurrent.futures
-import contextlib
 import json
 import os
-import resource
-import signal
 import threading
 
 import pytest
+from full_disk import full_disk
 
 from stoker.datafile import write_rows
 from stoker.errors import ConfigError, StokerError
@@ -20,7 +18,7 @@ def opened(root, *, parameters=None, **more):
     return open_run(root, parameters=parameters or {"limit": 5, "prompts": {"a": "1"}}, **more)
 
 
-def test_an_unfinished_run_is_gone_on_with_and_a_finished_one_is_not(tmp_path):
+def test_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path):
     first = opened(tmp_path)
     assert not first.resumed
     with first.log(key=KEY) as log:
@@ -52,7 +50,7 @@ def test_other_parameters_make_another_run(tmp_path):
     assert fresh.path not in (first.path, other.path)
 
 
-def test_a_folder_of_other_parameters_is_refused_with_the_difference(tmp_path):
+def test_folder_of_other_parameters_is_refused_with_the_difference(tmp_path):
     opened(tmp_path, folder=tmp_path / "run").close()
     with pytest.raises(ConfigError) as caught:
         opened(tmp_path, folder=tmp_path / "run", parameters={"limit": 9, "prompts": {"a": "2"}})
@@ -88,19 +86,7 @@ def test_two_processes_do_not_write_one_run(tmp_path):
     opened(tmp_path, folder=first.path).close()
 
 
-@contextlib.contextmanager
-def full_disk(room_bytes):
-    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, limits[1]))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
+def test_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
     rows = [{"id": str(number), "output": str(number) * 900} for number in range(30)]
     run = opened(tmp_path)
     with run.log(key=KEY) as log:
@@ -115,7 +101,7 @@ def test_a_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
     assert opened(tmp_path).resumed
 
 
-def test_a_run_without_files_starts_again_in_its_folder(tmp_path):
+def test_run_without_files_starts_again_in_its_folder(tmp_path):
     for _ in range(2):
         with full_disk(10), pytest.raises(StokerError, match=r"run\.json: cannot be written"):
             opened(tmp_path, folder=tmp_path / "run")
@@ -126,7 +112,7 @@ def test_a_run_without_files_starts_again_in_its_folder(tmp_path):
     assert read_options(tmp_path / "run", app="toy") == {"limit": 5}
 
 
-def test_an_incomplete_run_is_continued_and_its_results_remade(tmp_path):
+def test_incomplete_run_is_continued_and_its_results_remade(tmp_path):
     first = opened(tmp_path)
     with first.log(key=KEY) as log:
         log.append([{"id": "1"}])
@@ -144,7 +130,7 @@ def test_an_incomplete_run_is_continued_and_its_results_remade(tmp_path):
         opened(tmp_path, folder=first.path)
 
 
-def test_many_that_start_in_one_second_get_a_new_folder_each(tmp_path):
+def test_runs_of_one_second_get_a_folder_each(tmp_path):
     many, rounds = 8, 20
     barrier = threading.Barrier(many)
 
@@ -163,7 +149,7 @@ def test_many_that_start_in_one_second_get_a_new_folder_each(tmp_path):
     assert all(path.name.startswith("toy-") for path in paths)
 
 
-def test_a_place_for_runs_that_is_no_folder_is_named(tmp_path):
+def test_place_for_runs_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     for root in ("file", "nowhere"):
@@ -171,7 +157,7 @@ def test_a_place_for_runs_that_is_no_folder_is_named(tmp_path):
             opened(tmp_path / root)
 
 
-def test_a_final_file_that_cannot_be_made_leaves_the_log(tmp_path):
+def test_failed_final_file_leaves_the_log(tmp_path):
     run = opened(tmp_path)
     with run.log(key=KEY) as log:
         log.append([{"id": "1"}])

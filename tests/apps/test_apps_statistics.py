@@ -17,7 +17,7 @@ def test_wilson_gives_the_published_intervals(right, total, low, high):
     assert wilson(right, total) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_wilson_of_nothing_says_nothing():
+def test_wilson_interval_without_samples_is_0_to_1():
     assert wilson(0, 0) == (0.0, 1.0)
 
 
@@ -36,7 +36,7 @@ def test_wilson_solves_its_own_equation():
         assert abs(37 / 200 - bound) == pytest.approx(1.959963984540054 * math.sqrt(bound * (1 - bound) / 200))
 
 
-def test_mcnemar_known_values():
+def test_mcnemar_gives_known_values():
     # 1 of 10 discordant pairs favours the second: p = 2 * (1 + 10) / 2**10.
     first = [True] * 9 + [False] + [True] * 30
     second = [False] * 9 + [True] + [True] * 30
@@ -71,7 +71,7 @@ def test_calibration_takes_a_favourite_word_away():
     assert calibrated_answers(scores) == truth
 
 
-def test_calibration_does_not_mind_how_likely_the_words_are_together():
+def test_calibration_ignores_a_rows_common_likelihood():
     scores = [[-1.0, -2.0, -3.0], [-3.0, -1.0, -2.0], [-2.0, -3.0, -1.0]]
     shifted = [[score - 100.0 * row for score in one] for row, one in enumerate(scores)]
     assert calibrated_answers(shifted) == calibrated_answers(scores) == [0, 1, 2]

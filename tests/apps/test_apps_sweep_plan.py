@@ -31,7 +31,7 @@ def files(tmp_path):
     return write
 
 
-def test_the_shipped_example():
+def test_shipped_example_is_valid():
     sweep = read_sweep(EXAMPLE)
     assert len(combinations(sweep)) * len(sweep.rows) == 64
     assert [item.id for item in sweep.rows][:2] == ["capital", "planet"]
@@ -51,7 +51,7 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
     assert first.digest != sweep.rows.digest
 
 
-def test_an_empty_cell_is_no_text_and_is_told_of(files):
+def test_empty_cell_is_no_text_and_is_noted(files):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nHow?,\nWho?,\n"))
     assert sweep.prompts[0].fill(list(sweep.rows)[1].fields) == "Q: How? ()\nA:"
     for empty in (None, float("nan"), "  "):
@@ -90,7 +90,7 @@ def test_an_empty_cell_is_no_text_and_is_told_of(files):
         (("data =", "data ="), None),
     ],
 )
-def test_a_bad_sweep_file_is_named(files, change, says):
+def test_bad_sweep_file_is_named(files, change, says):
     path = files(SWEEP.replace(*change))
     if says is None:  # the unchanged file is valid: the failures above come from their changes
         assert read_sweep(path).models[0].name == "small"
@@ -100,13 +100,13 @@ def test_a_bad_sweep_file_is_named(files, change, says):
     assert says in str(caught.value)
 
 
-def test_rows_named_twice(files):
+def test_rows_named_twice_are_refused(files):
     path = files(SWEEP.replace('"rows.csv"', '"rows.csv"\nid = "topic"'), ROWS + "What?,sky\n")
     with pytest.raises(ConfigError, match=r"line 4: topic sky was already used in line 2"):
         read_sweep(path)
 
 
-def test_models_of_one_name(files):
+def test_models_of_one_name_are_refused(files):
     with pytest.raises(ConfigError, match="models 2: small is used twice"):
         read_sweep(files(SWEEP + '[[models]]\nname = "small"\n'))
 
@@ -125,7 +125,7 @@ def test_two_names_for_one_model_or_one_prompt_are_refused(files, tmp_path):
     assert len({one.digest for one in combined}) == len(combined) == 16
 
 
-def test_a_model_of_a_sweep_may_take_several_devices(files):
+def test_model_of_a_sweep_may_take_several_devices(files):
     def swept(devices):
         return read_sweep(files(SWEEP.replace('name = "small"', f'name = "small"\ndevices = {devices}')))
 
@@ -149,7 +149,7 @@ class Toy:
         ]
 
 
-def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
+def test_row_refused_by_the_model_costs_no_other_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
     combined = combinations(sweep)[:2]
     with RecordLog(tmp_path / "log", key=KEY) as log, RecordLog(tmp_path / "failed", key=KEY) as failed:
@@ -182,7 +182,7 @@ def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
     )
 
 
-def test_what_is_left_and_what_comes_of_it(files, tmp_path):
+def test_missing_rows_are_planned_and_written(files, tmp_path):
     sweep = read_sweep(files())
     combined = combinations(sweep)
     with RecordLog(tmp_path / "log", key=KEY) as log:

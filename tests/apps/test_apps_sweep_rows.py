@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from polling import PATIENCE_S
 
 import stoker
 from stoker.apps.common import calls, data_rows
@@ -53,7 +54,7 @@ def test_rows_are_those_of_the_file_in_each_pass(tmp_path: Path) -> None:
     assert [item.id for item in checked(rows.path, limit=2)] == ["r0", "r1"]
 
 
-def test_the_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
+def test_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
     """So this version continues runs of versions that kept all rows in memory."""
     rows = checked(write_data(tmp_path / "rows.jsonl", 5))
     whole = repr([(item.id, sorted(item.fields.items())) for item in rows])
@@ -61,7 +62,7 @@ def test_the_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
     assert rows.digest != checked(rows.path, limit=4).digest
 
 
-def test_a_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> None:
+def test_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> None:
     rows = checked(write_data(tmp_path / "rows.jsonl", 5))
     lines = rows.path.read_text().splitlines(keepends=True)
     rows.path.write_text("".join([*lines[:3], lines[3].replace("What", "Where"), lines[4]]))
@@ -94,7 +95,7 @@ def count_held() -> int:
     return sum(map(HELD.__contains__, map(type, every)))
 
 
-def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, batch = 9_000, 50
     write_data(tmp_path / "rows.jsonl", count)
     (tmp_path / "sweep.toml").write_text(
@@ -157,7 +158,7 @@ class Noted(dict[str, object]):
     """A row with weak references."""
 
 
-def test_a_table_is_written_a_part_at_a_time(tmp_path: Path) -> None:
+def test_table_is_written_a_part_at_a_time(tmp_path: Path) -> None:
     made: list[weakref.ref[Noted]] = []
     alive: list[int] = []
 
@@ -208,5 +209,5 @@ def test_jobs_take_no_more_items_while_their_results_wait(tmp_path: Path, monkey
         del left
     for thread in threading.enumerate():
         if thread.name.startswith("stoker-sweep"):
-            thread.join(30)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()

@@ -99,7 +99,7 @@ def test_calls_are_found_in_each_format(format, text, said, calls):
         ("json", ""),
     ],
 )
-def test_text_that_is_no_call_stays_text(format, text):
+def test_text_without_a_call_stays_text(format, text):
     for size in PIECES:
         assert parse(ToolCallParser(FORMATS[format], NAMES), text, size) == (text, [])
 
@@ -113,12 +113,12 @@ def test_text_that_is_no_call_stays_text(format, text):
         ('<tool_call>{"name": "add", "arguments": {"a": "b', "", '{"a": "b'),
     ],
 )
-def test_arguments_that_are_no_json_pass_through(text, said, arguments):
+def test_arguments_without_json_pass_through(text, said, arguments):
     for size in PIECES:
         assert parse(ToolCallParser(FORMATS["hermes"], NAMES), text, size) == (said, [["add", arguments]])
 
 
-def test_text_and_arguments_arrive_as_they_are_written():
+def test_text_and_arguments_are_streamed():
     parser = ToolCallParser(FORMATS["hermes"], NAMES)
     assert parser.feed("I look <").text == "I look "
     assert parser.feed("up").text == "<up"
@@ -137,7 +137,7 @@ def test_further_calls_are_dropped_if_only_one_is_wanted():
     assert parse(ToolCallParser(FORMATS[format], NAMES, only_first=True), text, 3) == (said, calls[:1])
 
 
-def test_the_arguments_of_a_named_function_are_the_whole_text():
+def test_arguments_of_a_named_function_are_the_whole_text():
     assert parse(NamedCallParser("add"), '{"a": 1}', 3) == ("", [["add", '{"a": 1}']])
     assert parse(NamedCallParser("add"), "", 3) == ("", [["add", ""]])
 
@@ -179,7 +179,7 @@ def test_calls_in_tags_become_json(text, said, calls):
         ("", "json"),
     ],
 )
-def test_a_chat_template_shows_its_format(template, format):
+def test_chat_template_shows_its_format(template, format):
     assert format_of_template(template) == format
 
 
@@ -204,7 +204,7 @@ def test_reasoning_is_apart_from_the_answer(text, prompt, thought, said):
         assert "".join(each.text for each in found) == said
 
 
-def test_a_chat_template_shows_its_marks_of_reasoning():
+def test_chat_template_shows_its_marks_of_reasoning():
     assert reasoning_of_template("{{ content.split('</think>')[-1] }}") == "deepseek_r1"
     assert reasoning_of_template("[THINK]{{ thinking }}[/THINK]") == "mistral"
     assert reasoning_of_template("{{ content }}") == "none"

@@ -20,13 +20,24 @@ from stoker.tuning.order import BankPlace, Initial, Order, Saved
 
 torch, tiny, passes, tuner = lazily("torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune", needs="peft")
 tune_prompt, build_bank = functions.tune_prompt.function, functions.build_bank.function
-SHIPPED = len(read_candidates(candidates.SHIPPED_PROMPTS))
+SHIPPED = "stoker.tuning.call.SHIPPED_PROMPTS"
+FEW = 12
 
 
 @pytest.fixture(scope="module")
 def context():
     torch.set_num_threads(1)
     return tiny.context()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_prompts(tmp_path_factory):
+    """A few of the shipped prompts replace them: a lookup scores each."""
+    file = tmp_path_factory.mktemp("few") / "prompts.jsonl"
+    file.write_text("".join(candidates.SHIPPED_PROMPTS.read_text().splitlines(keepends=True)[:FEW]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SHIPPED, file)
+        yield
 
 
 def bank_of(folder):
@@ -41,7 +52,7 @@ def order_of(folder=None, *, slo_s=0.0, start=b"", virtual_tokens=0, **job):
     return Order(made, tiny.samples(), bank=bank, slo_s=slo_s, start=start)
 
 
-def test_a_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
+def test_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
     tuned = tune_prompt(context, order_of(tmp_path / "bank"))
     assert (tuned.initial, tuned.initial_from) == ("say yes or no", "the job")
     assert tuned.first_step_at > 0
@@ -49,17 +60,18 @@ def test_a_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
     assert (tmp_path / "bank" / "readings").exists(), "the tuned prompt waits for the bank"
 
 
-def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_path):
+def test_bank_finds_the_initial_prompt_and_gets_the_tuned_one(context, tmp_path, monkeypatch):
+    monkeypatch.setattr(SHIPPED, candidates.SHIPPED_PROMPTS)
     tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
     shipped = {one.text: one for one in read_candidates(candidates.SHIPPED_PROMPTS)}
     assert tuned.initial in shipped
     assert tuned.initial_from.startswith("the bank (loss ")
-    assert f"{SHIPPED} of {SHIPPED} scored" in tuned.initial_from
+    assert f"{len(shipped)} of {len(shipped)} scored" in tuned.initial_from
     assert tuned.spent_s["bank"] > 0
     held = bank_of(tmp_path)
     mine = held.candidates[key_of(tuned.text)]
     assert (mine.source, mine.task, mine.metric, mine.value) == ("tuned", "tiny", "loss", tuned.held_out.metric)
-    assert len(held) == SHIPPED + (tuned.text not in shipped)
+    assert len(held) == len(shipped) + (tuned.text not in shipped)
     assert tuning_pace.read_paces(tmp_path)["cpu"].lookup_s > 0
 
 
@@ -73,7 +85,7 @@ def begun_with(context, text, samples, job):
 
 
 @pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40 tokens: one of the texts is shorter, so tuning repeats it
-def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
+def test_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
     alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
     job = tiny.job(iterations=1)
     evaluated = split(alike, data=job.data, seed=job.training.seed).evaluation
@@ -98,7 +110,7 @@ def test_tuning_begins_with_the_loss_of_the_prompt_found(context, tmp_path, virt
     assert tuned.initial_from.startswith(f"the bank (loss {expected:.3g}, ")
 
 
-def test_a_text_that_tuning_would_refuse_has_no_score(context):
+def test_text_refused_by_tuning_has_no_score(context):
     pairs = [(one.input, one.target) for one in tiny.samples(4)]
     first, long, empty, last = build.scorer(context, pairs)(["yes", "no " * 100, " ", "no"])
     assert math.isnan(long)
@@ -108,10 +120,10 @@ def test_a_text_that_tuning_would_refuse_has_no_score(context):
 
 def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
     first, second = (tune_prompt(context, order_of(tmp_path, initial="", iterations=2)) for _ in range(2))
-    assert len(bank_of(tmp_path)) <= SHIPPED + len({first.text, second.text})
+    assert len(bank_of(tmp_path)) <= FEW + len({first.text, second.text})
 
 
-def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
+def test_too_long_lookup_is_left_out(context, tmp_path):
     # No lookup of this bank has been timed: a few scores show that a lookup takes longer than a millisecond.
     short = tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
     assert short.initial == "Answer with one of these: no, yes."
@@ -123,7 +135,7 @@ def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
 
-def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
+def test_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0, 9))
     # The remembered pace would leave no time for a lookup. But it belongs to another job, so this job's pace is
     # measured, and the lookup fits.
@@ -153,7 +165,7 @@ def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
     assert tuning_pace.read_paces(tmp_path, virtual_tokens=64) == {}
 
 
-def test_a_bank_that_cannot_be_used_costs_the_lookup_alone(context, tmp_path):
+def test_unusable_bank_costs_the_lookup_alone(context, tmp_path):
     (tmp_path / "bank").mkdir()
     tune_prompt(context, order_of(tmp_path / "bank", initial="", iterations=1))
     other = msgspec.structs.replace(order_of(initial="", iterations=1), bank=BankPlace(str(tmp_path / "bank"), "else"))
@@ -165,7 +177,7 @@ def test_a_bank_that_cannot_be_used_costs_the_lookup_alone(context, tmp_path):
     assert "the bank cannot be used" in tuned.initial_from
 
 
-def test_a_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
+def test_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
     tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
     before = set(bank_of(tmp_path).candidates)
     data = (tmp_path / "bank").read_bytes()
@@ -176,14 +188,14 @@ def test_a_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
     assert "the damaged bank is" in caplog.text
 
 
-def test_samples_that_are_too_long_to_be_scored_are_passed_over(context, tmp_path):
+def test_too_long_samples_are_not_scored(context, tmp_path):
     fits, long = tiny.samples(12), [msgspec.structs.replace(one, input=one.input * 60) for one in tiny.samples(30)]
     long = [one for one in long if 192 < len(one.input) < 200][:3]
     mixed = msgspec.structs.replace(order_of(tmp_path, initial=""), samples=(*fits, *long))
     assert tune_prompt(context, mixed).initial_from.startswith("the bank")
 
 
-def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch):
+def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
     whole = tune_prompt(context, order_of(tmp_path, initial=""))
     reports = []
 
@@ -209,7 +221,7 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
     assert rest.initial_from.startswith("the bank (loss ")
 
 
-def test_an_attempt_of_another_session_is_gone_on_with(context):
+def test_attempt_of_another_session_is_continued(context):
     reports = []
     ambient.enter_call(hook=lambda done, total, metric, state: reports.append((done, state)))
     whole = tune_prompt(context, order_of())
@@ -226,13 +238,13 @@ def test_an_attempt_of_another_session_is_gone_on_with(context):
         )
 
 
-def test_a_prompt_that_tuning_has_not_made_better_is_not_for_the_bank(context, tmp_path):
+def test_unimproved_prompt_is_not_put_into_the_bank(context, tmp_path):
     tuned = tune_prompt(context, order_of(tmp_path, initial="", metric=Metric.LOSS, reach=100.0))
     assert tuned.best.iteration == 0
-    assert len(bank_of(tmp_path)) == SHIPPED
+    assert len(bank_of(tmp_path)) == FEW
 
 
-def test_prompts_are_put_into_a_bank_beside_those_that_are_there(context, tmp_path):
+def test_prompts_are_added_to_those_of_a_bank(context, tmp_path):
     place = BankPlace(str(tmp_path / "bank"), "tiny")
     first, second, third = (Candidate(text=f"{word} prompt") for word in ("first", "second", "third"))
     assert build_bank(context, place, [first, second]) == 2

@@ -17,7 +17,7 @@ def state(job="job"):
     return checkpoint.TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
 
 
-def test_a_state_comes_back_as_it_was():
+def test_state_is_unpacked_as_it_was_packed():
     found = checkpoint.unpack_state(checkpoint.pack_state(state()), job="job")
     assert found is not None
     assert found.header == state().header
@@ -28,7 +28,7 @@ def test_a_state_comes_back_as_it_was():
     }
 
 
-def test_what_is_no_checkpoint_is_as_none(caplog):
+def test_damaged_checkpoint_counts_as_none(caplog):
     data = checkpoint.pack_state(state())
     assert checkpoint.unpack_state(b"", job="job") is None
     assert not caplog.records
@@ -38,12 +38,12 @@ def test_what_is_no_checkpoint_is_as_none(caplog):
         assert "cannot be read" in caplog.text
 
 
-def test_the_checkpoint_of_another_job_is_refused():
+def test_checkpoint_of_another_job_is_refused():
     with pytest.raises(ConfigError, match=r"another job or other data \(job, and this is new\)"):
         checkpoint.unpack_state(checkpoint.pack_state(state()), job="new")
 
 
-def test_a_file_is_replaced_whole(tmp_path):
+def test_file_is_replaced_whole(tmp_path):
     folder = tmp_path / "new" / "run"
     assert checkpoint.read_file(folder) == b""
     checkpoint.write_file(folder, b"one")
@@ -55,7 +55,7 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [file.name for file in folder.iterdir()] == [checkpoint.FILE]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"checkpoint\.safetensors: cannot be written"):
         checkpoint.write_file(tmp_path / "file", b"x")
@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
-def test_an_optimizer_goes_on_where_it_was(kind):
+def test_restored_optimizer_continues_exactly(kind):
     def steps(parameter, optimizer, count):
         for _ in range(count):
             parameter.grad = parameter.detach() + 1

@@ -32,7 +32,7 @@ def parse(text, **more):
     return parse_job(text, file="job.toml", folder=Path("/jobs"), **more)
 
 
-def test_a_job_with_its_settings(tmp_path):
+def test_job_file_gives_a_job_its_settings(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "job.toml").write_text('model = "models"\n' + WHOLE)
     job = read_job(tmp_path / "job.toml")
@@ -45,7 +45,7 @@ def test_a_job_with_its_settings(tmp_path):
     assert parse('model = "owner/name"\n[data]\npath = "a.csv"').model == "owner/name"
 
 
-def test_a_deadline_is_a_moment(tmp_path):
+def test_deadline_is_a_moment_in_any_time_zone(tmp_path):
     text = '[data]\npath = "a.csv"\n[until]\ndeadline = 2030-01-31T18:00:00+01:00\n'
     moment = datetime.datetime(2030, 1, 31, 17, tzinfo=datetime.UTC).timestamp()
     assert parse(text, now_s=moment - 1).deadline_s(submitted_s=0.0) == moment
@@ -77,7 +77,7 @@ def test_a_deadline_is_a_moment(tmp_path):
         ("[data\npath = 'a'", 1, None, "not TOML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(text, line, key, said):
+def test_mistakes_are_named_with_their_place(text, line, key, said):
     with pytest.raises(ConfigError, match=said) as caught:
         parse(text)
     assert str(caught.value).startswith(f"job.toml: line {line}: ")
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named_with_its_place(text, line, key, said):
         assert caught.value.key == key
 
 
-def test_files_that_are_no_job(tmp_path):
+def test_files_without_a_job_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         read_job(tmp_path / "job.toml")
     (tmp_path / "job.toml").write_bytes(b"name = '\xff'")
@@ -94,7 +94,7 @@ def test_files_that_are_no_job(tmp_path):
         read_job(tmp_path / "job.toml")
 
 
-def test_what_decides_the_numbers_decides_the_digest():
+def test_digest_covers_what_decides_the_numbers():
     job = parse(WHOLE)
     same = [("facts", "other"), ("40", "80"), ("15 min", "1 h"), ("5 s", "9 s"), ("train.jsonl", "moved.jsonl")]
     other = [("batch = 4", "batch = 8"), ("true", "false"), ("rouge-l", "bleu"), ("sgd", "adamw")]
@@ -125,7 +125,7 @@ def test_metrics_know_which_way_is_better():
         (0.5, "Say whether it is true.", "", "prompt"),
     ],
 )
-def test_the_scheduler_is_told_which_jobs_end_alike(tmp_path, reach, initial, bank, kind):
+def test_scheduler_learns_which_jobs_end_alike(tmp_path, reach, initial, bank, kind):
     job = Job(data=Data(path="given"), prompt=Prompt(initial=initial), until=Until(reach=reach, iterations=40))
     ready = CheckedJob(job, (Sample("in", "out"),) * 20, BARE, "tiny")
     app, _ = call_of(ready, bank=bank if bank is None else tmp_path)

@@ -21,7 +21,7 @@ WANTED = ["The cat sat on the mat.", "A cat sits on the mat.", 'She said: "It is
         ("a b c d", "d c b a", 0.25),
     ],
 )
-def test_rouge_l(written, wanted, f1):
+def test_rouge_l_has_known_values(written, wanted, f1):
     assert rouge_l(written, wanted) == pytest.approx(f1)
 
 
@@ -56,7 +56,7 @@ def test_tallies_of_ranks_add_up_to_that_of_all():
     assert len(whole.numbers()) == 15
 
 
-def test_values_of_sums():
+def test_sums_give_their_values():
     found = MetricSums(samples=4.0, tokens=10.0, loss=25.0, correct=3.0, rouge=2.0)
     assert found.value(Metric.ACCURACY) == 0.75
     assert found.value(Metric.LOSS) == 2.5

@@ -5,7 +5,7 @@ import pytest
 from stoker.tuning.pace import IterationPace, Part, PartClock, TimeLeft, communication_share
 
 
-def test_the_rest_is_bounded_by_the_longest_iteration_and_evaluation():
+def test_rest_is_bounded_by_the_longest_iteration_and_evaluation():
     pace = IterationPace(batch=16, evaluate_every=10)
     assert pace.time_left(100, devices=1) is None
     for seconds in (0.5, 0.75, 0.25):
@@ -30,7 +30,7 @@ def test_other_device_counts_scale_by_the_largest_batch_share():
     assert pace.time_left(10, devices=4) == TimeLeft(20.0, measured=True)
 
 
-def test_a_hiccup_is_forgotten():
+def test_single_slow_iteration_is_forgotten():
     pace = IterationPace(batch=1, evaluate_every=1)
     pace.add(60.0, devices=1)
     assert pace.longest_s(devices=1) == 60.0
@@ -39,7 +39,7 @@ def test_a_hiccup_is_forgotten():
     assert pace.longest_s(devices=1) == 1.0
 
 
-def test_the_clock_goes_on_from_earlier_runs():
+def test_clock_continues_from_earlier_runs():
     clock = PartClock()
     with clock.time(Part.COMPUTE):
         sum(range(100_000))

@@ -17,7 +17,7 @@ def pairs(count):
     return [Sample(f"question {number}", f"answer {number % 3}") for number in range(count)]
 
 
-def test_pairs_of_every_format(tmp_path):
+def test_pairs_are_read_from_every_format(tmp_path):
     rows = [{"input": "a, b", "target": "yes"}, {"input": "ü", "target": "no"}]
     jsonl = put(tmp_path, "a.jsonl", '{"input": "a, b", "target": "yes"}\n\n{"input": "ü", "target": "no"}\n')
     table = put(tmp_path, "a.csv", 'input,target\n"a, b",yes\nü,no\n')
@@ -32,6 +32,7 @@ def test_pairs_of_every_format(tmp_path):
     ("name", "content", "line", "said"),
     [
         ("a.jsonl", b"\n\n", None, "is empty; give rows with the fields input and target"),
+        ("a.csv", b"", None, "is empty"),
         ("a.csv", b"input,target\n", None, "is empty"),
         ("a.jsonl", b'{"input": "a", "label": "b"}\n', 1, r"target is missing \(the row has input, label\)"),
         ("a.jsonl", b'{"input": "a", "target": "b"}\n{"input": "a", "target": " "}\n', 2, "target must be text"),

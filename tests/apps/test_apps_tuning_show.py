@@ -56,7 +56,7 @@ def seen(entry, at, *, call=None, of=None):
     return updated_entry(entry, call=call or sent(), picture=of, now=NOON + at)
 
 
-def test_a_waiting_job_says_what_for():
+def test_waiting_job_says_what_it_waits_for():
     assert seen(JOB, 1, of=picture(listed())).why == "no pilot has joined yet"
     behind = seen(JOB, 1, of=picture(listed("c-0"), listed()))
     assert (behind.phase, behind.why) == (Phase.QUEUED, "1 job before it")
@@ -68,14 +68,14 @@ def test_a_waiting_job_says_what_for():
     assert updated_entry(JOB, call=None, picture=None) == JOB
 
 
-def test_the_last_checkpoint_stays_while_reports_come_without_one():
+def test_last_checkpoint_stays_while_reports_come_without_one():
     future = sent(progress(2, metric=0.5), progress(9))
     assert (future.progress.done, saved_in(future.progress).metric) == (9, 0.5)
     assert saved_in(sent(progress(9)).progress) is None
     assert saved_in(sent(progress(2, metric=0.5), progress(3, metric=0.7)).progress).metric == 0.7
 
 
-def test_a_running_jobs_end_follows_its_pace_then_the_forecast():
+def test_running_jobs_end_follows_its_pace_then_the_forecast():
     running = picture(listed(state=ListedState.RUNNING, since_s=10.0, where=("a/lib-1", "b/lib-2")))
     forecast = CallForecast(1, NOON + 700, False)
     entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
@@ -98,7 +98,7 @@ def test_a_running_jobs_end_follows_its_pace_then_the_forecast():
     assert again.ends_at == NOON + 700
 
 
-def test_deadlines_in_words():
+def test_deadlines_are_shown_in_words():
     now = NOON + 60
     cases = [
         (JOB, "deadline 12:10:00"),
@@ -132,7 +132,7 @@ def test_deadlines_in_words():
     assert board.told_late(running, now=over, drops=True).endswith("its deadline, 12:10:00, is over; it runs anyway")
 
 
-def test_whether_a_job_is_in_time_is_said_when_it_is_known():
+def test_job_is_in_time_or_late_once_that_is_known():
     cases = [({}, 60, None), ({}, 600, False), ({"ends_at": NOON + 599}, 60, True), ({"ends_at": NOON + 601}, 60, None)]
     cases += [({"ends_at": NOON + 661}, 60, False), ({"ends_at": NOON + 601.5}, 595, False)]
     cases += [({"phase": Phase.DONE, "ended_at": NOON + 600.1}, 700, False), ({"phase": Phase.FAILED}, 60, False)]
@@ -145,7 +145,7 @@ def replaced(**changes):
     return msgspec.structs.replace(JOB, **changes)
 
 
-def test_a_board_has_a_line_a_job():
+def test_board_has_a_line_for_each_job():
     tuning = replaced(phase=Phase.TUNING, iteration=120, loss=0.4123, metric=0.75, devices=("a/lib-1",), ends_at=NOON)
     failed = replaced(name="other", phase=Phase.FAILED, why="no\nmodel", deadline_at=None)
     lines = board.board_lines([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)
@@ -181,7 +181,7 @@ def test_jobs_are_found_in_their_folders(tmp_path):
         read_board(tmp_path / "a" / "state.json")
 
 
-def test_a_job_shows_its_wait_for_the_model_and_its_lookup():
+def test_job_shows_its_wait_for_the_model_and_its_lookup():
     entry = replaced(looks_up=True)
     for at, of in ((2, listed()), (3, listed()), (9, listed())):
         entry = seen(entry, at, of=picture(of, loading=1))
@@ -209,7 +209,7 @@ RESULT = report.Result(
 )  # fmt: skip
 
 
-def test_a_report_says_where_the_time_went():
+def test_report_says_where_the_time_went():
     done = replaced(
         phase=Phase.DONE, started_at=NOON + 9, ended_at=NOON + 580, loading_s=8.0, devices=("a/lib-1", "b/lib-2")
     )
@@ -221,7 +221,7 @@ def test_a_report_says_where_the_time_went():
     assert any("240 iterations, no target was set; ranks exchanged gradients for 2% of that time" in x for x in lines)
 
 
-def test_a_report_says_why_a_deadline_was_missed():
+def test_report_says_why_a_deadline_was_missed():
     done = replaced(
         phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 750, missed_since=NOON + 60, restarts=1,
         devices=("a/lib-1",),
@@ -250,7 +250,7 @@ def test_a_report_says_why_a_deadline_was_missed():
     assert facts["why"].endswith("; late: it had 10 min; that was known after 1 min")
 
 
-def test_on_a_pipe_what_changes_is_said_and_lateness_once(capsys):
+def test_pipe_output_has_changes_and_lateness_once(capsys):
     shown = Display(Screen(terminal=False), drops=False, place=None)
     due, end = NOON * 2, NOON * 4
     late = replaced(phase=Phase.TUNING, deadline_at=due, ends_at=end)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.command_line import Stoker
+from gateway.running import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,15 +103,7 @@ def submitted(session, file, *, late="run"):
     return submission
 
 
-def until(true, *, why):
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"in vain: {why}"
-        time.sleep(0.05)
-    return found
-
-
-def test_a_job_of_a_program_gives_its_tuned_prompt(place):
+def test_job_of_a_program_gives_its_tuned_prompt(place):
     future = tune(read_job(write(place, "api", initial="", until='slo = "10 min"')))
     tuned = future.result(LIMIT_S)
     assert tuned.iterations == 20
@@ -129,7 +122,7 @@ def logged(model, order, folder):
 
 
 @pytest.mark.long
-def test_a_killed_rank_costs_the_steps_since_its_checkpoint(place, tmp_path):
+def test_killed_rank_costs_the_steps_since_its_checkpoint(place, tmp_path):
     ready = check(parse_job(job_text(iterations=200), file="x", folder=place))
     _, order = call_of(ready, bank=None)
     future = stoker.app(context=ready.recipe, gang=2)(logged)(order, str(tmp_path))
@@ -152,7 +145,7 @@ def test_a_killed_rank_costs_the_steps_since_its_checkpoint(place, tmp_path):
     assert tuned.points[-1].loss < tuned.points[0].loss
 
 
-def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
+def test_submitted_jobs_succeed_and_fail_independently(place, session):
     files = [
         write(place, "good", until='slo = "10 min"'),
         write(place, "late", iterations=50, until='slo = "100 ms"'),
@@ -187,7 +180,7 @@ def written(model, prompt, names):
     return [model.complete(prompt, max_new_tokens=8, adapter=name).text for name in names]
 
 
-def test_a_tuned_prompt_is_served_under_its_name(place, session):
+def test_tuned_prompt_is_served_under_its_name(place, session):
     (place / "models.toml").write_text('[models.tiny]\npath = "model"\n')
     file = write(place, "facts", initial="say yes or no, 12345", iterations=10)
     said = json.loads(stoker_tune(place, session, "submit", file, "--serve", "facts", "--json").stdout)
@@ -198,11 +191,12 @@ def test_a_tuned_prompt_is_served_under_its_name(place, session):
     call = stoker.app(context=recipe_of(models["facts"]))(written)
     plain, tuned = call("aaa 1", ("", "facts")).result(LIMIT_S)
     assert plain != tuned
-    again = stoker_tune(place, session, "submit", file, "--serve", "facts", code=1)
-    assert "models.toml: [models.facts] exists; give --serve another name" in again.stderr
+    with contextlib.chdir(place):
+        again = Stoker()("tune", "submit", file, "--serve", "facts", "--session", session.id)
+    assert "models.toml: [models.facts] exists; give --serve another name" in str(again.exception)
 
 
-def test_a_late_job_is_dropped_where_it_may_be(place, session):
+def test_late_job_is_dropped_if_asked(place, session):
     submission = submitted(session, write(place, "drop", iterations=50, until='slo = "100 ms"'), late="drop")
     with pytest.raises(CallDroppedError):
         submission.future.result(LIMIT_S)
@@ -212,7 +206,7 @@ def test_a_late_job_is_dropped_where_it_may_be(place, session):
 
 
 @pytest.mark.long
-def test_a_stopped_detached_job_continues_when_resubmitted(place, session):
+def test_stopped_detached_job_continues_when_resubmitted(place, session):
     file = write(place, "away", iterations=3000)
     said = json.loads(stoker_tune(place, session, "submit", file, "--detach", "--json", "--out", "away").stdout)
     folder = place / said["folders"][0]
@@ -252,7 +246,7 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
 
 
 @pytest.mark.long
-def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch):
+def test_changed_wall_clock_makes_no_job_late(place, session, monkeypatch):
     submission = submitted(session, write(place, "clock", until='slo = "10 min"'))
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + 7200)
@@ -265,7 +259,7 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
 
 
 @pytest.mark.long
-def test_a_run_folder_unwritable_for_a_while_costs_no_result(place, session):
+def test_run_folder_unwritable_for_a_while_costs_no_result(place, session):
     submission = submitted(session, write(place, "nowhere", iterations=2))
     folder = submission.folder
     submission.future.result(LIMIT_S)

@@ -67,7 +67,7 @@ def test_tuning_begins_with_the_bare_models_loss_of_the_text(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_the_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
+def test_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
     vectors = passes.embed(context.model, prompt_of(context))
@@ -90,7 +90,7 @@ def test_the_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_accuracy_is_whether_the_model_would_write_the_target(kind):
+def test_accuracy_counts_targets_that_the_model_writes(kind):
     context = tiny.context(kind=kind)
     vectors = passes.embed(context.model, prompt_of(context))
     table = context.model.get_input_embeddings()
@@ -114,7 +114,7 @@ def test_accuracy_is_whether_the_model_would_write_the_target(kind):
         assert text.startswith(raw) or tiny.END in row.text
 
 
-def test_a_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
+def test_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
     same = [Sample(f"{'x' * (1 + number % 5)}{number}", "ok") for number in range(30)]
     job = tiny.job(iterations=200, metric=Metric.ACCURACY, reach=1.0, evaluate_every=5)
     seen = []
@@ -136,7 +136,7 @@ def test_a_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
     assert tuned.text == context.tokenizer.decode(passes.nearest_tokens(context.model, weights(tuned.adapter)))
 
 
-def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
+def test_job_without_a_target_returns_its_best_prompt(context):
     # The steps are so long that the loss rises again after the best step.
     steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
     tuned = tuner.tune(context, tiny.job(iterations=4, **steep), tiny.samples())
@@ -152,14 +152,14 @@ def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
 
 
 @pytest.mark.parametrize("metric", [Metric.ROUGE, Metric.BLEU])
-def test_metrics_of_written_text(context, metric):
+def test_metrics_of_written_text_are_fractions(context, metric):
     longer = [Sample(one.input, f"it is {one.target} for me", one.place) for one in tiny.samples(12)]
     tuned = tuner.tune(context, tiny.job(iterations=2, metric=metric), longer)
     assert all(0 <= point.metric <= 1 for point in (*tuned.points, tuned.held_out))
     assert math.isfinite(tuned.held_out.loss)
 
 
-def test_a_nan_loss_ends_the_job_with_its_best_prompt():
+def test_nan_loss_ends_the_job_with_its_best_prompt():
     context = tiny.context()
     good = tuner.tune(context, tiny.job(iterations=2), tiny.samples())
 
@@ -176,7 +176,7 @@ def test_a_nan_loss_ends_the_job_with_its_best_prompt():
 # ---- leftovers
 
 
-def test_the_model_is_left_as_it_was_and_jobs_do_not_see_each_other(context):
+def test_model_is_left_unchanged_and_jobs_are_independent(context):
     ids = torch.tensor([[1, 2, 3]])
     names, config = sorted(vars(context.model)), context.model.config.to_dict()
     parameters = {name: (value.data_ptr(), value.requires_grad) for name, value in context.model.named_parameters()}
@@ -196,7 +196,7 @@ def test_the_model_is_left_as_it_was_and_jobs_do_not_see_each_other(context):
     assert not context.model.training
 
 
-def test_a_model_that_may_be_trained_may_be_trained_afterwards():
+def test_trainable_model_stays_trainable():
     context = tiny.context()
     context.model.requires_grad_(True).train()
 
@@ -212,7 +212,7 @@ def test_a_model_that_may_be_trained_may_be_trained_afterwards():
     assert context.model.training
 
 
-def test_the_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
+def test_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
     tuned = tuner.tune(context, tiny.job(), tiny.samples())
     said = json.loads(write_tuned(tuned, tmp_path / "tuned").read_text())
     assert said["metric"] == "loss"
@@ -228,7 +228,7 @@ def test_the_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_gpu_tunes_as_a_cpu_does(context):
+def test_gpu_tunes_as_a_cpu_does(context):
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device here")
     there = tiny.context()
@@ -240,7 +240,7 @@ def test_a_gpu_tunes_as_a_cpu_does(context):
 # ---- checkpoints
 
 
-def test_an_evicted_job_continues_elsewhere_with_the_same_numbers(context):
+def test_evicted_job_continues_elsewhere_with_the_same_numbers(context):
     whole = tuner.tune(context, tiny.job(), tiny.samples())
 
     def leave(progress):
@@ -270,7 +270,7 @@ def test_checkpoints_come_with_reports_and_the_farther_one_counts(context, tmp_p
     assert not any(kept.values())
 
 
-def test_a_damaged_checkpoint_costs_only_time(context, tmp_path):
+def test_damaged_checkpoint_costs_only_time(context, tmp_path):
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half")
     tuned = tuner.tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
     assert tuned.points == tuner.tune(context, tiny.job(), tiny.samples()).points
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_costs_only_time(context, tmp_path):
         tuner.tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
 
 
-def test_an_error_of_the_report_is_the_callers(context):
+def test_error_of_the_report_reaches_the_caller(context):
     def fail(progress):
         raise KeyError("mine")
 
@@ -299,7 +299,7 @@ def test_an_error_of_the_report_is_the_callers(context):
         ({"metric": Metric.BLEU}, "metric", "is 0 for every prompt"),
     ],
 )
-def test_what_cannot_be_tuned_is_said_before_it_begins(context, change, key, said):
+def test_untunable_job_is_refused_before_it_begins(context, change, key, said):
     prompt = {name: change.pop(name) for name in ("initial", "virtual_tokens") if name in change}
     job = tiny.job(**change)
     job = msgspec.structs.replace(job, prompt=msgspec.structs.replace(job.prompt, **prompt))
@@ -313,7 +313,7 @@ def test_too_few_samples_are_refused(context):
         tuner.tune(context, tiny.job(), tiny.samples(2))
 
 
-def test_a_long_prompt_is_cut_and_a_short_one_repeated(context):
+def test_long_prompt_is_cut_and_a_short_one_repeated(context):
     def tokens(text, count=0):
         return encode_prompt(context.tokenizer, Prompt(text, count), longest=1000)
 

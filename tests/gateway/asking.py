@@ -42,6 +42,13 @@ def text_of(chunks) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
+def answer_of(client) -> str:
+    """Return the model's answer without streaming; check that the streamed answer is equal."""
+    text = chat(client).choices[0].message.content
+    assert text_of(chat(client, stream=True)) == text
+    return text
+
+
 def figures(gateway: RunningGateway) -> dict:
     return httpx.get(f"{gateway.url}/status", timeout=LIMIT_S).json()
 

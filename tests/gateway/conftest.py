@@ -20,10 +20,10 @@ def world(tmp_path_factory) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def gateway(world, write_models) -> Iterator[RunningGateway]:
+def gateway(world, write_models, serve_options) -> Iterator[RunningGateway]:
     running = RunningGateway(world.path / "work")
     write_models(running.folder)
-    running.start()
+    running.start(*serve_options)
     try:
         yield running
     finally:
@@ -36,6 +36,12 @@ def write_models():
     fixture.
     """
     return lambda _folder: None
+
+
+@pytest.fixture(scope="module")
+def serve_options() -> list[str]:
+    """The gateway's options. A file with other options overrides this fixture."""
+    return []
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,12 @@ MODELS = """
 path = "models/tiny"
 ttft = "10 min"
 cold = "wait"
+max = 1
 
 [models.vectors]
 path = "models/tiny"
 kind = "embedding"
+max = 1
 
 [models.gone]
 path = "./models/gone"

@@ -45,18 +45,18 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
     return first
 
 
-def test_the_forecast_of_a_queue_is_its_wait():
+def test_forecast_of_a_queue_is_its_wait():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for before in (0, 2, 5):  # half a second each, and the running request has begun some time ago
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
-def test_streams_served_side_by_side_are_not_taken_for_a_queue():
+def test_parallel_streams_count_as_no_queue():
     first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
     assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
 
 
-def test_few_streams_predict_nothing_and_queues_twice_the_longest():
+def test_forecast_needs_eight_streams_and_has_an_upper_bound():
     first = FirstTokens()
     for before in range(7):
         first.begin()
@@ -77,7 +77,7 @@ def test_streams_without_tokens_or_with_a_load_are_not_measured():
     assert (first.waiting, first.expected_s(3)) == (0, 0.0)
 
 
-def test_a_model_that_is_not_loaded_answers_when_it_may_be():
+def test_forecast_of_an_unloaded_model_is_its_load_time():
     measured = forecast(ModelFacts(loading=1, load_s=40.0, loading_s=15.0), FirstTokens())
     assert measured.first_token_s == 25.0
     assert measured.later_s(1.0) == 24.0
@@ -88,14 +88,14 @@ def test_a_model_that_is_not_loaded_answers_when_it_may_be():
     assert "no load of it has been measured" in forecast(ModelFacts(), FirstTokens()).because
 
 
-def test_the_sessions_queue_counts_too():
+def test_forecast_includes_the_sessions_queue():
     expected = forecast(ModelFacts(hot=2, queued=30, running=10, run_s=2.0), FirstTokens())
     assert (expected.first_token_s, expected.later_s(1.0)) == (6.0, 5.0)
     assert expected.because == "30 calls wait, 10 run, and a call takes 2.0 s"
     assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
 
 
-def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
+def test_objective_below_an_idle_models_time_refuses_no_request():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for _ in range(4):
         first.begin()
@@ -104,7 +104,7 @@ def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
     assert expected.later_s(0.1) == 0.0
 
 
-def test_nobody_waits_for_a_session_whose_journal_cannot_be_written():
+def test_requests_are_refused_while_the_journal_is_unwritable():
     models = ServedModels({"m": ModelSettings(path="m")})
     watch = SessionWatch(None, models)
     watch._asked_at = float("inf")  # the watch is not queried: its last answer counts as fresh

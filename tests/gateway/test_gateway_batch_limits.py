@@ -56,6 +56,13 @@ async def begun(batches: Batches, **body: str) -> GatewayBatch:
     return await batches.add(BatchRequest(CHAT, file.id), owner="")
 
 
+async def half_answered(folder: Path) -> tuple[HeldBatches, GatewayBatch]:
+    batches = batches_in(folder)
+    batch = await begun(batches)
+    await until(lambda: batches.get(batch.id, owner="").completed == 2)
+    return batches, batch
+
+
 def contents(batches: Batches, id: str | None) -> list[dict]:
     assert id is not None
     return [json.loads(line) for line in batches.files.data(id).read_text().splitlines()]
@@ -76,22 +83,18 @@ def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str)
     assert batch.body[f"{status}_at"]
 
 
-def test_a_cancelled_batch_keeps_its_answers(tmp_path):
+def test_cancelled_batch_keeps_its_answers(tmp_path):
     async def test() -> None:
-        batches = batches_in(tmp_path)
-        batch = await begun(batches)
-        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        batches, batch = await half_answered(tmp_path)
         assert batches.cancel(batch.id, owner="").status == "cancelling"
         check_kept(batches, await ended(batches, batch.id), status="cancelled", code="batch_cancelled")
 
     asyncio.run(test())
 
 
-def test_a_batch_whose_time_is_over_keeps_its_answers(tmp_path):
+def test_expired_batch_keeps_its_answers(tmp_path):
     async def test() -> None:
-        batches = batches_in(tmp_path)
-        batch = await begun(batches)
-        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        batches, batch = await half_answered(tmp_path)
         await batches.leave()
         file = tmp_path / "batches" / f"{batch.id}.json"
         kept = json.loads(file.read_bytes())
@@ -103,11 +106,9 @@ def test_a_batch_whose_time_is_over_keeps_its_answers(tmp_path):
     asyncio.run(test())
 
 
-def test_a_batch_whose_process_dies_keeps_its_answers(tmp_path):
+def test_batch_keeps_its_answers_when_its_process_dies(tmp_path):
     async def test() -> None:
-        batches = batches_in(tmp_path)
-        batch = await begun(batches)
-        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        batches, batch = await half_answered(tmp_path)
         child = batches._followed[batch.id].child
         assert child is not None
         child.kill()
@@ -138,7 +139,7 @@ def take_all(pace: BatchPace, permits: Permits) -> int:
     return taken
 
 
-def test_requests_of_a_batch_count_among_those_at_a_time(keys, tmp_path):
+def test_batch_requests_count_for_the_concurrent_limit(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
     assert take_all(pace, permits) == 3  # one permit stays free for requests outside batches
     assert take_all(pace, permits) == 0
@@ -152,7 +153,7 @@ def test_requests_of_a_batch_count_among_those_at_a_time(keys, tmp_path):
     assert take_all(pace, permits) == 1
 
 
-def test_requests_of_a_batch_count_among_those_of_a_minute(keys, tmp_path):
+def test_batch_requests_count_for_the_minutes_limit(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=3))
     assert take_all(pace, permits) == 2
     permits.end(5)
@@ -163,7 +164,7 @@ def test_requests_of_a_batch_count_among_those_of_a_minute(keys, tmp_path):
         guard.begin(guard.caller_named("ana"))
 
 
-def test_tokens_of_a_batch_count_and_bound_how_many_run(keys, tmp_path):
+def test_batch_tokens_count_and_limit_its_requests(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(tokens_per_minute=1000))
     assert take_all(pace, permits) == 1  # the token counts are still unknown
     permits.end(100)
@@ -175,7 +176,7 @@ def test_tokens_of_a_batch_count_and_bound_how_many_run(keys, tmp_path):
         guard.begin(guard.caller_named("ana"))
 
 
-def test_a_batch_whose_key_is_removed_begins_no_more(keys, tmp_path):
+def test_batch_stops_when_its_key_is_removed(keys, tmp_path):
     _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=2))
     assert take_all(pace, permits) == 1
     keys.remove("ana")
@@ -183,7 +184,7 @@ def test_a_batch_whose_key_is_removed_begins_no_more(keys, tmp_path):
     assert take_all(pace, permits) == 0
 
 
-def test_a_batch_takes_no_more_permits_than_it_has_requests(keys, tmp_path):
+def test_batch_takes_at_most_a_permit_per_request(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=30, concurrent=20), left=2)
     assert take_all(pace, permits) == 2
     caller = guard.caller_named("ana")
@@ -196,7 +197,7 @@ def test_a_batch_takes_no_more_permits_than_it_has_requests(keys, tmp_path):
     assert len(live) == 18
 
 
-def test_a_batch_that_starts_without_its_key_begins_nothing(keys, tmp_path):
+def test_batch_without_its_key_starts_no_request(keys, tmp_path):
     keys.add("ana", KeyLimits(concurrent=2))
     keys.add("ben", KeyLimits())
     batches = Batches(tmp_path, FileStore(tmp_path / "f"), models=Path("m"), session="s", guard=Guard(keys))
@@ -211,7 +212,7 @@ def test_a_batch_that_starts_without_its_key_begins_nothing(keys, tmp_path):
     assert batches._pace(batch) is None, "its key has no limits"
 
 
-def test_a_gateway_that_starts_again_counts_what_runs(keys, tmp_path):
+def test_restarted_gateway_counts_running_requests(keys, tmp_path):
     _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
     assert take_all(pace, permits) == 3
     permits.end(1)

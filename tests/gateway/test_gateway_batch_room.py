@@ -109,7 +109,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
-def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_waits_for_a_full_disk_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     room = Room()
 
     async def test() -> None:
@@ -132,7 +132,7 @@ def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
-def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: str) -> None:
+def test_unstartable_batch_is_retried(tmp_path: Path, lacks: str) -> None:
     room = Room()
 
     async def test() -> None:
@@ -148,7 +148,7 @@ def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: st
     run(test())
 
 
-def test_a_batch_that_cannot_be_started_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_process, "PAUSE_S", 3600.0)
     monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 3600.0)
     room = Room()
@@ -165,7 +165,7 @@ def test_a_batch_that_cannot_be_started_can_be_cancelled(tmp_path: Path, monkeyp
     run(test())
 
 
-def test_a_process_that_could_not_be_noted_can_be_cancelled(tmp_path: Path) -> None:
+def test_unrecorded_process_can_be_cancelled(tmp_path: Path) -> None:
     room = Room()
 
     async def test() -> None:
@@ -181,7 +181,7 @@ def test_a_process_that_could_not_be_noted_can_be_cancelled(tmp_path: Path) -> N
     run(test())
 
 
-def test_the_next_gateway_finds_a_process_that_was_not_noted(tmp_path: Path) -> None:
+def test_next_gateway_finds_an_unrecorded_process(tmp_path: Path) -> None:
     room = Room()
 
     async def test() -> None:
@@ -201,7 +201,7 @@ def test_the_next_gateway_finds_a_process_that_was_not_noted(tmp_path: Path) -> 
     run(test())
 
 
-def test_an_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) -> None:
+def test_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) -> None:
     room = Room()
 
     async def test() -> None:
@@ -217,7 +217,7 @@ def test_an_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) -> 
     run(test())
 
 
-def test_a_file_of_an_unreadable_batch_is_not_removed_as_old(tmp_path: Path) -> None:
+def test_file_of_an_unreadable_batch_is_kept(tmp_path: Path) -> None:
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
     file = batches.files.add(b"x", filename="f", purpose="batch", owner="")

@@ -16,7 +16,7 @@ from stoker.apps.gateway.batches import Batches, GatewayBatch
 from stoker.apps.gateway.served import ServedModels
 
 
-def test_a_file_is_its_owners_alone(tmp_path):
+def test_file_is_visible_to_its_owner_alone(tmp_path):
     store = FileStore(tmp_path / "files")
     made = store.add(b"x", filename="x", purpose="batch", owner="ana")
     assert store.all(owner="ana") == [made]
@@ -26,7 +26,7 @@ def test_a_file_is_its_owners_alone(tmp_path):
             store.get(id, owner="bo")
 
 
-def test_what_is_old_is_removed_but_for_what_a_running_batch_reads(tmp_path):
+def test_old_files_are_removed_unless_a_running_batch_reads_them(tmp_path):
     batches = Batches(tmp_path / "batches", FileStore(tmp_path / "files"), models=tmp_path / "m.toml", session="s")
     used, unused = (batches.files.add(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
     (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an empty folder, as an interrupted upload leaves it
@@ -45,7 +45,7 @@ def test_what_is_old_is_removed_but_for_what_a_running_batch_reads(tmp_path):
 
 
 @pytest.mark.long
-def test_a_batch_has_the_contexts_of_the_gateway(tmp_path):
+def test_batch_has_the_contexts_of_the_gateway(tmp_path):
     write_tiny_model(tmp_path / "tiny")
     models = tmp_path / "models.toml"
     models.write_text(
@@ -61,7 +61,7 @@ def test_a_batch_has_the_contexts_of_the_gateway(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"a\r\nb\n", b"\r\n", b"--b\r\n", bytes(range(256)) * 50, "é\n".encode() * 3])
-def test_a_form_gives_the_bytes_that_were_sent(data):
+def test_form_upload_keeps_its_bytes(data):
     form = b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     form += b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n'
     form += b"Content-Type: application/octet-stream\r\n\r\n" + data + b"\r\n--B--\r\n"

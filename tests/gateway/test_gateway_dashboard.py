@@ -128,13 +128,13 @@ def test_events_show_maps_failures_and_slow_calls(dashboard):
     assert Path(now["log"]).is_file()
 
 
-def test_events_move_and_bring_the_history(dashboard):
-    (_, first), (kind, history), (_, second) = dashboard.events(3)
+def test_events_show_progress_and_the_history(dashboard):
+    (_, first), (kind, history), *_, (_, last) = dashboard.events(6)
     assert kind == "history"
     for each in history.values():
         assert all(len(series) == len(each["at"]) for series in each["series"].values())
         assert {"rate", "waiting", "running", "memory"} <= set(each["series"])
-    assert second["maps"][0]["done"] > first["maps"][0]["done"]
+    assert last["maps"][0]["done"] > first["maps"][0]["done"]
 
 
 def test_metrics_of_a_session_have_the_names_of_vllm(dashboard):
@@ -153,7 +153,7 @@ def test_grafana_queries_metrics_that_a_session_has(dashboard):
     assert [name for name in queried if not has_metric(text, name)] == []
 
 
-def test_pages_that_read_nothing_cost_no_memory(dashboard):
+def test_silent_readers_cost_no_memory(dashboard):
     port = int(dashboard.url.rpartition(":")[2])
     asleep = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
     try:
@@ -184,7 +184,7 @@ def text_in(page, place):
 
 
 @with_browser
-def test_a_browser_sees_progress_move_and_a_failure_appear(dashboard, page):
+def test_browser_sees_progress_move_and_a_failure_appear(dashboard, page):
     page.open(dashboard.url, width=1400, height=900)
     first = until(lambda: text_in(page, "#maps tr"), why="the map")
     assert "100,000" in first
@@ -197,7 +197,7 @@ def test_a_browser_sees_progress_move_and_a_failure_appear(dashboard, page):
     assert page.errors == []
 
 
-def test_an_address_in_use_and_an_unknown_session_are_said(dashboard, world, monkeypatch):
+def test_dashboard_names_taken_ports_and_unknown_sessions(dashboard, world, monkeypatch):
     port = dashboard.url.rpartition(":")[2]
     monkeypatch.chdir(world.path)
     for options, said in (
@@ -209,7 +209,7 @@ def test_an_address_in_use_and_an_unknown_session_are_said(dashboard, world, mon
 
 
 @pytest.mark.long
-def test_an_ended_session_shows_its_last_state(world, tmp_path):
+def test_ended_session_shows_its_last_state(world, tmp_path):
     (tmp_path / "site.toml").write_text(SITE)
     program = world.start(PROGRAM, folder=tmp_path)
     until(lambda: list(tmp_path.glob("runinfo/*/*/session.json")), why="the session of the program")

@@ -22,6 +22,7 @@ from gateway.asking import (
     BODY,
     CHAT,
     SITE,
+    answer_of,
     chat,
     client_at,
     client_of,
@@ -34,6 +35,7 @@ from gateway.asking import (
 from gateway.browser import browser_path, headless
 from gateway.running import LIMIT_S, RunningGateway, keys, stoker, until
 from polling import polls
+from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
 with_browser = pytest.mark.skipif(not browser_path(), reason="no chromium is installed")
@@ -42,7 +44,18 @@ MODEL = """
 path = "models/tiny"
 """
 IDLE_S = 6.0
+MOST = 30_000
+"""Tokens of a text, which takes the model minutes."""
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
+
+
+@pytest.fixture(scope="module")
+def write_models():
+    def write(folder):
+        shutil.rmtree(folder / "models" / "tiny")
+        write_tiny_model(folder / "models" / "tiny", ends=False, longest=32_768)
+
+    return write
 
 
 # ---- restarts
@@ -51,9 +64,8 @@ OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 def test_status_shows_the_models_that_are_served(gateway):
     with client_of(gateway) as client:
         assert text_of(chat(client, stream=True))
-    row = re.compile(r"^  models    small .*$", re.MULTILINE)
-    shown = until(lambda: row.search(stoker("status", gateway.session)), why="a row")
-    assert "1 hot" in shown[0]
+    row = re.compile(r"^  models    small .*1 hot", re.MULTILINE)
+    until(lambda: row.search(stoker("status", gateway.session)), why="a row")
     said = stoker("status", gateway.session)
     assert f"served at {gateway.url} (pid " in said
     assert re.search(r"gone +cannot be used: ", said)
@@ -68,11 +80,11 @@ def test_status_shows_the_models_that_are_served(gateway):
     assert small["ttft_s"] > 0
 
 
-def test_a_killed_gateway_keeps_its_address_and_hot_models(gateway):
+def test_killed_gateway_keeps_its_address_and_hot_models(gateway):
     with client_of(gateway) as client:
         text = text_of(chat(client, stream=True))
         url, session = gateway.url, gateway.session
-        body = {**BODY, "max_tokens": 1900, "stream": True}
+        body = {**BODY, "max_tokens": MOST, "stream": True}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=LIMIT_S) as half:
             lines = half.iter_lines()
             next(lines)
@@ -89,7 +101,7 @@ def test_a_killed_gateway_keeps_its_address_and_hot_models(gateway):
 
 
 @pytest.mark.long
-def test_a_stream_goes_on_when_its_pilot_is_killed(gateway, world):
+def test_stream_continues_when_its_pilot_is_killed(gateway, world):
     with client_of(gateway) as client:
         whole = text_of(chat(client, stream=True, max_tokens=700))
         stream = iter(chat(client, stream=True, max_tokens=700))
@@ -99,7 +111,7 @@ def test_a_stream_goes_on_when_its_pilot_is_killed(gateway, world):
         assert chat(client).choices
 
 
-def test_a_gateway_survives_the_manager(gateway, world):
+def test_gateway_survives_the_manager(gateway, world):
     with client_of(gateway) as client:
         stream = iter(chat(client, stream=True, max_tokens=700))
         before = [next(stream) for _ in range(10)]
@@ -109,7 +121,7 @@ def test_a_gateway_survives_the_manager(gateway, world):
 
 
 @pytest.mark.long
-def test_a_gateway_ends_with_its_session_and_serves_again(gateway, world):
+def test_gateway_ends_with_its_session_and_serves_again(gateway, world):
     url, session = gateway.url, gateway.session
     stoker("down", session)
     until(lambda: gateway.has_ended, why="the end of the gateway")
@@ -123,7 +135,7 @@ def test_a_gateway_ends_with_its_session_and_serves_again(gateway, world):
 
 
 @pytest.mark.long
-def test_keys_and_their_limits(gateway, world):
+def test_key_limits_hold_until_the_key_is_removed(gateway, world):
     key = keys("add", "ana", "--requests-per-minute", "1", "--concurrent", "1")
     try:
         with client_of(gateway) as nobody, pytest.raises(openai.AuthenticationError) as refused:
@@ -199,15 +211,7 @@ def certificate(tmp_path):
     return files
 
 
-def answer_of(client):
-    """Return the model's answer without streaming; check that the streamed answer is equal."""
-    text = client.chat.completions.create(**BODY).choices[0].message.content
-    pieces = client.chat.completions.create(**BODY, stream=True)
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text
-    return text
-
-
-def test_a_gateway_has_its_certificate_and_the_sites_named(world, gateway, beside, certificate):
+def test_gateway_uses_its_certificate_and_allowed_sites(world, gateway, beside, certificate):
     cert, key = map(str, certificate)
     secure = beside("secure.toml", "--tls-cert", cert, "--tls-key", key, "--origin", SITE, "--json")
     assert secure.url.startswith("https://127.0.0.1:")
@@ -231,17 +235,8 @@ def test_a_gateway_has_its_certificate_and_the_sites_named(world, gateway, besid
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
 
 
-def test_a_gateway_on_a_unix_socket_answers(gateway, beside, tmp_path):
-    path = str(tmp_path / "s")
-    other = beside("socket.toml", "--uds", path)
-    assert f"curl --unix-socket {path}" in "".join(other.said)
-    over = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=LIMIT_S)
-    with client_at("http://stoker", http_client=over) as client, client_of(gateway) as plain:
-        assert answer_of(client) == answer_of(plain)
-
-
 @pytest.mark.long
-def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
+def test_idle_connection_outlives_those_that_clients_keep(gateway):
     """HTTPX keeps a connection for 5 s after its last request. A gateway that closes the connection earlier may lose a
     request.
     """
@@ -314,12 +309,12 @@ def page(tmp_path_factory):
 
 
 @with_browser
-def test_the_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_path):
+def test_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_path):
     with client_of(gateway) as client:
         page.open(gateway.url)
         until(lambda: "cold" in row_of(page, "vectors"), why="a model that is cold")
         assert "cannot be used" in row_of(page, "gone")
-        with chat(client, max_tokens=1900, stream=True) as stream:
+        with chat(client, max_tokens=MOST, stream=True) as stream:
             next(iter(stream))
             until(lambda: " hot" in row_of(page, "small"), why="the model is hot, without another load of the page")
             until(lambda: page.value("figures.models.some(each => each.tokens_per_s > 0)"), why="tokens a second")
@@ -339,7 +334,7 @@ def test_the_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_
 
 @with_browser
 @pytest.mark.long
-def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world):
+def test_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world):
     key = keys("add", "ana")
     try:
         page.open(gateway.url)
@@ -358,7 +353,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, wo
 
 @with_browser
 @pytest.mark.long
-def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
+def test_page_continues_when_its_gateway_is_killed(gateway, page):
     page.open(gateway.url)
     until(lambda: row_of(page, "small"), why="the figures")
     gateway.kill()
@@ -371,7 +366,7 @@ def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
 # ---- limits of a model
 
 
-def test_no_second_library_is_loaded_however_many_requests_wait(gateway):
+def test_model_with_max_one_gets_no_second_library(gateway):
     [pilot] = until(lambda: figures(gateway)["pilots"], why="a pilot is here")
     assert len(pilot["devices"]) == 3
 
@@ -393,7 +388,7 @@ def test_no_second_library_is_loaded_however_many_requests_wait(gateway):
 
 
 @pytest.mark.long
-def test_an_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
+def test_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
     def is_cold():
         return model_of(gateway, "fleeting")["state"] == "cold"
 
@@ -408,7 +403,7 @@ def test_an_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
 
 
 @pytest.mark.long
-def test_a_policy_that_does_not_honour_it_is_named_at_the_start(world):
+def test_policy_without_max_is_named_at_the_start(world):
     other = RunningGateway(world.path / "other", "other.toml", "models.toml")
     site = (other.folder / "site.toml").read_text().replace('"here"', '"other"')
     (other.folder / "other.toml").write_text(f'{site}[policy]\nname = "prompt-tuner"\n')

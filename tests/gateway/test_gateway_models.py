@@ -98,7 +98,7 @@ def check(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_call_that_is_asked_for_is_made(client, choice):
+def test_requested_tool_call_is_made(client, choice):
     options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
     whole = ask(client, **options)
     assert ChatCompletion.model_validate(whole.model_dump(), strict=True).choices[0].finish_reason == "tool_calls"
@@ -129,14 +129,14 @@ def test_openais_client_collects_a_streamed_call(client):
     check(call.function.name, call.function.arguments)
 
 
-def test_the_model_may_answer_without_a_call(client):
+def test_model_may_answer_without_a_call(client):
     answer = ask(client, tools=[WEATHER])
     assert answer.choices[0].message.content
     assert not answer.choices[0].message.tool_calls
 
 
 @pytest.mark.long
-def test_a_batch_has_calls(client):
+def test_batch_answers_contain_tool_calls(client):
     body = {"model": "small", "messages": QUESTION, "max_tokens": 400, "tools": [WEATHER], "tool_choice": NAMED}
     line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
     file = client.files.create(file=("in.jsonl", line.encode()), purpose="batch")
@@ -152,7 +152,7 @@ def _ended(client, id):
     return batch if batch.status != "in_progress" else None
 
 
-def test_a_schema_that_cannot_be_held_is_refused_by_its_field(client):
+def test_unusable_schema_is_refused_by_its_field(client):
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
@@ -185,7 +185,7 @@ def test_openais_client_gets_responses(client):
 # ---- tokens: they are counted as the model does, without loading it
 
 
-def test_tokens_of_a_text_are_the_models_and_make_the_text_again(http, client, gateway):
+def test_tokens_of_a_text_are_the_models_and_reversible(http, client, gateway):
     asked = {"model": "swift", "prompt": "What is two plus two?", "return_token_strs": True}
     found = http.post("/tokenize", json=asked).json()
     assert found.keys() == {"count", "max_model_len", "tokens", "token_strs"}
@@ -210,7 +210,7 @@ def test_tokens_of_a_text_are_the_models_and_make_the_text_again(http, client, g
         ("/detokenize", {"model": "small", "tokens": [99_999]}, "tokens"),
     ],
 )
-def test_what_cannot_be_tokenized_is_refused_by_its_field(http, address, body, param):
+def test_wrong_tokenize_requests_are_refused_by_field(http, address, body, param):
     answer = http.post(address, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -263,7 +263,7 @@ def test_echoed_likelihoods_are_those_of_transformers(client, own, tokenizer):
         assert likeliest == pytest.approx(expected.max(dim=-1)[0].tolist(), abs=1e-4)
 
 
-def test_an_echo_of_no_new_tokens_is_the_prompt(client):
+def test_echo_without_new_tokens_is_the_prompt(client):
     whole = client.completions.create(**{**ECHO, "max_tokens": 0}, prompt=PROMPTS[0])
     [choice] = whole.choices
     assert (choice.text, choice.finish_reason) == (PROMPTS[0], "length")
@@ -279,7 +279,7 @@ def test_an_echo_of_no_new_tokens_is_the_prompt(client):
 
 @pytest.mark.parametrize("logprobs", [None, 2])
 @pytest.mark.parametrize("most", [0, 5])
-def test_a_streamed_echo_is_the_whole_one(client, most, logprobs):
+def test_streamed_echo_equals_the_whole_one(client, most, logprobs):
     asked = {**ECHO, "max_tokens": most, "prompt": PROMPTS[:2], "logprobs": logprobs}
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -462,7 +462,7 @@ def test_scores_of_a_cross_encoder_are_its_own(gateway, http):
     assert answer["usage"]["total_tokens"] == tokens
 
 
-def test_a_rerank_lists_the_best_documents_first(gateway, http):
+def test_rerank_lists_the_best_documents_first(gateway, http):
     expected, _ = cross_scores(gateway.folder / "models" / "cross", QUERY, DOCUMENTS)
     order = sorted(range(3), key=lambda index: -expected[index])
     asked = {"model": "cross", "query": QUERY, "documents": DOCUMENTS, "user": "ana"}
@@ -477,7 +477,7 @@ def test_a_rerank_lists_the_best_documents_first(gateway, http):
 
 
 @pytest.mark.parametrize("name", ["encoder", "cross"])
-def test_a_text_that_is_too_long_to_score_is_refused(http, name):
+def test_text_that_is_too_long_to_score_is_refused(http, name):
     refused = http.post(RERANK, json={"model": name, "query": QUERY, "documents": ["paris", "water " * 60]})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 

@@ -63,12 +63,12 @@ def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
     ]
 
 
-def test_a_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
+def test_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
     note = msgspec.structs.replace(NOTE, models=(COLD, ServedModelFigures("other", "other", "other-1")))
     assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
 
 
-def test_trouble_is_told() -> None:
+def test_status_shows_models_in_trouble() -> None:
     unread = ServedModelFigures("gone", trouble="there is no folder\n  /models/gone")
     failed = ServedModelFigures("broken", "broken", "broken-1")
     status = msgspec.structs.replace(STATUS, contexts=(context("broken", failure="OSError: no such file"),))
@@ -79,7 +79,7 @@ def test_trouble_is_told() -> None:
     ]
 
 
-def test_of_a_gateway_that_was_killed_it_is_said_that_it_is_silent() -> None:
+def test_status_shows_a_silent_gateway() -> None:
     (row,) = gateway_rows([NOTE], STATUS, now=280.0)
     assert row.startswith("the gateway at http://127.0.0.1:8000 has not answered for 3 min: `stoker serve`")
 
@@ -95,7 +95,7 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
     assert len(gateway_notes(SessionFolder(tmp_path))) == 1
 
 
-def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog) -> None:
+def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
     pytest.importorskip("starlette")
     from stoker.apps.gateway import figures
 
@@ -127,7 +127,7 @@ def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])
-def test_a_note_that_cannot_be_read_is_left_out(tmp_path, kept: bytes) -> None:
+def test_unreadable_note_is_left_out(tmp_path, kept: bytes) -> None:
     write_gateway_note(tmp_path, "models-1f", NOTE)
     (tmp_path / "gateways" / "bad.json").write_bytes(kept)
     assert len(gateway_notes(SessionFolder(tmp_path))) == 1

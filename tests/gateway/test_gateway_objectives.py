@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 
 import httpx
 import msgspec
-from gateway.asking import CHAT
+from gateway.asking import CHAT, answer_of, client_at
 from gateway.running import LIMIT_S, SITE, until
 from tiny_model import write_tiny_model
 
@@ -45,6 +45,23 @@ def write_models():
     return write
 
 
+@pytest.fixture(scope="module")
+def socket_path(world):
+    return str(world.path / "s")
+
+
+@pytest.fixture(scope="module")
+def serve_options(socket_path):
+    return ["--uds", socket_path]
+
+
+@pytest.fixture
+def http(gateway, socket_path):
+    transport = httpx.HTTPTransport(uds=socket_path)
+    with httpx.Client(base_url="http://stoker", transport=transport, timeout=LIMIT_S) as client:
+        yield client
+
+
 def request(text: str = "one two three", *, most: int = 0) -> ApiRequest:
     asked = (ChatMessage("user", text),)
     return ApiRequest("id", 0, Endpoint.CHAT, "small", asked, sampling=SamplingOptions(max_new_tokens=most))
@@ -71,34 +88,34 @@ def test_calls_carry_the_objectives_and_the_lengths(folder):
     assert wants.features.input_length == len("one two three") + 4
 
 
-def test_a_policy_without_objectives_is_told_nothing(folder):
+def test_policy_without_objectives_gets_none(folder):
     model = ServedModel("small", ModelSettings(path=str(folder), ttft=0.5, tpot=0.1))
     wants = asyncio.run(model.app(request(), {})).specification.wants
     assert (wants.options.objective.ttft_s, wants.features) == (0.0, None)
 
 
-def test_an_answer_is_expected_to_be_as_long_as_the_last_ones(folder):
+def test_expected_answer_length_follows_earlier_answers(folder):
     lengths = RequestLengths(str(folder))
     assert [lengths.expected(most) for most in (0, 64)] == [0, 64]
     lengths.record(100)
     assert [lengths.expected(most) for most in (0, 64, 500)] == [100, 64, 100]
 
 
-def test_the_longest_of_several_prompts_counts(folder):
+def test_longest_of_several_prompts_counts(folder):
     asked = ApiRequest("id", 0, Endpoint.COMPLETIONS, "small", texts=("one", "one two " * 50, "two"))
     one = msgspec.structs.replace(asked, texts=(asked.texts[1],))
     lengths = RequestLengths(str(folder))
     assert asyncio.run(lengths.features(asked)) == asyncio.run(lengths.features(one))
 
 
-def test_a_long_prompt_is_counted_in_part(folder):
+def test_long_prompt_is_counted_in_part(folder):
     lengths = RequestLengths(str(folder))
     short, long = (asyncio.run(lengths.features(request("one two " * n)))["input_length"] for n in (2_000, 200_000))
     assert (short, long) == (16_004, 1_600_004)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "somebody/model"])
-def test_a_model_without_a_tokenizer_is_estimated(tmp_path, caplog, name):
+def test_model_without_a_tokenizer_is_estimated(tmp_path, caplog, name):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     lengths = RequestLengths(str(tmp_path / name) if name.endswith("gguf") else name)
     for _ in range(2):
@@ -108,7 +125,7 @@ def test_a_model_without_a_tokenizer_is_estimated(tmp_path, caplog, name):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": "1.0"}'])
-def test_a_broken_tokenizer_is_said_once_and_estimated(tmp_path, caplog, text):
+def test_broken_tokenizer_is_logged_once_and_estimated(tmp_path, caplog, text):
     (tmp_path / "tokenizer.json").write_text(text)
     lengths = RequestLengths(str(tmp_path))
     for _ in range(2):
@@ -121,7 +138,7 @@ def test_a_broken_tokenizer_is_said_once_and_estimated(tmp_path, caplog, text):
 @pytest.mark.parametrize(
     "setting", ['ttft = "0 s"', "ttft = 0", 'tpot = "0 ms"', 'ttft = "2 d"', 'kind = "embedding"\ntpot = "1 s"']
 )
-def test_an_objective_that_cannot_be_is_refused_in_the_file(tmp_path, setting):
+def test_impossible_objective_is_refused_in_the_file(tmp_path, setting):
     with pytest.raises(
         ConfigError, match=r"models.toml: .*\[models.m\].* (more than 0 and at most a day|models that write)"
     ):
@@ -141,7 +158,7 @@ def test_an_objective_that_cannot_be_is_refused_in_the_file(tmp_path, setting):
         (0.0, [0.5, 0.65, 0.66], False),
     ],
 )
-def test_a_further_token_is_due_by_its_number(monkeypatch, ttft_s, comes_at_s, in_time):
+def test_later_tokens_are_due_by_their_number(monkeypatch, ttft_s, comes_at_s, in_time):
     metrics, now = GatewayMetrics(), [0.0]
     models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
     monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
@@ -177,7 +194,7 @@ def test_figures_count_objectives_of_the_request_and_refusals():
         assert expected in lines
 
 
-def test_bulk_work_and_embeddings_have_no_such_objectives():
+def test_batches_and_embeddings_have_no_such_objectives():
     with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once; a batch has none"):
         refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
     refuse_objectives({"prefer": "wait=1"}, what="a batch")
@@ -186,19 +203,19 @@ def test_bulk_work_and_embeddings_have_no_such_objectives():
 
 
 @pytest.mark.parametrize("value", ["soon", "0 s", "-1 s", "2 days", "inf", ""])
-def test_a_header_that_is_no_time_is_refused(value):
+def test_header_without_a_time_is_refused(value):
     with pytest.raises(RequestRefused, match="stoker-ttft must be a time"):
         objectives_of({"stoker-ttft": value}, honoured=SLINFER)
 
 
-def test_headers_are_read_and_a_wish_that_nobody_honours_is_refused():
+def test_headers_are_read_and_refused_if_not_honoured():
     asked = {"stoker-ttft": "250 ms", "stoker-tpot": "0.05 s"}
     assert objectives_of(asked, honoured=SLINFER) == {"ttft": 0.25, "tpot": 0.05}
     with pytest.raises(RequestRefused, match="stoker-tpot needs a session whose policy honours it"):
         objectives_of(asked, honoured=frozenset())
 
 
-def test_a_dropped_call_says_when_to_ask_again():
+def test_dropped_call_says_when_to_retry():
     error = CallDroppedError("call c-1: ...", call="c-1", reason="its first token would be late", retry_after_s=2.5)
     refusal = refusal_of(error)
     assert (refusal.retry_after_s, refusal.error.status, refusal.error.code) == (2.5, 503, "objective_unreachable")
@@ -209,7 +226,7 @@ def test_a_dropped_call_says_when_to_ask_again():
 
 
 @pytest.mark.slow
-def test_a_late_request_is_refused_and_an_early_one_is_served(gateway, http):
+def test_late_request_is_refused_and_an_early_one_is_served(gateway, http):
     def ask(**headers: str) -> httpx.Response:
         body = {"model": "small", "messages": [{"role": "user", "content": "?"}], "max_tokens": 8}
         return http.post(CHAT, json=body, headers=headers, timeout=LIMIT_S)
@@ -234,3 +251,10 @@ def test_a_late_request_is_refused_and_an_early_one_is_served(gateway, http):
     assert small["state"] == "hot", "min = 1 keeps it loaded"
     assert small["refused"] >= 1
     assert "stoker_gateway_refused_total" in http.get("/metrics").text
+
+
+@pytest.mark.slow
+def test_gateway_on_a_unix_socket_answers_alike_in_a_stream(gateway, http, socket_path):
+    assert f"curl --unix-socket {socket_path}" in "".join(gateway.said)
+    with client_at("http://stoker", http_client=http) as client:
+        assert answer_of(client)

@@ -1,5 +1,5 @@
-"""A gateway with OpenAI's client: answers, errors, leaving clients, figures, batches. Every body matches OpenAI's types
-exactly. Bodies are read from the wire, because OpenAI's client checks nothing.
+"""A gateway with OpenAI's client: answers, errors, slow and leaving clients, figures, batches. Every body matches
+OpenAI's types exactly. Bodies are read from the wire, because OpenAI's client checks nothing.
 """
 
 from __future__ import annotations
@@ -9,23 +9,60 @@ import base64
 import io
 import json
 import re
+import signal
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
-from gateway.asking import CHAT, QUESTION, chat, text_of
+from faults.world import kill
+from gateway.asking import CHAT, QUESTION, chat, figures, text_of
 from gateway.bodies import strict
 from gateway.metrics_queried import has_metric, metrics_queried
-from gateway.running import LIMIT_S, until
+from gateway.running import LIMIT_S, MODELS, until
 from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.shared import ErrorObject
+from tiny_model import write_tiny_model
+
+from stoker.pilot.core.lifecycle import MOST_GRACE_S
 
 pytestmark = pytest.mark.slow
 TEXT = "/v1/completions"
 SAID = {"model": "small", "messages": QUESTION, "max_tokens": 4}
 PROMPTED = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 4}
+ENDLESS = """
+[models.endless]
+path = "models/endless"
+
+[models.embedder]
+path = "models/endless"
+kind = "embedding"
+"""
+ZYGOTE = "stoker.pilot.zygote"
+"""The command of libraries, which are forked from it."""
+MOST = 30_000
+"""Tokens of a text, which takes the model `endless` minutes."""
+LEAVES_S = 0.3
+"""Seconds without data after which a client leaves."""
+READS_EVERY_S = 0.05
+"""Seconds between reads of the long stream: a slow reader saves the model work."""
+LOAD_S = 8.0
+"""Seconds of a load of these models. Their calls have as long to react to a stop: a busy machine needs it."""
+SETTLED_S = MOST_GRACE_S + 2.0
+"""Seconds after which a pilot has killed each library that still runs a stopped call."""
+
+
+@pytest.fixture(scope="module")
+def write_models():
+    def write(folder):
+        write_tiny_model(folder / "models" / "endless", ends=False, longest=32_768)
+        (folder / "models.toml").write_text(MODELS + ENDLESS)
+
+    return write
 
 
 def parsed(kind, body):
@@ -42,10 +79,10 @@ def events(http, address, body):
 # ---- bodies
 
 
-def test_models(client, http):
+def test_listed_models_have_openais_type(client, http):
     listed = http.get("/v1/models").json()
     assert listed.keys() == {"object", "data"}
-    names = ["small", "vectors", "gone", "huge", "shy", "swift", "fleeting"]
+    names = ["small", "vectors", "gone", "huge", "shy", "swift", "fleeting", "endless", "embedder"]
     assert [model["id"] for model in listed["data"]] == names
     for model in (*listed["data"], http.get("/v1/models/small").json()):
         model.pop("max_model_len", None)  # vLLM's addition to OpenAI's model
@@ -65,7 +102,7 @@ def test_models(client, http):
         ("/v1/embeddings", {"model": "vectors", "input": ["one", "two"]}, CreateEmbeddingResponse),
     ],
 )
-def test_answers(http, address, body, kind):
+def test_answers_have_openais_types(http, address, body, kind):
     parsed(kind, http.post(address, json=body).json())
 
 
@@ -74,7 +111,7 @@ def test_answers(http, address, body, kind):
     ("address", "body"),
     [(CHAT, SAID), (CHAT, {**SAID, "logprobs": True}), (TEXT, PROMPTED), (TEXT, {**PROMPTED, "logprobs": 1})],
 )
-def test_chunks(http, address, body, more):
+def test_chunks_have_openais_types(http, address, body, more):
     chunks = events(http, address, {**body, **more})
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -122,7 +159,7 @@ def test_files_and_batches(http, client):
 # ---- answers
 
 
-def test_a_seed_gives_the_same_conversation_again(client):
+def test_seed_gives_the_same_conversation_again(client):
     first, again = (chat(client, n=2, seed=5, temperature=1) for _ in range(2))
     assert [choice.index for choice in first.choices] == [0, 1]
     assert first.choices[0].message.role == "assistant"
@@ -130,7 +167,7 @@ def test_a_seed_gives_the_same_conversation_again(client):
     assert [one.message.content for one in again.choices] == [one.message.content for one in first.choices]
 
 
-def test_a_conversation_in_pieces_is_the_whole_one(client):
+def test_streamed_conversation_equals_the_whole_one(client):
     options = {"n": 2, "seed": 5, "max_tokens": 40, "temperature": 1}
     whole = chat(client, **options)
     texts, ends, usage = {0: "", 1: ""}, {}, None
@@ -144,7 +181,7 @@ def test_a_conversation_in_pieces_is_the_whole_one(client):
     assert usage == whole.usage
 
 
-def test_likelihoods(client):
+def test_likelihoods_are_alike_whole_and_streamed(client):
     answer = chat(client, logprobs=True, top_logprobs=2)
     found = answer.choices[0].logprobs.content
     assert len(found) == answer.usage.completion_tokens
@@ -155,7 +192,7 @@ def test_likelihoods(client):
     assert [one.token for one in pieces] == [one.token for one in found]
 
 
-def test_a_completion_of_several_prompts(client):
+def test_completion_of_several_prompts(client):
     asked = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 6, "logprobs": 1, "n": 2, "seed": 1}
     answer = client.completions.create(**asked)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -166,14 +203,14 @@ def test_a_completion_of_several_prompts(client):
     assert texts == {choice.index: choice.text for choice in answer.choices}
 
 
-def test_a_stop_text_ends_a_stream(client):
+def test_stop_text_ends_a_stream(client):
     text = text_of(chat(client, max_tokens=60, stream=True))
     stop = text[5:8]
     cut = text_of(chat(client, max_tokens=60, stream=True, stop=[stop]))
     assert cut == text[: text.index(stop)]
 
 
-def test_vectors(client, http):
+def test_vectors_are_alike_packed_and_plain(client, http):
     answer = client.embeddings.create(model="vectors", input=["one", "two"])  # the client requests base64
     body = {"model": "vectors", "input": "one", "encoding_format": "base64"}
     packed = base64.b64decode(http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"])
@@ -181,7 +218,7 @@ def test_vectors(client, http):
     assert answer.usage.prompt_tokens == 6
 
 
-def test_the_asynchronous_client(gateway):
+def test_asynchronous_client_gets_the_same_answers(gateway):
     async def ask():
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=LIMIT_S) as client:
             whole = await asyncio.gather(*(chat(client) for _ in range(8)))
@@ -212,7 +249,7 @@ def test_the_asynchronous_client(gateway):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_cannot_be_answered(client, options, status, code, param, stream):
+def test_unanswerable_request_gets_its_error(client, options, status, code, param, stream):
     with pytest.raises(openai.APIError) as refused:
         for _ in chat(client, stream=stream, **options):
             pass
@@ -248,7 +285,7 @@ def test_errors_have_the_form_of_openais(http, method, address, body, status, pa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_schema_holds_and_a_wrong_one_is_refused(client, stream):
+def test_schema_holds_and_a_wrong_one_is_refused(client, stream):
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
     answer = chat(client, response_format=form, max_tokens=200, stream=stream)
@@ -260,7 +297,7 @@ def test_a_schema_holds_and_a_wrong_one_is_refused(client, stream):
     assert refused.value.body["param"] == "response_format"
 
 
-def test_bodies_that_are_none(http):
+def test_wrong_bodies_are_refused(http):
     for data in (b"{", b"[1]", b""):
         answer = http.post(CHAT, content=data)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
@@ -268,11 +305,11 @@ def test_bodies_that_are_none(http):
     assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
 
 
-def test_an_unknown_address_has_a_code(http):
+def test_unknown_address_has_a_code(http):
     assert http.post("/v1/nothing", json={}).json()["error"]["code"] == "unknown_url"
 
 
-def test_a_cold_model_that_does_not_want_requests_to_wait(client, http):
+def test_cold_model_refuses_requests_that_do_not_wait(client, http):
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client, model="shy")
     assert refused.value.code == "model_cold"
@@ -281,7 +318,7 @@ def test_a_cold_model_that_does_not_want_requests_to_wait(client, http):
     assert chat(client, model="shy").choices  # the model is loaded now, so this request need not wait
 
 
-def test_a_late_request_is_refused_unless_its_client_waits(client):
+def test_late_request_is_refused_unless_its_client_waits(client):
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client, model="swift", stream=True)
     assert (refused.value.status_code, refused.value.code) == (503, "objective_unreachable")
@@ -291,10 +328,10 @@ def test_a_late_request_is_refused_unless_its_client_waits(client):
     assert text_of(chat(client, model="swift", stream=True))  # the model is loaded, and no request waits
 
 
-# ---- clients that read slowly
+# ---- clients that read slowly or leave
 
 
-def test_a_slow_reader_holds_nobody_up(client, gateway):
+def test_slow_reader_delays_no_other_client(client, gateway):
     body = {"model": "small", "messages": QUESTION, "max_tokens": 300, "temperature": 0, "stream": True}
     with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=LIMIT_S) as slow:
         assert chat(client).choices
@@ -302,31 +339,131 @@ def test_a_slow_reader_holds_nobody_up(client, gateway):
     assert whole.endswith(b"data: [DONE]\n\n")
 
 
+def body_of(kind, *, stream=False, max_tokens=MOST, count=1_200):
+    """`count`: short texts, so that the call can stop after each small batch of them."""
+    if kind == "embeddings":
+        texts = ["paris lies in france " * 2] * count
+        return "/v1/embeddings", {"model": "embedder", "input": texts, "encoding_format": "base64"}
+    asked = {"model": "endless", "max_tokens": max_tokens, "stream": stream}
+    if kind == "completions":
+        return TEXT, {**asked, "prompt": "?"}
+    return CHAT, {**asked, "messages": QUESTION, **({"n": 2} if kind == "two choices" else {})}
+
+
+def libraries(world):
+    """Return all libraries ever started: each has its own log."""
+    return sorted({path.name for path in world.path.rglob("lib-*.log")})
+
+
+def load_slowly(world, http, *requests):
+    """Load the models of these requests while their libraries are suspended."""
+    before = set(world.of(ZYGOTE))
+    with ThreadPoolExecutor(len(requests)) as threads:
+        asked = [threads.submit(http.post, url, json=body) for url, body in requests]
+        started = until(
+            lambda: len(found := set(world.of(ZYGOTE)) - before) >= len(requests) and found, why="the libraries start"
+        )
+        kill(started, signal.SIGSTOP)
+        time.sleep(LOAD_S)
+        kill(started, signal.SIGCONT)
+    assert [one.result().status_code for one in asked] == [200] * len(requests)
+
+
+def open_calls(gateway):
+    calls = figures(gateway)["calls"]
+    return calls["running"] + calls["queued"]
+
+
+def events_of(answer):
+    """Yield a stream's events. httpx's own line splitting would also split at characters inside texts."""
+    left = b""
+    for data in answer.iter_bytes():
+        *whole, left = (left + data).split(b"\n\n")
+        yield from whole
+
+
+@contextmanager
+def reads(http):
+    """Read a long stream as another client. Check at the end that pieces arrive and that no library ended."""
+    url, body = body_of("chat", stream=True)
+    with http.stream("POST", url, json=body) as answer:
+        events = events_of(answer)
+        next(events)
+        yield
+        settled_at = time.monotonic() + SETTLED_S
+        pieces = 0
+        for event in events:
+            pieces += event.startswith(b'data: {"id"')
+            if time.monotonic() > settled_at:
+                break
+            time.sleep(READS_EVERY_S)
+        assert pieces > 1
+
+
+def leave(gateway, kind, *, stream):
+    url, body = body_of(kind, stream=stream)
+    with httpx.Client(base_url=gateway.url, timeout=httpx.Timeout(LIMIT_S, read=LEAVES_S)) as client:
+        if stream:
+            with client.stream("POST", url, json=body, timeout=LIMIT_S) as answer:
+                next(events_of(answer))
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(url, json=body)
+
+
+def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client):
+    """Other clients keep their stream, their model and its cache."""
+    chat(client)  # the process from which libraries are forked has started
+    load_slowly(world, http, body_of("chat", max_tokens=2), body_of("embeddings", count=1))
+    _, body = body_of("chat")
+    requests = ({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(40))
+    data = "".join(json.dumps(one) + "\n" for one in requests).encode()
+    before = libraries(world)
+    with reads(http):
+        for kind, stream in (
+            ("chat", True), ("two choices", False), ("completions", False), ("completions", True),
+            ("embeddings", False),
+        ):  # fmt: skip
+            leave(gateway, kind, stream=stream)
+            until(lambda: open_calls(gateway) == 1, why=f"the call of the client that has left has ended: {kind}")
+        file = client.files.create(file=("requests.jsonl", io.BytesIO(data)), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        until(lambda: figures(gateway)["calls"]["running"] > 1, why="the batch runs")
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        until(lambda: client.batches.retrieve(batch.id).status == "cancelled", why="the batch is cancelled")
+        with pytest.raises(openai.ConflictError):
+            client.batches.cancel(batch.id)
+        until(lambda: open_calls(gateway) == 1, why="its calls have ended")
+    url, body = body_of("chat", max_tokens=2)
+    assert len(http.post(url, json=body).json()["choices"]) == 1
+    assert libraries(world) == before
+
+
 # ---- pages and figures
 
 
-def test_the_page_and_its_figures(client, http):
+def test_page_and_its_figures(client, http):
     chat(client)
     page = http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "http://" not in page.text  # the page loads nothing from other sites
     assert "https://" not in page.text
     until(lambda: http.get("/status").json()["models"][0]["state"] == "hot", why="the library is shown")
-    figures = http.get("/status").json()
-    assert {"name": "gone", "state": "trouble"}.items() <= figures["models"][2].items()
-    assert figures["pilots"][0]["devices"]
+    shown = http.get("/status").json()
+    assert {"name": "gone", "state": "trouble"}.items() <= shown["models"][2].items()
+    assert shown["pilots"][0]["devices"]
     with http.stream("GET", "/status", headers={"Accept": "text/event-stream"}) as events:
         lines = (line for line in events.iter_lines() if line.startswith('data: {"at"'))
         for _ in range(2):
-            assert json.loads(next(lines).removeprefix("data: "))["session"] == figures["session"]
+            assert json.loads(next(lines).removeprefix("data: "))["session"] == shown["session"]
 
 
 def test_figures_for_prometheus(client, http):
     chat(client)
     hot = re.compile(r'^stoker_model_hot\{model_name="small"\} [1-9]', re.MULTILINE)
     until(lambda: hot.search(http.get("/metrics").text), why="the library, or more than one by now, is counted")
-    text = http.get("/metrics").text
-    assert 'stoker_gateway_requests_total{endpoint="/v1/chat/completions",model_name="small",status="200"}' in text
+    counted = 'stoker_gateway_requests_total{endpoint="/v1/chat/completions",model_name="small",status="200"}'
+    until(lambda: counted in http.get("/metrics").text, why="the request is counted, after its answer was sent")
     assert http.get("/health").json()["status"] == "ok"
 
 
@@ -340,9 +477,9 @@ def test_grafana_queries_metrics_that_a_gateway_has(client, http):
         return [name for name in metrics_queried(dashboard, row="Models of a gateway") if not has_metric(text, name)]
 
     until(lambda: not missing(), why=f"the metrics {missing()}")
-    text = http.get("/metrics").text
-    assert 'stoker_request_success_total{finished_reason="length",model_name="small"}' in text
-    assert re.search(r'^stoker_num_requests_running{model_name="small"', text, re.MULTILINE)
+    ended = 'stoker_request_success_total{finished_reason="length",model_name="small"}'
+    until(lambda: ended in http.get("/metrics").text, why="the last answer is counted")
+    assert re.search(r'^stoker_num_requests_running{model_name="small"', http.get("/metrics").text, re.MULTILINE)
 
 
 # ---- batches
@@ -373,7 +510,7 @@ def over(client, batch, *, status="completed"):
 
 
 @pytest.mark.long
-def test_a_batch_goes_on_when_the_gateway_is_killed(client, gateway):
+def test_batch_continues_when_the_gateway_is_killed(client, gateway):
     batch = begin(client, lines(40, max_tokens=60))
     until(lambda: client.batches.retrieve(batch.id).request_counts.completed, why="the first answer")
     gateway.kill()
@@ -381,7 +518,7 @@ def test_a_batch_goes_on_when_the_gateway_is_killed(client, gateway):
     assert over(client, batch).request_counts.completed == 40
 
 
-def test_what_is_no_batch_is_refused(client):
+def test_wrong_batch_is_refused(client):
     assert over(client, begin(client, lines(1, url="/v1/embeddings")), status="failed").errors.data[0].message
     assert over(client, begin(client, b"\n"), status="failed").errors.data[0].message == "the file has no requests"
     with pytest.raises(openai.NotFoundError):

@@ -43,7 +43,7 @@ def models(text: str, folder: Path = Path("/nowhere")):
     return parse_models(text, file="models.toml", folder=folder)
 
 
-def test_a_model_has_its_settings_and_the_usual_ones(tmp_path):
+def test_model_has_its_settings_and_the_defaults(tmp_path):
     (tmp_path / "there").mkdir()
     found = models(
         '[models.small]\npath = "there"\nttft = "1 s"\n[models."e.5"]\npath = "org/name"\nkind = "embedding"\n'
@@ -83,14 +83,14 @@ def test_a_model_has_its_settings_and_the_usual_ones(tmp_path):
         ('[model.a]\npath = "x"\n', "model is not a setting; did you mean models"),
     ],
 )  # fmt: skip
-def test_an_error_of_a_models_file_names_its_line_and_its_setting(text, said):
+def test_error_of_a_models_file_names_its_line_and_its_setting(text, said):
     with pytest.raises(ConfigError) as error:
         models(text)
     assert said in str(error.value)
 
 
 @pytest.mark.parametrize(("named", "meant"), [("fp16", "float16"), ("bf16", "bfloat16"), ("float32", "float32")])
-def test_a_dtype_may_have_its_usual_short_name(tmp_path, named, meant):
+def test_dtype_may_have_its_usual_short_name(tmp_path, named, meant):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     short, long = (
@@ -100,7 +100,7 @@ def test_a_dtype_may_have_its_usual_short_name(tmp_path, named, meant):
 
 
 @pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaForMaskedLM", "T5EncoderModel"])
-def test_an_encoder_that_is_to_write_is_refused_by_its_setting(tmp_path, architecture):
+def test_encoder_without_its_kind_is_refused(tmp_path, architecture):
     (tmp_path / "enc").mkdir()
     (tmp_path / "enc" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     with pytest.raises(ConfigError, match=rf"\[models.a\] .*enc is an encoder \({architecture}\)"):
@@ -113,7 +113,7 @@ def test_an_encoder_that_is_to_write_is_refused_by_its_setting(tmp_path, archite
 # ---- limits and keys
 
 
-def test_requests_of_a_minute_and_at_a_time_are_bounded():
+def test_requests_are_limited_per_minute_and_at_a_time():
     use, limits = KeyUse(), KeyLimits(requests_per_minute=2, concurrent=1)
     assert use.begin(limits, now=0.0) is None
     assert use.begin(limits, now=1.0).code == "concurrent_requests"
@@ -125,7 +125,7 @@ def test_requests_of_a_minute_and_at_a_time_are_bounded():
     assert use.begin(limits, now=60.0) is None  # the first request began more than a minute ago and no longer counts
 
 
-def test_tokens_of_a_minute_are_bounded_once_they_are_known():
+def test_tokens_are_limited_once_they_are_known():
     use, limits = KeyUse(), KeyLimits(tokens_per_minute=100)
     for at, tokens in ((0.0, 60), (10.0, 60)):
         assert use.begin(limits, now=at) is None
@@ -135,7 +135,7 @@ def test_tokens_of_a_minute_are_bounded_once_they_are_known():
     assert use.begin(limits, now=60.5) is None
 
 
-def test_a_key_is_kept_as_a_digest_that_its_owner_alone_may_read(tmp_path):
+def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
     file = KeyFile(tmp_path / "serve" / "keys.json")
     assert Guard(file).is_open
     key = file.add("ana", KeyLimits(concurrent=3))
@@ -159,7 +159,7 @@ def test_a_key_is_kept_as_a_digest_that_its_owner_alone_may_read(tmp_path):
         file.remove("ana")
 
 
-def test_a_world_readable_or_damaged_key_file_is_refused(tmp_path):
+def test_world_readable_or_damaged_key_file_is_refused(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
@@ -171,7 +171,7 @@ def test_a_world_readable_or_damaged_key_file_is_refused(tmp_path):
         file.read()
 
 
-def test_a_request_that_ends_gives_its_place_back(tmp_path):
+def test_ended_request_frees_its_place(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     guard = Guard(file)
     key = file.add("ana", KeyLimits(concurrent=1))
@@ -195,7 +195,7 @@ def test_a_request_that_ends_gives_its_place_back(tmp_path):
         ("evil.example:8000", "http://evil.example:8000", False), ("localhost:8000", "null", False),
     ],
 )  # fmt: skip
-def test_without_keys_no_page_of_another_site_may_ask(tmp_path, host, origin, may):
+def test_page_of_another_site_is_refused_without_keys(tmp_path, host, origin, may):
     guard = Guard(KeyFile(tmp_path / "keys.json"))
     headers = {"host": host} | ({"origin": origin} if origin is not None else {})
     if may:
@@ -227,7 +227,7 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
     assert not asked(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
 
 
-def test_a_request_that_is_left_counts_the_tokens_that_it_asked_for():
+def test_left_request_counts_its_requested_tokens():
     assert tokens_asked(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == (10, 100)
     assert tokens_asked(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
     assert tokens_asked(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
@@ -263,7 +263,7 @@ def test_best_of_asks_for_candidates_with_likelihoods():
         ({"best_of": 65, "prompt": ["a", "b"]}, "best_of asks for 130 choices; at most 128"),
     ],
 )
-def test_a_best_of_that_cannot_be_is_refused(body, says):
+def test_impossible_best_of_is_refused(body, says):
     with pytest.raises(RequestRefused, match=says) as refused:
         asked(Endpoint.COMPLETIONS, **{"prompt": "a", **body})
     assert refused.value.error.param == "best_of"
@@ -287,7 +287,7 @@ def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, pa
         ({"response_format": {"type": "json_objekt"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_had_is_refused_with_its_field(body, param):
+def test_unsupported_request_is_refused_by_field(body, param):
     with pytest.raises(RequestRefused) as refused:
         asked(**body)
     assert refused.value.error.param == param
@@ -295,7 +295,7 @@ def test_what_cannot_be_had_is_refused_with_its_field(body, param):
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(data):
+def test_body_that_is_no_json_object_is_refused(data):
     with pytest.raises(RequestRefused) as refused:
         read_asked(data, endpoint=Endpoint.CHAT, name="r1")
     assert (refused.value.error.status, refused.value.error.code) == (400, "invalid_json")
@@ -304,7 +304,7 @@ def test_what_is_no_json_object_is_refused(data):
 # ---- events
 
 
-def test_choices_of_one_prompt_have_read_it_once():
+def test_choices_of_one_prompt_count_it_once():
     chunks = Chunks(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
     for index in range(4):
         chunks.events(index, [TextBegun(10)])
@@ -341,7 +341,7 @@ def test_pieces_that_come_together_are_as_many_events(endpoint):
     assert chunks.tokens == 4
 
 
-def test_an_error_of_a_call_has_a_status_that_says_whether_to_retry():
+def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
     told = {
         NoDeviceError("x"): (503, "model_fits_nowhere"),
         ContextError("x"): (503, "model_unavailable"),
@@ -354,14 +354,14 @@ def test_an_error_of_a_call_has_a_status_that_says_whether_to_retry():
         assert (found.status, found.code, found.type) == (status, code, "server_error")
 
 
-def test_an_error_keeps_calls_hosts_and_folders_inside():
+def test_error_keeps_calls_hosts_and_folders_inside():
     told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
     for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
         found = refusal_of(kind(told)).error.message
         assert not any(inside in found for inside in ("c-12", "node014", "/scratch", "\n"))
 
 
-def test_a_load_that_failed_is_not_to_be_tried_again():
+def test_failed_load_asks_clients_not_to_retry():
     for error in (ContextError("x"), NoDeviceError("x")):
         answer = error_answer(error)
         assert "retry-after" not in answer.headers
@@ -396,7 +396,7 @@ def test_metrics_count_refused_offers_by_model_and_case():
     assert found == {("small", "decode-round"): 3, ("small", "memory"): 1}
 
 
-def test_a_meter_knows_which_streams_met_the_objectives():
+def test_meter_knows_which_streams_met_the_objectives():
     meter, wanted = ModelMeter(), Objectives(ttft_s=1.0, tpot_s=0.1)
     assert meter.met is None
     for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
@@ -412,7 +412,7 @@ def test_a_meter_knows_which_streams_met_the_objectives():
 # ---- addresses
 
 
-def test_a_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monkeypatch):
+def test_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     place = GatewayPlace("", tmp_path / "models.toml")
     assert place.take() == GatewayState()
@@ -430,7 +430,7 @@ def test_a_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monke
     assert GatewayPlace("", tmp_path / "other.toml").take() == GatewayState()
 
 
-def test_a_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatch):
+def test_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     place = GatewayPlace("", tmp_path / "models.toml")
     place.take()
@@ -447,7 +447,7 @@ def test_a_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypa
         assert first.getsockname()[1] != port
 
 
-def test_a_unix_socket_is_its_owners_alone_and_a_dead_one_is_replaced(tmp_path):
+def test_unix_socket_is_private_and_replaces_a_dead_one(tmp_path):
     path = str(tmp_path / "s")
     listen_on_path(path).close()  # as a killed gateway leaves the socket
     with listen_on_path(path) as listener:
@@ -472,7 +472,7 @@ def asked_batch(**fields):
     )
 
 
-def test_a_batch_has_what_its_body_says():
+def test_batch_has_what_its_body_says():
     assert read_batch(asked_batch(metadata={"a": "b"}, output_expires_after=None)).metadata == {"a": "b"}
     assert read_batch(asked_batch(metadata=None)).input_file_id == "file-1"
 
@@ -494,13 +494,13 @@ def test_a_batch_has_what_its_body_says():
         ({"priority": 1}, "priority", "unknown_parameter"),
     ],
 )  # fmt: skip
-def test_a_body_that_asks_for_no_batch_names_the_field(fields, param, code):
+def test_wrong_batch_body_names_its_field(fields, param, code):
     with pytest.raises(RequestRefused) as refused:
         read_batch(asked_batch(**fields))
     assert (refused.value.error.param, refused.value.error.code, refused.value.error.status) == (param, code, 400)
 
 
-def test_a_full_disk_is_told_as_that_and_leaves_no_half_file(tmp_path):
+def test_full_disk_is_named_and_leaves_no_partial_file(tmp_path):
     error = OSError(errno.ENOSPC, "No space left on device", "/x")
     refusal = refusal_of(error)
     assert (refusal.error.status, refusal.error.code, refusal.retry_after_s > 0) == (507, "disk_full", True)

@@ -39,7 +39,7 @@ def events_of(data: bytes):
         yield found
 
 
-def test_an_input_of_items_is_a_conversation():
+def test_input_of_items_is_a_conversation():
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
@@ -82,7 +82,7 @@ def test_an_input_of_items_is_a_conversation():
         ({"temperature": 9}, "temperature"),
     ],
 )
-def test_what_a_response_cannot_have_is_refused_by_its_field(fields, param):
+def test_unsupported_response_field_is_refused(fields, param):
     with pytest.raises(RequestRefused) as refused:
         read(**fields)
     assert refused.value.error.param == param
@@ -123,7 +123,7 @@ def test_events_add_up_to_the_response():
     assert strict(Response.model_validate(body, strict=True)) == done
 
 
-def test_a_response_that_was_cut_is_incomplete():
+def test_cut_response_is_incomplete():
     _, repeated = chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None)
     events = ResponseEvents(repeated, name="n", model="m", created=1)
     *_, last = events_of(events.events(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.end())

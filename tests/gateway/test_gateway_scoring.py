@@ -25,7 +25,7 @@ from stoker.apps.gateway.scoring import RERANK, SCORE, read_scoring
         (RERANK, {"query": "a", "documents": ["b"], "return_documents": "no"}, "return_documents"),
     ],
 )
-def test_scores_that_cannot_be_had_are_refused_by_field(address, body, param):
+def test_wrong_score_requests_are_refused_by_field(address, body, param):
     with pytest.raises(RequestRefused) as refused:
         read_scoring(json.dumps({"model": "m", **body}).encode(), address, name="r")
     assert refused.value.error.param == param

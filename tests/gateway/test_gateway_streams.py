@@ -51,7 +51,7 @@ def code_of(event):
     return json.loads(event.removeprefix(b"data: "))["error"]["code"]
 
 
-def test_an_error_before_the_first_piece_is_raised_and_has_a_status():
+def test_error_before_the_first_piece_is_raised_and_has_a_status():
     async def ask():
         answer = answer_of(fails())
         with pytest.raises(ContextError, match="out of memory"):
@@ -62,7 +62,7 @@ def test_an_error_before_the_first_piece_is_raised_and_has_a_status():
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
-def test_a_stream_whose_client_leaves_counts_until_its_calls_end(waits):
+def test_left_stream_counts_until_its_calls_end(waits):
     async def ask():
         use = KeyUse(running=1)
         answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
@@ -85,7 +85,7 @@ def test_a_stream_whose_client_leaves_counts_until_its_calls_end(waits):
     asyncio.run(ask())
 
 
-def test_an_error_behind_a_piece_is_the_last_event():
+def test_error_after_a_piece_is_the_last_event():
     async def ask():
         answer = answer_of(fails(TextBegun(3)))
         await answer.begin()
@@ -98,7 +98,7 @@ def test_an_error_behind_a_piece_is_the_last_event():
     assert code_of(error) == "model_unavailable"
 
 
-def test_an_error_behind_a_comment_is_the_last_event(monkeypatch):
+def test_error_after_a_comment_is_the_last_event(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
 
     async def ask():
@@ -116,7 +116,7 @@ def test_an_error_behind_a_comment_is_the_last_event(monkeypatch):
     assert code_of(error) == "model_unavailable"
 
 
-def test_a_silent_stream_has_comments_for_proxies(monkeypatch):
+def test_silent_stream_has_comments_for_proxies(monkeypatch):
     monkeypatch.setattr(wire, "_SILENT_S", 0.0)
     sent, commented, left = [], asyncio.Event(), []
 
@@ -143,7 +143,7 @@ def test_a_silent_stream_has_comments_for_proxies(monkeypatch):
     ("streams", "at_once", "sent"),
     [(wire._FEW_STREAMS, False, 4), (wire._FEW_STREAMS + 1, False, 2), (wire._FEW_STREAMS + 1, True, 4)],
 )
-def test_quick_events_wait_for_each_other_in_many_streams(monkeypatch, streams, at_once, sent):
+def test_quick_events_are_joined_in_many_streams(monkeypatch, streams, at_once, sent):
     """With the pause of 1,000 s, the second event of each stream begins a pause that the test does not survive."""
     monkeypatch.setattr(wire, "_APART_S", 1000.0)
 
@@ -176,7 +176,7 @@ def test_quick_events_wait_for_each_other_in_many_streams(monkeypatch, streams, 
     asyncio.run(run())
 
 
-def test_a_model_that_is_loaded_has_longer_until_comments_begin(monkeypatch):
+def test_loaded_model_has_longer_until_comments_begin(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
     monkeypatch.setattr(streaming, "_HOT_HEADERS_S", 1000.0)
 

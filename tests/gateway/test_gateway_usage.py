@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
+from full_disk import full_disk
 from gateway.test_gateway_batch_limits import ANSWERS_THEN_WAITS, begun, ended, take_all
 from gateway.test_gateway_batch_room import until
 
@@ -58,7 +58,7 @@ def count(recorder: UsageRecorder, key: str = "ana", model: str = "small", reque
 # ---- the file
 
 
-def test_counts_add_up_by_key_model_and_day(file):
+def test_counts_are_summed_by_key_model_and_day(file):
     days = [(datetime.date.today() - datetime.timedelta(days=ago)).isoformat() for ago in (0, 1, 9)]
     for day in days:
         file.add({(day, "ana", "small"): UsageCount(1, 10, 5, 1, 0), (day, "ben", "small"): UsageCount(2)})
@@ -77,7 +77,7 @@ def test_counts_of_more_than_400_days_ago_are_removed(file):
     assert [row.day for row in file.read(UsageQuery("2000-01-01", by=("day",)))] == [kept]
 
 
-def test_the_file_is_its_owners_alone(file):
+def test_usage_file_is_readable_by_its_owner_alone(file):
     assert file.read(ALL) == []
     file.add({(today(), "ana", "small"): UsageCount(1)})
     assert file.path.stat().st_mode & 0o077 == 0
@@ -100,7 +100,7 @@ def test_two_gateways_on_one_file_add_up(file, monkeypatch):
     assert requests_in(file) == {("ana", "small"): 20}
 
 
-def test_a_locked_file_is_written_later(file, caplog):
+def test_locked_file_is_written_later(file, caplog):
     file.add({(today(), "ana", "small"): UsageCount(1)})
     recorder = UsageRecorder(file)
     holder = subprocess.Popen(
@@ -118,7 +118,7 @@ def test_a_locked_file_is_written_later(file, caplog):
     assert requests_in(file) == {("ana", "small"): 4}
 
 
-def test_a_file_that_cannot_be_written_loses_no_count(file, caplog):
+def test_unwritable_file_loses_no_count(file, caplog):
     recorder = UsageRecorder(file)
     file.path.parent.mkdir()
     file.path.mkdir()
@@ -134,17 +134,13 @@ def test_a_file_that_cannot_be_written_loses_no_count(file, caplog):
     assert requests_in(file) == {("ana", "small"): 1}
 
 
-def test_a_full_disk_loses_no_count(file, caplog):
+def test_full_disk_loses_no_count(file, caplog):
     file.add({(today(), "ana", "small"): UsageCount(1)})
     recorder = UsageRecorder(file)
     for number in range(1000):
         count(recorder, key=f"key{number}")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size, hard))
-    try:
+    with full_disk(file.path.stat().st_size):
         recorder.flush()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "usage cannot be written" in caplog.text
     recorder.flush()
     assert sum(requests_in(file).values()) == 1001
@@ -181,7 +177,7 @@ def test_each_request_is_counted_once_with_its_outcome(file):
 @pytest.mark.parametrize(
     ("given", "param"), [({"by": "hour"}, "by"), ({"since": "monday"}, "since"), ({"models": "x"}, "models")]
 )
-def test_a_report_that_does_not_exist_is_refused_by_its_filter(given, param):
+def test_unknown_report_is_refused_by_its_filter(given, param):
     with pytest.raises(RequestRefused) as refused:
         read_query(given)
     assert refused.value.error.param == param
@@ -226,7 +222,7 @@ def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
     asyncio.run(test())
 
 
-def test_a_batch_is_read_from_its_whole_lines(tmp_path):
+def test_batch_is_read_from_its_whole_lines(tmp_path):
     def line(name: str, **response) -> str:
         return json.dumps({"custom_id": name, "response": response})
 
@@ -274,7 +270,7 @@ def test_keys_of_a_group_share_its_limits(keys):
     other.end()
 
 
-def test_a_request_that_its_group_refuses_does_not_count(keys):
+def test_request_refused_by_its_group_does_not_count(keys):
     keys.set_group("lab1", KeyLimits(requests_per_minute=1))
     keys.add("ana", KeyLimits(), group="lab1")
     keys.add("ben", KeyLimits(requests_per_minute=1), group="lab1")
@@ -300,7 +296,7 @@ def test_batches_share_the_limits_of_their_group(keys, tmp_path):
     assert sum(take_all(*each) for each in paces) == 8  # 900 tokens for batches, of which 100 or 200 are used
 
 
-def test_a_batch_that_is_stopped_counts_the_tokens_of_its_requests(keys, tmp_path):
+def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
     keys.add("ana", KeyLimits(tokens_per_minute=1000))
     guard = Guard(keys)
     pace, permits = BatchPace(tmp_path / "p", guard, owner="ana"), Permits(tmp_path / "p")
@@ -321,7 +317,7 @@ def test_a_batch_that_is_stopped_counts_the_tokens_of_its_requests(keys, tmp_pat
         guard.begin(guard.caller_named("ana"), used=KeyLimits.for_batches)
 
 
-def test_mistakes_with_groups_are_said(keys):
+def test_mistakes_with_groups_are_refused(keys):
     with pytest.raises(ConfigError, match="there is no group lab1; make it first: stoker serve groups set lab1"):
         keys.add("ana", KeyLimits(), group="lab1")
     with pytest.raises(ConfigError, match="is not a name for a group"):
@@ -378,7 +374,7 @@ def test_keys_and_groups_on_the_command_line(tmp_path, monkeypatch):
     assert (group["name"], group["keys"], group["limits"]["tokens_per_minute"]) == ("lab1", ["ana"], 100)
 
 
-def test_a_file_of_another_kind_is_said(tmp_path, monkeypatch):
+def test_usage_names_a_file_of_another_kind(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
     UsageFile.usual().path.parent.mkdir()
     with closing(sqlite3.connect(UsageFile.usual().path)) as database:
