@@ -261,7 +261,7 @@ def checked_adapters(
     """Return the arguments of `adapted_language_model`. Raises RecipeError if Stoker cannot serve an adapter."""
     if engine == "static":
         raise RecipeError(
-            f"causal_lm(engine={engine!r}, adapters=...): {engine} serves no adapters; leave out the engine",
+            f"causal_lm(engine={engine!r}, adapters=...): {engine} does not support adapters; leave out the engine",
             option="adapters",
         )
     folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}

@@ -273,7 +273,8 @@ def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> s
     if base.kind is ModelKind.EMBEDDING:
         return f"base = {settings.base!r} makes embeddings; an adapter needs a model that writes"
     if base.engine == "static":
-        return f'base = {settings.base!r} has engine = "{base.engine}", which serves no adapters; leave out the engine'
+        text = f'base = {settings.base!r} has engine = "{base.engine}", which does not support adapters'
+        return f"{text}; leave out the engine"
     for field in msgspec.structs.fields(ModelSettings):
         given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""
         if field.name not in _ADAPTER_SETTINGS and given != usual:

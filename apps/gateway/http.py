@@ -261,7 +261,7 @@ class Gateway:
             rows = await asyncio.to_thread(self._usage.read, asked)
         except (OSError, sqlite3.Error) as error:
             raise TryLater(
-                "the usage cannot be read just now; the gateway's log says why", type="server_error",
+                "the usage cannot be read now; the gateway's log says why", type="server_error",
                 code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
         return JSONAnswer({"object": "list", "since": asked.since, "data": [shown_row(row, asked.by) for row in rows]})

@@ -150,7 +150,7 @@ def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
             kept.session,
             f"started session {kept.session}, which keeps running when the gateway exits (stoker down ends it)",
         )
-    return kept.session, f"joined session {kept.session}, which was up for this site"
+    return kept.session, f"joined session {kept.session}, which was already running for this site"
 
 
 def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:

@@ -327,7 +327,7 @@ class EngineThread:
 
     def _check_not_held(self) -> None:
         if self._holder == threading.get_ident():
-            raise StokerError("this thread holds the model for itself; leave the `with model.alone()` block first")
+            raise StokerError("this thread has exclusive use of the model; leave the `with model.alone()` block first")
 
     def _check_open(self) -> None:
         if self._over:

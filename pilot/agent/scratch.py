@@ -26,7 +26,7 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
     """Return the folder of this user's pilots and object cache on this host."""
     given = os.path.expandvars(given)
     if given.startswith("$"):
-        raise SessionError(f"this node sets no {given}, which --scratch names; name an existing folder")
+        raise SessionError(f"--scratch is {given}, but this variable is not set on this node; name an existing folder")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     first = Path(parent).absolute() / f"stoker-{os.getuid()}"
     refuse_odd_path(first, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another folder")

@@ -138,12 +138,12 @@ def _outside_use(library: PilotLibrary, ending: ProcessEnded) -> str:
     if not room < declared <= room + shortage.others_bytes:
         return ""
     return (
-        f"the node had no memory left: {show_bytes(room)} are free for the {show_bytes(declared)} that it declares, and"
-        f" processes which are not the pilot's hold {show_bytes(shortage.others_bytes)}"
+        f"the node had no memory left: {show_bytes(room)} are free, the context declares {show_bytes(declared)}, and"
+        f" processes outside the pilot use {show_bytes(shortage.others_bytes)}"
     )
 
 
-_OUT_OF_MEMORY = " (no Stoker process sent it: most often the system had no memory left)"
+_OUT_OF_MEMORY = " (no Stoker process sent the signal; the system probably ran out of memory)"
 
 
 # ---- stopping calls

@@ -119,7 +119,7 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
     """Pin an object that arrived for the waiting libraries."""
     found = objects.report_arrival(state, event)
     state.log(
-        f"{event.name} is here: {event.origin_bytes} bytes from where it comes from, {event.peer_bytes} from peers, "
+        f"{event.name} arrived: {event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers, "
         f"{event.seconds:.2f} s"
     )
     for number in tuple(found.libraries) if found is not None else ():
@@ -237,7 +237,7 @@ def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
     if not why or sleeping.end_sleepers_for(state, library):
         memory.ask_claim_again(state, library)
         return
-    why += ", and no library there is about to end or to shrink"
+    why += ", and no library on the device will end or shrink"
     if library.stage is Stage.WAITING:
         refuse_start(state, library, why)
     elif library.stage is Stage.WAKING:

@@ -273,7 +273,7 @@ def why_late(
 
 
 def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
-    why = f"a round of decodes on its device would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
+    why = f"one decode step of every engine would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
     return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
 

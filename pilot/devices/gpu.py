@@ -84,7 +84,7 @@ class Grant(msgspec.Struct, frozen=True):
 def read_grant(environ: Mapping[str, str]) -> Grant:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is set to nothing"
+        empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is empty"
         return Grant("CUDA_VISIBLE_DEVICES", _names(visible), refusal=empty)
     if "SLURM_JOB_ID" in environ:
         for variable in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):

@@ -435,7 +435,7 @@ class FetchState:
             self._from_peers += 0 if source.origin else len(data)
         try:
             if not copy.has(index) and not copy.write(index, data):
-                raise WrongBytesError(f"a part of {self.name} is not what its name says")
+                raise WrongBytesError(f"a part of {self.name} does not match its name (a checksum)")
         except OSError as error:
             self.end(error)
             return

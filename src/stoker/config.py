@@ -114,7 +114,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
     if local:
         found["provider", "walltime"] = "a pilot on this machine lasts as long as its session; leave it out"
     if local and ours:
-        found["provider", "command_limit"] = "no batch system is asked where kind is local; leave it out"
+        found["provider", "command_limit"] = "there is no batch system with kind local; leave it out"
     if not ours or site.provider.kind not in EXCLUDES_NODES:
         here = site.provider.kind.value if ours else "TaskVine that places workers"
         why = f"it needs kind slurm or condor, and here it is {here}; leave it out"

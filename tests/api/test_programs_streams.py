@@ -302,7 +302,7 @@ def test_a_checkpoint_in_a_function_that_yields_is_refused():
 
     stream = stoker.stream(saving)
     assert next(stream) == 1
-    with pytest.raises(StokerError, match="has no use for a checkpoint; leave state out"):
+    with pytest.raises(StokerError, match="cannot use a checkpoint; leave state out"):
         next(stream)
 
 

@@ -52,7 +52,7 @@ def refused(here, *arguments):
         ("deadline = 2020-01-31T18:00:00Z", 6, "[until] deadline = 2020-01-31T18:00:00+00:00 was "),
         ("reach = 1.5", 6, "reach = 1.5 can never be reached: accuracy goes from 0 to 1"),
         ('metric = "loss"\nreach = -1.0', 7, "reach = -1 can never be reached: a loss is above 0"),
-        ('slo = "1 h"\ndeadline = 2099-01-31T18:00:00Z', 7, "deadline and slo say the same in two ways"),
+        ('slo = "1 h"\ndeadline = 2099-01-31T18:00:00Z', 7, "deadline and slo both set the deadline"),
     ],
 )
 def test_a_deadline_or_a_target_that_cannot_be(here, until, line, said):

@@ -300,9 +300,9 @@ def test_values_are_the_same_for_rank_0_and_for_others():
             assert store.check(["a", "b"])
             assert not store.check(["a", "c"])
             store.wait(["a", "b"])
-            with pytest.raises(stores.StoreError, match="c did not come within"):
+            with pytest.raises(stores.StoreError, match="the key c was not set within"):
                 store.get("c")
-            with pytest.raises(stores.StoreError, match="c did not come within"):
+            with pytest.raises(stores.StoreError, match="not all of the keys a, c were set within"):
                 store.wait(["a", "c"])
         assert [first.add("n", 2), other.add("n", 3), first.add("n", -1)] == [2, 5, 4]
         assert other.compare_set("a", b"wrong", b"new") == b"1\x00\xff"

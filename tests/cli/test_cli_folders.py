@@ -94,7 +94,7 @@ def test_a_program_is_refused_with_what_to_do(tmp_path: Path, given: list[str]):
 def test_no_places_are_searched_where_the_folder_is_removed(removed: Path):
     assert is_working_folder_removed()
     assert folders_here() == ()
-    with pytest.raises(SessionError, match="has been removed; change to another one"):
+    with pytest.raises(SessionError, match="has been removed; change to another folder"):
         working_folder()
 
 

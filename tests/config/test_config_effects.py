@@ -13,7 +13,7 @@ from stoker.site import Duration, Policy, Provider, ProviderKind, Site
 VAIN = {
     '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine lasts",
     '[provider]\nkind = "local"\nwalltime = "1 h"': "line 3: [provider] walltime has no effect",
-    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: no batch system is asked",
+    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: there is no batch system",
     '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it needs provisioning",
     '[provider]\nkind = "pbs"\n[policy]\nfinish_within = "10 min"': "line 4: [policy] finish_within has no effect",
     "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it needs provisioning = "opport',

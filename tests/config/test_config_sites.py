@@ -299,7 +299,7 @@ def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
 )
 def test_an_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
     text = f'[provider]\nkind = "{kind}"\noptions = ["{option}"]'.replace('"mine"', "'mine'")
-    said = rf"line 3: \[provider\] options has .*: {own} is not for a site file: .*; remove it$"
+    said = rf"line 3: \[provider\] options has .*: {own} is not allowed in a site file: .*; remove it$"
     with pytest.raises(ConfigError, match=said):
         parse_site(text, file="s")
 
@@ -325,7 +325,7 @@ def test_other_options_stay(kind: str, options: list[str]) -> None:
     [("slurm", "\n# ours\n#SBATCH --chdir=/tmp\ntrue"), ("lsf", "true\n#BSUB -J x"), ("grid_engine", "true\n#$ -N x")],
 )
 def test_a_batch_system_line_in_worker_init_is_an_option(kind: str, init: str) -> None:
-    with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not for a site file"):
+    with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not allowed in a site file"):
         parse_site(f"[provider]\nkind = '{kind}'\nworker_init = {json.dumps(init)}", file="s")
     assert parse_site(f"[provider]\nkind = 'slurm'\nworker_init = {json.dumps('true' + init)}", file="s")
 

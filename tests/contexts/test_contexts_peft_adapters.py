@@ -194,5 +194,5 @@ def test_adapter_with_numbers_that_are_not_finite_is_refused(tmp_path: Path) -> 
 
 def test_static_engine_refuses_an_adapter(tmp_path: Path) -> None:
     driver = AdapterDriver({"lora": write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)}, engine="static")
-    with pytest.raises(ValueError, match="engine serves no adapters"):
+    with pytest.raises(ValueError, match="engine does not support adapters"):
         driver.ask(PROMPTS[0], adapter="lora")

@@ -326,7 +326,7 @@ def test_too_much_source_stays_here_and_that_is_said(tmp_path, monkeypatch, capl
     monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
     data = packed(written(tmp_path), "plain")
     assert data[:1] != b"M"
-    assert "are over 20 B of source and do not travel with it" in caplog.text
+    assert "have more than 20 B of source code and are not sent with the function" in caplog.text
 
 
 def test_what_cannot_be_read_stays_here_too(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_call_that_gives_no_pieces_has_none(cluster: Make) -> None:
 
 def test_a_gang_gives_no_pieces(cluster: Make) -> None:
     c = cluster(pilots=2).call("g", stream=True, gang=(1, 2))
-    assert "a gang whose result comes in pieces" in c.failure("g").message
+    assert "a gang with a streamed result" in c.failure("g").message
 
 
 def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:

@@ -165,4 +165,4 @@ def test_nobody_to_get_it_from_is_told_in_a_sentence(manager: FakeManager, small
     process = node.start(brought(manager, small, node))
     assert process.wait(60) == 1
     assert "cannot get the environment" in node.said()
-    assert "is not seen here" in node.said()
+    assert "does not exist on this node" in node.said()

@@ -66,7 +66,7 @@ def test_adapter_whose_files_were_lost_fails_alone(folder):
         (f'{LEGAL}path = "tiny"\n', "path is a setting of the base"),
         ('[models.a]\nbase = "small"\nadapter = "tiny"\n', "tiny has no adapter_config.json, so it is no PEFT adapter"),
         ('[models.a]\nbase = "small"\nadapter = "wide"\n', "down_proj of layer 0 is 64 to 32, in the base 64 to 64"),
-        ('[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nengine = "static"\n', "no adapters"),
+        ('[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nengine = "static"\n', "does not support adapters"),
         (
             '[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nkind = "embedding"\n',
             "base = 'v' makes embeddings",

@@ -128,7 +128,7 @@ def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog:
 
     with caplog.at_level(logging.WARNING):
         run(test())
-    assert [record.message.count("waits and is tried again") for record in caplog.records] == [1]
+    assert [record.message.count("waits for a retry") for record in caplog.records] == [1]
 
 
 @pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])

@@ -515,7 +515,7 @@ def test_a_library_that_others_crowded_out_of_memory_is_not_to_blame(
     pilot.die(1, signal=signal, running=(CallId(1),), shortage=MemoryShortage(room, others))
     gone = pilot.take(told.LibraryGone)
     assert gone.failure.kind is kind
-    assert ("processes which are not the pilot's hold" in gone.failure.message) is (kind is FailureKind.PILOT)
+    assert ("processes outside the pilot use" in gone.failure.message) is (kind is FailureKind.PILOT)
 
 
 def test_a_sound_probe_ends_the_suspicion() -> None:

@@ -401,7 +401,7 @@ def test_a_module_that_starts_threads_makes_libraries_start_afresh(alone: FakeMa
     )
     alone.ready(recipe(preload=("threaded_module",)))
     assert alone.results(alone.run(_nothing, [()])) == [None]
-    assert "threaded_module started threads (" in alone.logs()
+    assert "the import of threaded_module started threads (" in alone.logs()
 
 
 def test_heartbeats_measure_libraries(served: FakeManager) -> None:
@@ -486,7 +486,7 @@ def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManag
         left = served.gone(library)
         assert left.failure.kind is FailureKind.DIED
         assert left.running == (call,), "the manager must know which call to test alone"
-        assert "wrote bytes to its socket that are no message" in left.failure.message
+        assert "wrote invalid bytes to its socket" in left.failure.message
         served.ready(recipe(), library=library + 1)
         assert served.results(served.run(_nothing, [()], library=library + 1)) == [None]
 
@@ -530,7 +530,7 @@ def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
     left = manager.gone()
     assert left.loading
     assert left.failure.kind is FailureKind.PILOT
-    assert "no process could be made for it: [Errno 11]" in left.failure.message
+    assert "its process could not be created: [Errno 11]" in left.failure.message
     assert "raise the limit of processes (ulimit -u)" in left.failure.message
 
 

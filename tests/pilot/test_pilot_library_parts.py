@@ -92,7 +92,7 @@ def test_bytes_that_are_no_frame_are_refused_without_taking_memory(stray: bytes)
         first = reader.next()
         assert first is not None
         assert msgspec.msgpack.decode(first) == [0, ["good"]]
-        with pytest.raises(ProtocolError, match="where a frame should begin"):
+        with pytest.raises(ProtocolError, match="do not begin a frame"):
             reader.next()
         assert len(reader._buffer) < 1 << 20
 
@@ -167,7 +167,7 @@ def test_cleared_folder_refuses_to_clear_after_damage(cleared: ClearedFolder, ha
         shutil.rmtree(cleared.path)
         os.mkdir(cleared.path)
     assert cleared.is_touched()
-    with pytest.raises(OSError, match=r"in its place|Bad file descriptor"):
+    with pytest.raises(OSError, match=r"another folder has its name|Bad file descriptor"):
         cleared.clear()
 
 

@@ -319,7 +319,7 @@ SAID: tuple[FaultRule, ...] = (
     # ---- calls
     FaultRule(_U, "declared_memory", r"took .{1,60} and declares ",
               "the call took more memory than its context declares", _CALLS, sure=0.97),
-    FaultRule(_I, "memory", r"the node had no memory left: .* which are not the pilot's hold",
+    FaultRule(_I, "memory", r"the node had no memory left: .* outside the pilot use",
               "other processes took the node's memory", _CALLS),
     FaultRule(_U, "memory", r"was killed by SIGKILL", "its process was killed, most often because no memory was left",
               _CALLS, sure=0.75),

@@ -215,7 +215,7 @@ def named_folder(name: str) -> SessionFolder | None:
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
-        text = f"{name} cannot be read ({error.strerror}): only the user who began a session can use it"
+        text = f"{name} cannot be read ({error.strerror}): only the user who started the session can use it"
         raise SessionError(text) from None
     except OSError:  # the name is too long
         return None
