@@ -132,7 +132,7 @@ def test_library_that_gets_no_room_is_refused_after_a_while(pilot: CoreShell) ->
     pilot.wait(1.0).give(TimerFired(timer.key))
     gone = pilot.take(told.LibraryGone)
     assert (gone.library, gone.loading, gone.failure.kind) == (2, True, FailureKind.PILOT)
-    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and no library there" in gone.failure.message
+    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and no library on the device" in gone.failure.message
     assert not pilot.core.state.claims
 
 
