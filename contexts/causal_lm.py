@@ -244,7 +244,7 @@ def model_recipe(
     check_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
         raise RecipeError(
-            f"{shown_name(source)} is an encoder ({encoder}), which writes no text; use stoker.encoder(...)",
+            f"{shown_name(source)} is an encoder ({encoder}), which generates no text; use stoker.encoder(...)",
             path=source,
         )
     ahead = dict.fromkeys([*MODEL_PRELOAD, *preload])

@@ -27,7 +27,7 @@ def mean_hidden(
     """
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"text {empty[0]} is empty; a model needs a token to read")
+        raise ValueError(f"text {empty[0]} is empty; a model needs at least one token")
     found: list[Any] = [None] * len(rows)
     done = 0
     with model.alone() as runner:

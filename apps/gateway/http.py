@@ -253,7 +253,8 @@ class Gateway:
         if not (caller.admin or self._guard.is_open):
             if asked.key not in ("", caller.name):
                 raise RequestRefused(
-                    "this key may only see its own usage; stoker serve keys add NAME --admin makes one that sees all",
+                    "this key may only see its own usage; stoker serve keys add NAME --admin creates a key that may see"
+                    " the usage of all keys",
                     type="authentication_error", param="key", code="not_an_admin", status=403,
                 )  # fmt: skip
             asked = msgspec.structs.replace(asked, key=caller.name)

@@ -137,7 +137,7 @@ def read_entry(folder: Path) -> BoardEntry | None:
 def read_board(root: Path = RUNS) -> list[BoardRow]:
     """Return every job in a folder, in order of submission. Raises ConfigError if the path is a file."""
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root}: is no folder of runs", file=str(root))
+        raise ConfigError(f"{root}: is not a folder of runs", file=str(root))
     folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
     seen = []
     for folder in folders:

@@ -298,7 +298,7 @@ class ModelTexts:
         length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
-                f"the prompt has {length} tokens with its continuation; the model reads {self.longest}."
+                f"the prompt has {length} tokens with its continuation; the model accepts at most {self.longest}."
                 " Shorten it, or split it"
             )
 

@@ -133,7 +133,7 @@ def _moving(state: CoreState, library: PilotLibrary) -> None:
     if state.now - library.moving_since < MOVE_LIMIT_S:
         return
     moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
-    what = f"{moved}: its sleep() or wake() does not end"
+    what = f"{moved}: its sleep() or wake() does not return"
     lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.CONTEXT, what), printed=True)
 
 

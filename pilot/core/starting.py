@@ -64,8 +64,8 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
     recipe, facts = library.recipe, state.facts
     if event.error:
         what = (
-            f"{facts.pilot} can make no folder for a library: {event.error}; make room there, or give [pilot] scratch"
-            " another disk"
+            f"{facts.pilot} cannot create a folder for a library: {event.error}; free disk space there, or set"
+            " [pilot] scratch to another disk"
         )
         refuse_start(state, library, what)
         return
@@ -77,7 +77,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
     if lacks_disk:
         what = (
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} needs "
-            f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
+            f"{show_bytes(needed)} (@context(disk=...)); free disk space there, or set [pilot] scratch to another disk"
         )
         refuse_start(state, library, what)
         return
@@ -210,7 +210,7 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
     if size <= bound or len(sizes) == 1:  # the cache names a single object in its error
         return ""
     return (
-        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
+        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"
         " [pilot] cache_size (--cache-size)"
     )
 

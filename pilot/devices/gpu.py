@@ -98,8 +98,8 @@ def read_grant(environ: Mapping[str, str]) -> Grant:
         if variable in environ:
             return Grant(
                 variable,
-                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); ask for some in"
-                " [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
+                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); request GPUs"
+                " with [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
             )
     return Grant()
 

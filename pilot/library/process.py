@@ -230,7 +230,7 @@ class Workplace:
                 if path and not os.path.isabs(path):
                     return (
                         f"this pilot does not see the program's folder {self._home.path}, where {path!r} is looked for;"
-                        f' have it travel with the context: @context(files=("{path}",)), or name a path that pilots see'
+                        f' send it with the context: @context(files=("{path}",)), or give a path that pilots can access'
                     )
             link = link.__cause__ or link.__context__
         return ""

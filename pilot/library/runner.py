@@ -223,7 +223,7 @@ class Runner:
             return run(self._as_list, result) if yields(result) else result
         if not can_be_drained(result):
             raise TypeError(
-                f"{work.function.name} was called for its pieces (stream=True) and returned a"
+                f"{work.function.name} was called with stream=True and returned a"
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"
             )
         if self._lane is None:

@@ -50,9 +50,11 @@ def base_folder(given: str) -> Path:
     try:
         base = own_folder(first)
     except OSError as error:
-        raise StartError(f"no folder could be made at {first}: {error}; give [pilot] scratch another folder") from error
+        raise StartError(
+            f"no folder could be created at {first}: {error}; set [pilot] scratch to another folder"
+        ) from error
     if base is None:
-        raise StartError(f"{first} belongs to another user; give [pilot] scratch another folder")
+        raise StartError(f"{first} belongs to another user; set [pilot] scratch to another folder")
     return base
 
 
@@ -168,7 +170,7 @@ class Environments:
     def _no_room(self, room_bytes: int) -> str:
         return (
             f"the environment needs {room_bytes / 1e9:.1f} GB in {self._root} on {os.uname().nodename}, and"
-            f" {self._free_bytes() / 1e9:.1f} GB are free; give [pilot] scratch a larger disk"
+            f" {self._free_bytes() / 1e9:.1f} GB are free; set [pilot] scratch to a larger disk"
         )
 
 

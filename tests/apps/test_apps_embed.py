@@ -72,7 +72,7 @@ class Letters:
     def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
         for number, text in enumerate(texts):
             if not text:
-                raise ValueError(f"text {number} is empty; the model needs a token to read")
+                raise ValueError(f"text {number} is empty; the model needs at least one token")
         return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
 
 

@@ -195,8 +195,8 @@ def test_a_process_may_meet_others_again_and_again():
     ("spec", "said"),
     [
         ({"rank": 2, "size": 2, "rendezvous": "127.0.0.1:29500"}, "rank 2 of 2: ranks count from 0"),
-        ({"rank": 0, "size": 2, "rendezvous": "29500"}, "is no address; write host:port"),
-        ({"rank": 0, "size": 2, "rendezvous": "127.0.0.1:x"}, "is no address"),
+        ({"rank": 0, "size": 2, "rendezvous": "29500"}, "is not an address; write host:port"),
+        ({"rank": 0, "size": 2, "rendezvous": "127.0.0.1:x"}, "is not an address"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(spec, said):

@@ -177,7 +177,7 @@ def test_jobs_are_found_in_their_folders(tmp_path):
     assert [(one.entry.name, one.abandoned) for one in found] == [("a", True), ("b", False), ("c", False)]
     os.close(held)
     assert [one.entry.name for one in read_board(tmp_path / "b")] == ["b"]
-    with pytest.raises(ConfigError, match="is no folder of runs"):
+    with pytest.raises(ConfigError, match="is not a folder of runs"):
         read_board(tmp_path / "a" / "state.json")
 
 

@@ -112,9 +112,9 @@ FAULTS = {
     '[provider]\nkind = "slurm"\ngpus = "many"': "line 3: [provider] gpus: write a number of GPUs per node, 2, or with"
     ' their type, "a10:2"',
     '[provider]\nkind = "slurm"\nwalltime = "20 s"': "line 3: [provider] walltime must be between 1 min and a year",
-    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local is one node; raise max_blocks instead",
+    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local always has one node; raise max_blocks instead",
     '[provider]\nkind = "pbs"\noptions = ["-l x=1", "-J 0-3"]': "line 3: [provider] options has -J 0-3: a block of"
-    " pbs is no array; raise max_blocks instead",
+    " pbs is not a job array; raise max_blocks instead",
     '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options = 'a\\nb' has a line"
     " break in it; remove it",
     '[session]\nports = "80-90"': 'line 2: [session] ports: write a range, "21000-21999"',
@@ -251,7 +251,7 @@ def test_an_array_brings_a_pilot_a_task_of_each_node(options: list[str], tasks: 
     ("kind", "option"), [("pbs", "-J 0-3"), ("lsf", '#BSUB -J "name[1-4]"'), ("grid_engine", "-t 1-4")]
 )
 def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
-    with pytest.raises(ConfigError, match=f"a block of {kind} is no array; raise max_blocks instead"):
+    with pytest.raises(ConfigError, match=f"a block of {kind} is not a job array; raise max_blocks instead"):
         parse_site(f"[provider]\nkind = '{kind}'\noptions = ['{option}']", file="s")
     assert parse_site(f"[provider]\nkind = '{kind}'\noptions = ['-P word', '-j y']", file="s")
 

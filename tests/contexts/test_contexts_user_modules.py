@@ -351,7 +351,7 @@ def test_folders_without_init_and_data_files_of_packages(tmp_path: Path) -> None
 def test_bytes_that_are_cut_short_are_refused(tmp_path: Path) -> None:
     data = packed(written(tmp_path), "plain")
     for size in (1, 7, 9, 40):
-        with pytest.raises(SerializationError, match="damaged or cut short"):
+        with pytest.raises(SerializationError, match="damaged or truncated"):
             loads_code(data[:size])
 
 

@@ -186,7 +186,10 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"vllm": {"max_num_seq": 3}}, "max_num_seq is no engine argument of vLLM .*; did you mean max_num_seqs"),
+            (
+                {"vllm": {"max_num_seq": 3}},
+                "max_num_seq is not an engine argument of vLLM .*; did you mean max_num_seqs",
+            ),
             (
                 {"vllm": {"quantization": "fp9"}},
                 "vLLM cannot start with .*quantization = 'fp9'(?s:.*)Unknown quantization method: fp9",

@@ -150,7 +150,7 @@ def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_pat
 
 
 def test_no_room_is_said_with_numbers(enter: Callable[..., Path], tmp_path: Path):
-    with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; give \[pilot\] scratch"):
+    with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; set \[pilot\] scratch"):
         enter(room_bytes=10**15)
     assert not (tmp_path / "gets").exists()
 
@@ -178,5 +178,5 @@ def test_the_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"
-    with pytest.raises(StartError, match="sets no \\$NO_DISK"):
+    with pytest.raises(StartError, match="scratch is \\$NO_DISK, but"):
         base_folder("$NO_DISK")

@@ -72,7 +72,7 @@ def test_a_full_scratch_disk_is_told(manager: FakeManager) -> None:
     manager.start(recipe())
     said = blamed(manager)
     assert "the scratch disk is full" in said
-    assert "give [pilot] scratch another disk" in said
+    assert "set [pilot] scratch to another disk" in said
 
 
 @small_disks
@@ -81,7 +81,7 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
     large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
     said = blamed(manager)
-    assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
+    assert "No space left on device; free disk space there, or set [pilot] scratch to another disk" in said
     # the small object fits: the leftovers of the failed fetch are gone
     manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
 
@@ -139,7 +139,7 @@ def test_large_arguments_that_find_no_room_go_elsewhere(keyed: FakeManager, sand
     (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
     back = keyed.wait_for(CallsReturned, wait_s=60)
     assert back.calls == (large,)
-    assert "No space left on device; make room there" in back.refused
+    assert "No space left on device; free disk space there" in back.refused
     assert keyed.results([small]) == [b"smallsmall"]
     keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # as the manager does then
     left = keyed.gone()
@@ -152,7 +152,7 @@ def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -
     thing = some_object(manager.base, "weights", size=2_000_000)
     manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
     said = blamed(manager)
-    assert "is larger than the whole cache (1.0 MB); give pilots more with [pilot] cache_size" in said
+    assert "is larger than the whole cache (1.0 MB); raise [pilot] cache_size" in said
 
 
 def test_a_log_that_cannot_be_opened_is_told(alone: FakeManager) -> None:
@@ -170,7 +170,7 @@ def test_a_scratch_that_a_node_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$NODE_DISK").parent == tmp_path
-    with pytest.raises(SessionError, match=r"sets no \$NO_DISK"):
+    with pytest.raises(SessionError, match=r"scratch is \$NO_DISK, but"):
         base_folder("$NO_DISK")
 
 
@@ -178,5 +178,5 @@ def test_a_context_that_wants_more_disk_than_is_free_goes_elsewhere(served: Fake
     served.start(recipe(needs=Needs(disk_bytes=1 << 60)))
     said = blamed(served)
     assert "free on its scratch disk" in said
-    assert "(@context(disk=...)); make room there, or give [pilot] scratch another disk" in said
+    assert "(@context(disk=...)); free disk space there, or set [pilot] scratch to another disk" in said
     served.ready(recipe(needs=Needs(disk_bytes=1)), library=2)

@@ -225,7 +225,7 @@ def test_scratch_folder_of_another_user_is_left_alone(tmp_path: Path, base: Call
     (tmp_path / f"{mine}-3").rmdir()
     for number in (3, 4, 5):
         (tmp_path / f"{mine}-{number}").touch()
-    with pytest.raises(Exception, match=r"belongs to another user; give \[pilot\] scratch"):
+    with pytest.raises(Exception, match=r"belongs to another user; set \[pilot\] scratch"):
         base(str(tmp_path))
 
 

@@ -290,7 +290,7 @@ def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: Fak
     manager.ready(wanting(here))
     manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)), library=2, devices=("cpu:1",))
     left = manager.gone(2)
-    assert "running libraries use what is here" in left.failure.message
+    assert "running libraries use the cached objects" in left.failure.message
     assert left.cache_lacks_bytes == 200_000
     large = made_of(tmp_path, 600_000, 700_000)
     manager.start(recipe(_length, ObjectPath(large[0].name), objects=tuple(large)), library=3, devices=("cpu:1",))

@@ -59,7 +59,9 @@ def test_a_name_that_is_none_names_the_nearest() -> None:
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_says_where_it_is_and_is_there(name: str) -> None:
     where = BASELINES[name]
-    with pytest.raises(ConfigError, match=rf"'{name}' is a baseline of a paper, .* by its file: \"{where}\"$"):
+    with pytest.raises(
+        ConfigError, match=rf"'{name}' is a baseline of a paper and .* give the path of its file: \"{where}\"$"
+    ):
         named(name)
     assert find(where, folder=ROOT).about.endswith(".")
     with pytest.raises(ValueError, match=rf"name = '{name}' is a baseline of a paper"):

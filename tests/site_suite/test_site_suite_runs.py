@@ -112,7 +112,7 @@ def test_memory_that_other_processes_hold_is_said(world):
 def test_a_site_without_scratch_says_which_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
     _, report = prove(world, text, "starts or is_hot")
-    assert "no scratch folder could be made at /proc/nowhere" in of(report, STARTS).why
+    assert "no scratch folder could be created at /proc/nowhere" in of(report, STARTS).why
     assert of(report, "a context loads once").why == "no pilot started"
 
 

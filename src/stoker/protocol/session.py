@@ -145,7 +145,9 @@ class SessionFolder:
                 if file.exists():
                     return self._read(file, KeyPair)
         if not self.key_file("pilot").exists():
-            raise SessionError(f"{self.path} has no key for pilots of block {block!r}: the block is over, or unknown")
+            raise SessionError(
+                f"{self.path} has no key for pilots of block {block!r}: the block has ended, or is unknown"
+            )
         return self.read_key("pilot")
 
     def read(self) -> SessionFile:
@@ -158,7 +160,7 @@ class SessionFolder:
         except SessionError as error:
             raise SessionError(f"{error}{self._without(role)}") from error
         if role in _CURVE_ROLES and not (_Z85_KEY.fullmatch(pair.public) and _Z85_KEY.fullmatch(pair.secret)):
-            raise SessionError(f"{file} is damaged: it holds no key pair{self._without(role)}")
+            raise SessionError(f"{file} is damaged: it contains no key pair{self._without(role)}")
         return pair
 
     def _without(self, role: str) -> str:

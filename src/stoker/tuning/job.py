@@ -312,7 +312,8 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
     count = len(groups)
     if count < 3:
         raise ConfigError(
-            f"{data.path}: has {count} different inputs; tuning needs at least 3: to train on, to evaluate, to measure",
+            f"{data.path}: has {count} different inputs; tuning needs at least 3: for training, evaluation and"
+            " measurement",
             file=data.path,
         )
     ordered = sorted(groups.items(), key=lambda group: _chance(group[0], seed=seed))

@@ -212,7 +212,7 @@ class BankStore:
 
     def _take_all(self, payloads: list[bytes]) -> None:
         if not payloads:
-            raise self._damaged("its beginning is cut off")
+            raise self._damaged("its beginning is missing")
         head = _head.decode(payloads[0])
         if (head.format, head.model, head.reading) != (FORMAT, self.model, self.reading):
             raise StokerError(
