@@ -98,8 +98,8 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
         whole = longest + len(one) + len(target)
         if reads and whole > reads:
             raise ValueError(
-                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model reads"
-                f" {reads}. Shorten it, or the prompts"
+                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model accepts at"
+                f" most {reads}. Shorten it, or the prompts"
             )
 
 

@@ -248,7 +248,8 @@ def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, 
     for name, settings in models.items():
         if settings.adapters:
             raise ConfigError(
-                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter each",
+                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter for"
+                " each adapter",
                 file=file, key="adapters",
             )  # fmt: skip
         if settings.base:

@@ -221,7 +221,7 @@ class Gateway:
             try:
                 await asyncio.to_thread(self._batches.remove_old, time.time())
             except OSError as error:
-                log.warning("old files and batches could not be removed, and are removed later: %s", error)
+                log.warning("old files and batches could not be removed; the gateway retries later: %s", error)
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:

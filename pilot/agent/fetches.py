@@ -155,7 +155,7 @@ class Fetches:
         fetching.bringing.offer([*peers, *origin], manifest=order.manifest)
         if order.origin and not origin:
             where = f"at {ref.source} ({why})" if ref.source else "anywhere that this pilot knows"
-            what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes see"
+            what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes can access"
             self._agent.handle(SourceFailed(ref.name, what))
 
     def _start(self, fetching: _Fetching, ref: ObjectRef) -> Bringing:

@@ -107,9 +107,9 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if not library.is_loaded:
         doing = f"while it loaded {name}"
     elif library.stage in SLEEPS:
-        doing = f"while it held {name} {library.stage.value}"
+        doing = f"while {name} was {library.stage.value}"
     else:
-        doing = f"in a call on {name}" if running else f"while it held {name} idle"
+        doing = f"in a call on {name}" if running else f"while {name} was loaded and idle"
     if crowded:
         kind = FailureKind.PILOT
     elif library.is_loaded:

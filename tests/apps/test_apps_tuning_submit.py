@@ -171,7 +171,7 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
     assert "; that was known after " in jobs["late"]["why"]
     assert re.search(r"ran .* on \d devices?: .*\b50 iterations of ", jobs["late"]["why"]), jobs["late"]["why"]
     assert jobs["long"]["job"]["phase"] == "failed"
-    assert "initial has 400 tokens, and the model reads 256 in all" in jobs["long"]["why"]
+    assert "initial has 400 tokens, and the model accepts at most 256 tokens" in jobs["long"]["why"]
     folder = place / jobs["good"]["folder"]
     assert {"adapter_model.safetensors", "adapter_config.json", "tuned.json", "results.jsonl"} <= set(
         os.listdir(folder)

@@ -112,7 +112,8 @@ FAULTS = {
     '[provider]\nkind = "slurm"\ngpus = "many"': "line 3: [provider] gpus: write a number of GPUs per node, 2, or with"
     ' their type, "a10:2"',
     '[provider]\nkind = "slurm"\nwalltime = "20 s"': "line 3: [provider] walltime must be between 1 min and a year",
-    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local always has one node; raise max_blocks instead",
+    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local always has one node;"
+    " raise max_blocks instead",
     '[provider]\nkind = "pbs"\noptions = ["-l x=1", "-J 0-3"]': "line 3: [provider] options has -J 0-3: a block of"
     " pbs is not a job array; raise max_blocks instead",
     '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options = 'a\\nb' has a line"

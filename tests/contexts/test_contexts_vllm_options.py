@@ -263,7 +263,7 @@ class TestAdapters:
 
     def test_a_soft_prompt_takes_room_of_the_text(self, adapted: Any) -> None:
         assert adapted.virtual_tokens("soft") == 11
-        with pytest.raises(ValueError, match="the model reads 512"):
+        with pytest.raises(ValueError, match="the model accepts at most 512"):
             adapted.complete("a" * 100, max_new_tokens=405, adapter="soft")
         assert adapted.complete("a" * 100, max_new_tokens=405).prompt_tokens == 100
 

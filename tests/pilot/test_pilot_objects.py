@@ -308,7 +308,7 @@ def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(taker: Fak
     taker.send(FetchObject(ref, origin=True))
     failed = taker.wait_for(FetchFailed)
     assert failed.origin
-    assert "(file name too long); put it on a file system that compute nodes see" in failed.reason
+    assert "(file name too long); put it on a file system that compute nodes can access" in failed.reason
 
 
 @pytest.mark.parametrize(("breaks", "ok"), [(1, True), (len(objects._PAUSES_S) + 1, False)])

@@ -261,7 +261,7 @@ class BankStore:
 
     def _damaged(self, what: str) -> StokerError:
         return StokerError(
-            f"{self.path}: {what}; build the bank again: its whole parts and every feature already read are used",
+            f"{self.path}: {what}; build the bank again: intact parts and computed features are reused",
             file=str(self.path),
             damaged=True,
         )
