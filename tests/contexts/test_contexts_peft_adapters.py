@@ -166,7 +166,7 @@ def test_adapter_of_another_base_fails_alone(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"peft_type": "IA3"}, "peft_type = 'IA3' is not supported"),
-        ({"use_dora": True}, "DoRA cannot be served"),
+        ({"use_dora": True}, "DoRA is not supported"),
         ({"lora_alpha": "x"}, "lora_alpha = 'x' is not a number"),
         ({"weights": b"\xff" * 40}, "cannot be read as safetensors"),
         ({"weights": b""}, "holds no LoRA weights|cannot be read"),
