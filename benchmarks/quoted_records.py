@@ -78,7 +78,7 @@ def peers() -> Iterator[tuple[str, str]]:
     noop = read("noop")
     for what, line in (
         ("no-op calls per second through `python_app`, against HTEX, Parsl's own log switched off", _HTEX),
-        ("the same with Parsl's default logging", _LOGGING),
+        ("no-op calls per second with Parsl's default logging", _LOGGING),
         ("without the log, both sides' garbage collector tuned, and HTEX fetches 1,000 calls ahead", _AHEAD),
         ("calls per second through `stoker.map`, against HTEX's `python_app`, without the log",
          "stoker.map with batch_size=1, calls/s, against HTEX's python_app"),
@@ -107,7 +107,7 @@ def preempted() -> tuple[str, str]:
     record = read("preemption")
     (line,) = record.tables[0].lines
     done = line.cells["goodput"]
-    begins = "| what is done of the work that the surviving pilots could do, while one of 8 is preempted every 5 s |"
+    begins = "| share of the possible work that is done, while one of 8 pilots is preempted every 5 s |"
     return (
         begins,
         f"{begins} `make bench ARGS=preemption` | {spread(done, digits=2)}, {len(done)} runs{_on(record)} |",

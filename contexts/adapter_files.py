@@ -82,7 +82,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
                 )
 
     def _other_base(self, why: str) -> ValueError:
-        return ValueError(f"{self.folder} is an adapter of another base: {why}; name the model it was trained on")
+        return ValueError(f"{self.folder} is an adapter of another base: {why}; give the model that it was trained on")
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
@@ -90,7 +90,9 @@ def read_adapter_files(folder: str) -> AdapterFiles:
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
-            raise ValueError(f"{folder} has no {name}, so it is no PEFT adapter; save_pretrained of PEFT writes one")
+            raise ValueError(
+                f"{folder} has no {name}, so it is not a PEFT adapter; PEFT's save_pretrained writes this file"
+            )
     config, shapes = json_file(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:
@@ -98,11 +100,11 @@ def read_adapter_files(folder: str) -> AdapterFiles:
             raise ValueError(f"{there / WEIGHTS} must contain only {VECTORS}; it has {', '.join(sorted(shapes)[:4])}")
         return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
     if kind != LORA:
-        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not served; use {LORA} or {SOFT_PROMPT}")
+        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}")
     for name, what in _UNSUPPORTED.items():
         if config.get(name):
             raise ValueError(
-                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served; only plain LoRA is"
+                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; only plain LoRA is"
             )
     return AdapterFiles(folder, 0, _low_rank(there, config, shapes), shapes)
 
@@ -145,7 +147,7 @@ def _low_rank(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, 
     for name in shapes:
         match = _KEY.fullmatch(name)
         if match is None or match[3] not in known:
-            raise ValueError(f"{there / WEIGHTS}: {name} is not served; LoRA may be on {', '.join(sorted(known))}")
+            raise ValueError(f"{there / WEIGHTS}: {name} is not supported; LoRA may be on {', '.join(sorted(known))}")
         found.setdefault((int(match[2]), match[3], match[1]), {})[match[4]] = name
     pairs = []
     for (layer, projection, module), names in sorted(found.items()):

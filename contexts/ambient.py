@@ -34,7 +34,7 @@ class Evicted(BaseException):
     """
 
     def __init__(self, state: bytes = b"") -> None:
-        super().__init__("the call was told to stop")
+        super().__init__("the call was asked to stop")
         self.state = state
 
 

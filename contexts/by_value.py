@@ -101,7 +101,7 @@ def tell_of_finalizer(kind: type) -> None:
         _told.add(name)
         logger.warning(
             "%s has a __del__, which runs also when the library deletes its copy: it must not remove files that"
-            " the program still needs; pass the path instead (said once)",
+            " the program still needs; pass the path instead (logged once)",
             name,
         )
 

@@ -244,7 +244,7 @@ def model_recipe(
     check_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
         raise RecipeError(
-            f"{shown_name(source)} is an encoder ({encoder}), which writes no text; use stoker.encoder(...)",
+            f"{shown_name(source)} is an encoder ({encoder}), which generates no text; use stoker.encoder(...)",
             path=source,
         )
     ahead = dict.fromkeys([*MODEL_PRELOAD, *preload])
@@ -261,7 +261,7 @@ def checked_adapters(
     """Return the arguments of `adapted_language_model`. Raises RecipeError if Stoker cannot serve an adapter."""
     if engine == "static":
         raise RecipeError(
-            f"causal_lm(engine={engine!r}, adapters=...): {engine} serves no adapters; leave out the engine",
+            f"causal_lm(engine={engine!r}, adapters=...): {engine} does not support adapters; leave out the engine",
             option="adapters",
         )
     folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}

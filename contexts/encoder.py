@@ -103,7 +103,7 @@ def encoder(
     longest = longest_of_folder(source) if length and is_local else 0
     if longest and length > longest:
         raise RecipeError(
-            f"encoder(length={length}): {shown_name(named)} reads {longest} tokens at most", option="length",
+            f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens", option="length",
             longest=longest,
         )  # fmt: skip
     factory = encoder_model.with_options(
@@ -176,7 +176,7 @@ class Family(msgspec.Struct, frozen=True):
         if not found:
             longest = self.lengths[-1]
             raise InputTooLongError(
-                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} takes {longest}: "
+                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} accepts {longest}: "
                 "split it, add a longer runtime to the family, or use only its beginning (truncate)",
                 tokens=tokens, longest=longest,
             )  # fmt: skip

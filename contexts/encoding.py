@@ -129,7 +129,7 @@ def _refuse(lengths: Sequence[int], *, longest: int) -> None:
     if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
         raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
     if longest and lengths[-1] > longest:
-        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads at most {longest}")
+        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model accepts at most {longest}")
 
 
 Text = str | tuple[str, str]
@@ -315,9 +315,7 @@ class EncoderModel:
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it must be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
-            raise ValueError(
-                f"{self.name} needs another embedding: {self.facts.trouble}; name a pooling to ignore this"
-            )
+            raise ValueError(f"{self.name} needs another embedding: {self.facts.trouble}; set pooling= to ignore this")
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
         if not found:
@@ -380,7 +378,7 @@ class EncoderModel:
             types += found.get("token_type_ids") or [[]] * len(found["input_ids"])
         for number, row in enumerate(ids if check else ()):
             if not row:
-                raise ValueError(f"text {number} is empty; the model needs a token to read")
+                raise ValueError(f"text {number} is empty; the model needs at least one token")
             if self.longest and len(row) > self.longest:
                 self._refuse(number, len(row))
         return [TokenRow(*row) for row in zip(ids, types, strict=True)]
@@ -388,9 +386,9 @@ class EncoderModel:
     def _refuse(self, number: int, tokens: int) -> None:
         advice = "Split it, or use only its beginning: truncate=True"
         if self.runtime is None:
-            raise ValueError(f"text {number} has {tokens} tokens; the model reads {self.longest}. {advice}")
+            raise ValueError(f"text {number} has {tokens} tokens; the model accepts at most {self.longest}. {advice}")
         raise InputTooLongError(
-            f"text {number} has {tokens} tokens; this runtime takes {self.longest}. Send it to a longer"
+            f"text {number} has {tokens} tokens; this runtime accepts at most {self.longest}. Use a longer"
             f" runtime. {advice}",
             tokens=tokens, longest=self.longest,
         )  # fmt: skip
@@ -435,7 +433,7 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
         return longest
     if longest and runtime.length > longest:
         raise RecipeError(
-            f"the runtime takes {runtime.length} tokens, and the model reads at most {longest}", option="length",
+            f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}", option="length",
             longest=longest,
         )  # fmt: skip
     return runtime.length

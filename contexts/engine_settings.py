@@ -57,7 +57,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
                 raise RecipeError(f"vllm: Stoker sets {name} itself; leave it out", option="vllm")
         if self.vllm and engine != "vllm":
             names = ", ".join(self.vllm)
-            raise RecipeError(f'{names}: only vLLM can honour this; write engine = "vllm"', option="engine")
+            raise RecipeError(f'{names}: only vLLM supports this; write engine = "vllm"', option="engine")
 
     def longest(self, models: int) -> int:
         """Return the maximum number of tokens of a text.
@@ -100,4 +100,4 @@ def check_vllm_arguments(given: Collection[str], known: Collection[str], *, vers
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             meant = f"; did you mean {close[0]}?" if close else ""
-            raise StokerError(f"vllm: {name} is no engine argument of vLLM {version}{meant}")
+            raise StokerError(f"vllm: {name} is not an engine argument of vLLM {version}{meant}")

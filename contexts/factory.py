@@ -215,7 +215,7 @@ def as_recipe(value: Any) -> Recipe:
     if callable(value):
         name = _name_of(value)
         raise RecipeError(f"context={name} is a plain function; put @context above it and write context={name}(...)")
-    raise RecipeError(f"context= needs a recipe, as llm(path) for a loader llm with @context; it got {value!r}")
+    raise RecipeError(f"context= needs a recipe, such as llm(path) for a loader llm with @context; it got {value!r}")
 
 
 def make_recipe(
@@ -288,7 +288,7 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
-                f"no recipe of {name}: its argument {value!r} is a context, which a loader cannot take; write"
+                f"no recipe of {name}: its argument {value!r} is a context, which a loader does not accept; write"
                 " one loader that loads both",
                 loader=name,
             )

@@ -91,7 +91,7 @@ def decode(data: bytes) -> Manifest:
         else:
             manifest = Manifest(kind, tuple(_entry(name, EntryKind(next(fields)), fields) for name in fields))
     except (StopIteration, RuntimeError):
-        raise ValueError("the manifest is cut short") from None
+        raise ValueError("the manifest is truncated") from None
     if manifest.kind is EntryKind.LINK or next(fields, None) is not None:
         raise ValueError("this is not a manifest")
     _check_names(manifest)
@@ -159,7 +159,7 @@ def _fields(data: bytes) -> Iterator[bytes]:
     while place < len(data):
         end = place + 8 + int.from_bytes(data[place : place + 8], "big")
         if end > len(data):
-            raise ValueError("the manifest is cut short")
+            raise ValueError("the manifest is truncated")
         yield data[place + 8 : end]
         place = end
 

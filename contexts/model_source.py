@@ -49,12 +49,12 @@ def model_source(path: str) -> tuple[str, bool]:
     if local.is_dir() and not (local / "config.json").is_file():
         gguf = sorted(local.glob("*.gguf"))
         if len(gguf) != 1:
-            what = f"{len(gguf)} GGUF files (name one)" if gguf else "neither config.json nor a GGUF file"
-            raise RecipeError(f"{local} holds {what}, so it is no model folder", path=path)
+            what = f"{len(gguf)} GGUF files (give the path of one)" if gguf else "neither config.json nor a GGUF file"
+            raise RecipeError(f"{local} contains {what}, so it is not a model folder", path=path)
         local = gguf[0]
     if local.is_file() and local.suffix != ".gguf":
         raise RecipeError(
-            f"{local} is neither .gguf nor .safetensors; name a file of these kinds, or a folder", path=path
+            f"{local} is neither .gguf nor .safetensors; give a file of one of these kinds, or a folder", path=path
         )
     if local.exists():
         return str(local), True

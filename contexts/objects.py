@@ -85,7 +85,7 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{ref.source} cannot be read: {error}", path=ref.source) from error
     if not proves(ref.name, data):
-        what = "it no longer has the content that the recipe was made from: it was changed; make the recipe again"
+        what = "the file or folder has changed since the recipe was made; make the recipe again"
         raise RecipeError(what, path=ref.source)
     _keep(ref.name, data)
     return data
@@ -193,7 +193,7 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
     def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
         real = os.path.realpath(folder)
         if real in above:
-            raise RecipeError(f"{folder} is a link to a folder around it; remove the link", path=str(folder))
+            raise RecipeError(f"{folder} is a link to a folder that contains it; remove the link", path=str(folder))
         with os.scandir(folder) as listing:
             for entry in listing:
                 name = prefix + os.fsencode(entry.name)

@@ -49,9 +49,9 @@ def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
         _, version, _, count = _HEAD.unpack_from(view)
         table = [_ENTRY.unpack_from(view, _HEAD.size + _ENTRY.size * index) for index in range(count + 1)]
     except struct.error as error:
-        raise SerializationError(f"a pickled value of {len(data)} bytes is cut short", what="payload") from error
+        raise SerializationError(f"a pickled value of {len(data)} bytes is truncated", what="payload") from error
     if version != _VERSION or any(offset + length > len(view) for offset, length, _ in table):
-        raise SerializationError(f"a pickled value of {len(data)} bytes is damaged or cut short", what="payload")
+        raise SerializationError(f"a pickled value of {len(data)} bytes is damaged or truncated", what="payload")
     body, *buffers = (_part(view[offset : offset + length], writable=writable) for offset, length, writable in table)
     return body, buffers
 

@@ -414,7 +414,7 @@ def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any
         version = length = 0
     end = _HEAD.size + length
     if version != 1 or len(data) <= end:
-        raise SerializationError(f"a function of {len(data)} bytes is damaged or cut short", what="function")
+        raise SerializationError(f"a function of {len(data)} bytes is damaged or truncated", what="function")
     modules = CarriedModules(*pickle.loads(memoryview(data)[_HEAD.size : end]))
     if under is not NO_MODULES:
         modules = modules.over(under)

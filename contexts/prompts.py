@@ -161,8 +161,8 @@ class PromptReader:
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
                 raise ValueError(
-                    f"prompt {index} has {length} tokens with its continuation; the model reads {self.longest}."
-                    " Shorten it, or split it"
+                    f"prompt {index} has {length} tokens with its continuation; the model accepts at most"
+                    f" {self.longest}. Shorten it, or split it"
                 )
 
 

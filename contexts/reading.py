@@ -27,7 +27,7 @@ def mean_hidden(
     """
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"text {empty[0]} is empty; a model needs a token to read")
+        raise ValueError(f"text {empty[0]} is empty; a model needs at least one token")
     found: list[Any] = [None] * len(rows)
     done = 0
     with model.alone() as runner:
@@ -98,8 +98,8 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
         whole = longest + len(one) + len(target)
         if reads and whole > reads:
             raise ValueError(
-                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model reads"
-                f" {reads}. Shorten it, or the prompts"
+                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model accepts at"
+                f" most {reads}. Shorten it, or the prompts"
             )
 
 

@@ -187,7 +187,7 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(_OPTIONS)}"
+            hint = f"; did you mean {near[0]}?" if near else f"; the options are {', '.join(_OPTIONS)}"
             raise RecipeError(f"@context has no option {name!r}{hint}", option=name)
     return options
 

@@ -91,7 +91,7 @@ def _tensors_of(file: Path) -> list[StoredTensor]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MOST_HEADER_BYTES:
-            raise ValueError(f"{file}: its header would take {show_bytes(length)}; it is no safetensors file")
+            raise ValueError(f"{file}: its header would take {show_bytes(length)}; it is not a safetensors file")
         header = opened.read(length)
         size = os.fstat(opened.fileno()).st_size
     entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])

@@ -91,8 +91,8 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
         size += len(found.data)
         if size > MOST_BYTES:
             logger.warning(
-                "modules that a function imports when it runs, %s among them, are over %s of source and do not travel"
-                " with it: libraries import them from their search path, once",
+                "the modules that a function imports when it runs (%s is one of them) have more than %s of source code"
+                " and are not sent with the function: libraries import them from their search path, once",
                 name,
                 show_bytes(MOST_BYTES),
             )

@@ -240,7 +240,7 @@ def _own_key(session: SessionFolder) -> Path | None:
         session.block_keys.mkdir(mode=0o700, exist_ok=True)
         session.write_block_key(block, KeyPair(public.decode(), secret.decode()))
     except OSError as error:
-        raise ConfigError(f"no key could be written to {session.block_keys}: {error}; make room there") from error
+        raise ConfigError(f"no key could be written to {session.block_keys}: {error}; free disk space there") from error
     return session.block_key_file(block)
 
 

@@ -177,7 +177,7 @@ class EngineContract:
             assert math.exp(token.likeliest[0].logprob) + math.exp(token.likeliest[1].logprob) <= 1 + 1e-6
 
     def test_request_that_never_fits_is_refused(self, driver: EngineDriver) -> None:
-        with pytest.raises(ValueError, match="the model reads"):
+        with pytest.raises(ValueError, match="the model accepts at most"):
             driver.ask(driver.prompts[0] * 3_000, max_new_tokens=5)
         for wrong in (
             {"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"logprobs": -1}, {"stop": ("",)},

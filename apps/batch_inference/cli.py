@@ -22,7 +22,7 @@ from stoker.console import Screen, WholeNumber
 @click.option(
     "--models", "models_file", metavar="FILE", default="", help="Models by name, as `stoker serve` reads them (TOML)."
 )
-@click.option("--check", is_flag=True, help="Check every line, and run nothing.")
+@click.option("--check", is_flag=True, help="Check every line of the file without running requests.")
 @click.option(
     "--max-tokens",
     metavar="N",

@@ -215,7 +215,7 @@ def _headline(checked: CheckedFile) -> list[str]:
     if checked.refused:
         lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered; the others run")
     if checked.ignored:
-        lines.append(f"  note  fields that change no answer here are ignored: {', '.join(checked.ignored)}")
+        lines.append(f"  note  fields that do not change answers are ignored: {', '.join(checked.ignored)}")
     return lines
 
 

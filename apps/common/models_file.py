@@ -126,16 +126,16 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if given not in ("auto", *there):
                 raise ValueError(f"{name} = {given!r} is not available; there are auto, {', '.join(there)}")
             if self.kind is ModelKind.EMBEDDING and given != "auto":
-                raise ValueError(f"{name} is for models that write; an embedding model has none")
+                raise ValueError(f"{name} is for models that generate text; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
-            raise ValueError("engine is for models that write; an embedding model has none")
+            raise ValueError("engine is for models that generate text; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.graphs:
-            raise ValueError("graphs is for models that write; an embedding model has none")
+            raise ValueError("graphs is for models that generate text; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.devices > 1:
-            raise ValueError("devices is for models that write; an embedding model runs on one")
+            raise ValueError("devices is for models that generate text; an embedding model runs on one")
         for name in _GENERATION_SETTINGS:
             if self.kind is ModelKind.EMBEDDING and getattr(self, name):
-                raise ValueError(f"{name} is for models that write; an embedding model has none")
+                raise ValueError(f"{name} is for models that generate text; an embedding model has none")
         if self.quantization and "quantization" in self.vllm:
             raise ValueError("quantization is given twice, also in vllm; leave one out")
         try:
@@ -150,7 +150,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if objective is not None and not 0 < objective <= LONGEST_OBJECTIVE_S:
                 raise ValueError(f"{name} must be more than 0 and at most a day; leave it out for no objective")
         if self.kind is ModelKind.EMBEDDING and self.tpot is not None:
-            raise ValueError("tpot is for models that write; an embedding model has none")
+            raise ValueError("tpot is for models that generate text; an embedding model has none")
         if self.max is not None and self.min > self.max:
             raise ValueError(f"min = {self.min} is more than max = {self.max}")
 
@@ -176,7 +176,7 @@ def read_models(path: Path) -> dict[str, ModelSettings]:
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; docs/serve.md shows one", file=str(path)) from None
+        raise ConfigError(f"{path}: no such file; docs/serve.md shows an example", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return parse_models(text, file=str(path), folder=path.absolute().parent)
@@ -202,8 +202,8 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
             )  # fmt: skip
         if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
             raise ConfigError(
-                f'{file}: [models.{name}] {settings.path} is an encoder ({encoder}), which writes no text; write kind ='
-                ' "embedding"',
+                f'{file}: [models.{name}] {settings.path} is an encoder ({encoder}), which generates no text;'
+                ' write kind = "embedding"',
                 file=file, key="kind",
             )  # fmt: skip
     return models
@@ -248,7 +248,8 @@ def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, 
     for name, settings in models.items():
         if settings.adapters:
             raise ConfigError(
-                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter each",
+                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter for"
+                " each adapter",
                 file=file, key="adapters",
             )  # fmt: skip
         if settings.base:
@@ -267,13 +268,14 @@ def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> s
     """Return why these settings are invalid for an adapter; empty if valid."""
     base, plain = models.get(settings.base), ModelSettings(path="none")
     if base is None:
-        return f"base = {settings.base!r} is no model of this file; there are {', '.join(models)}"
+        return f"base = {settings.base!r} is not a model of this file; there are {', '.join(models)}"
     if base.base:
         return f"base = {settings.base!r} is itself an adapter; name its base, {base.base}"
     if base.kind is ModelKind.EMBEDDING:
-        return f"base = {settings.base!r} makes embeddings; an adapter needs a model that writes"
+        return f"base = {settings.base!r} computes embeddings; an adapter needs a model that generates text"
     if base.engine == "static":
-        return f'base = {settings.base!r} has engine = "{base.engine}", which serves no adapters; leave out the engine'
+        text = f'base = {settings.base!r} has engine = "{base.engine}", which does not support adapters'
+        return f"{text}; leave out the engine"
     for field in msgspec.structs.fields(ModelSettings):
         given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""
         if field.name not in _ADAPTER_SETTINGS and given != usual:

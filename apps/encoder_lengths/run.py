@@ -65,7 +65,7 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
     many = sum(count > longest for count in counts)
     if not many:
         return ""
-    return f"{many:,} of {len(counts):,} texts have more than {longest:,} tokens: no runtime takes them whole"
+    return f"{many:,} of {len(counts):,} texts have more than {longest:,} tokens: runtimes accept them only truncated"
 
 
 def unsteady(profile: EncoderProfile) -> str:

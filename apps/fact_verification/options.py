@@ -203,7 +203,7 @@ def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> PromptTempla
     for unknown in found:
         if unknown not in ("claim", "evidence"):
             raise ConfigError(
-                f"{file}: {place} ({name}): {{{unknown}}} is not a place; there are {{claim}} and {{evidence}}",
+                f"{file}: {place} ({name}): {{{unknown}}} is not a placeholder; write {{claim}} or {{evidence}}",
                 file=str(file), key="text",
             )  # fmt: skip
     return PromptTemplate(

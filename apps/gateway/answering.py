@@ -217,7 +217,7 @@ class Admission:
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:
             raise TryLater(
-                "the session takes no requests just now: its journal cannot be written; the gateway's log says why",
+                "the session accepts no requests now: its journal cannot be written; the gateway's log says why",
                 type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
             )  # fmt: skip
         if waits_s is not None or model.settings.cold is Cold.REFUSE:
@@ -397,7 +397,7 @@ class Answering:
     def _note_ignored(self, field: str) -> None:
         if field not in self._ignored:
             self._ignored.add(field)
-            log.warning("requests have the field %s, which changes no answer here; it is ignored (said once)", field)
+            log.warning("the request field %s does not change answers and is ignored (logged once)", field)
 
     async def _is_hot(self, model: ServedModel) -> bool:
         return (await self._watch.facts(model)).hot > 0
@@ -406,7 +406,7 @@ class Answering:
         """Return why a stream has not started, without names of hosts, jobs or folders."""
         facts = await self._watch.facts(model)
         if self._watch.journal_trouble:
-            return "the session's journal cannot be written just now"
+            return "the session's journal cannot be written now"
         if facts.loading:
             about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
             return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"

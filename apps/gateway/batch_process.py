@@ -92,7 +92,7 @@ class MonitoredBatch:
     def _note(self, error: OSError) -> None:
         why = error.strerror or str(error)
         if why != self.waits:
-            log.warning("batch %s waits and is tried again: %s", self.id, error)
+            log.warning("batch %s waits for a retry: %s", self.id, error)
         self.waits = why
 
 

@@ -139,7 +139,7 @@ def needs_extra(command: str) -> Iterator[None]:
         raise StokerError(_MISSING.format(command, error.name)) from error
 
 
-@command.group("keys", short_help="Who may ask.")
+@command.group("keys", short_help="Manage the keys of clients.")
 def keys() -> None:
     """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes immediately."""
 
@@ -216,7 +216,7 @@ def list_keys(*, as_json: bool) -> None:
             if file.exists
             else "no key is required: everybody on this machine may send requests"
         )
-        line(f"{none}; stoker serve keys add NAME makes a key")
+        line(f"{none}; stoker serve keys add NAME creates a key")
     else:
         lines(
             f"  {each.name:<20}  {time.strftime('%Y-%m-%d', time.localtime(each.created))}  {_described(each)}"
@@ -235,7 +235,7 @@ def remove(*, name: str) -> None:
         note(f"no key is left, so every request is refused; to serve without keys, remove {file.path}")
 
 
-@command.group("groups", short_help="Limits that keys share.")
+@command.group("groups", short_help="Manage groups of keys that share limits.")
 def groups() -> None:
     """Groups of keys (stoker serve keys add NAME --group GROUP). The keys of a group share its limits, in addition to
     their own. A running gateway uses changes immediately.
@@ -252,7 +252,7 @@ def set_group(*, name: str, limits: KeyLimits) -> None:
     file.set_group(name, limits)
     line(f"the group {name}: {_shown(limits)}")
     if first:
-        note("from now on your gateways require a key: stoker serve keys add NAME makes a key")
+        note("from now on your gateways require a key: stoker serve keys add NAME creates a key")
 
 
 @groups.command("list")

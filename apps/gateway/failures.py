@@ -73,7 +73,7 @@ def refusal_of(error: BaseException) -> Refusal:
         case SerializationError():
             return _said("the answer could not be read", "result_unreadable", 500)
         case SessionError():
-            return _said("the session does not answer just now", "session_unavailable", 503, _BUSY_S)
+            return _said("the session does not answer now", "session_unavailable", 503, _BUSY_S)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return _said(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
         case _:

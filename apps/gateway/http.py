@@ -221,7 +221,7 @@ class Gateway:
             try:
                 await asyncio.to_thread(self._batches.remove_old, time.time())
             except OSError as error:
-                log.warning("old files and batches could not be removed, and are removed later: %s", error)
+                log.warning("old files and batches could not be removed; the gateway retries later: %s", error)
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -253,7 +253,8 @@ class Gateway:
         if not (caller.admin or self._guard.is_open):
             if asked.key not in ("", caller.name):
                 raise RequestRefused(
-                    "this key may only see its own usage; stoker serve keys add NAME --admin makes one that sees all",
+                    "this key may only see its own usage; stoker serve keys add NAME --admin creates a key that may see"
+                    " the usage of all keys",
                     type="authentication_error", param="key", code="not_an_admin", status=403,
                 )  # fmt: skip
             asked = msgspec.structs.replace(asked, key=caller.name)
@@ -261,7 +262,7 @@ class Gateway:
             rows = await asyncio.to_thread(self._usage.read, asked)
         except (OSError, sqlite3.Error) as error:
             raise TryLater(
-                "the usage cannot be read just now; the gateway's log says why", type="server_error",
+                "the usage cannot be read now; the gateway's log says why", type="server_error",
                 code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
         return JSONAnswer({"object": "list", "since": asked.since, "data": [shown_row(row, asked.by) for row in rows]})

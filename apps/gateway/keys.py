@@ -180,7 +180,7 @@ class KeyFile:
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read: {error}", file=str(self.path)) from None
         if mode & 0o077:
-            raise ConfigError(f"{self.path}: others may read it; chmod 600 {self.path}", file=str(self.path))
+            raise ConfigError(f"{self.path}: other users may read it; chmod 600 {self.path}", file=str(self.path))
         try:
             return msgspec.json.decode(data, type=_KeysOnDisk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -40,14 +40,14 @@ def listen(
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"cannot listen on {host} port {each}: {error.strerror or error}") from None
     if port:
-        raise ConfigError(f"port {port} of {host} is taken; name another one with --port", key="port")
+        raise ConfigError(f"port {port} of {host} is in use; choose another port with --port", key="port")
     if kept:
         raise ConfigError(
             f"port {kept} of {host}, where this gateway was before, is taken by another program: end that program, or"
             " choose another port with --port N and tell your clients",
             key="port",
         )
-    raise ConfigError(f"the ports {first} to {first + _PORTS - 1} are taken; name another with --port")
+    raise ConfigError(f"the ports {first} to {first + _PORTS - 1} are in use; choose another port with --port")
 
 
 def listen_on_path(path: str) -> socket.socket:

@@ -133,7 +133,7 @@ def objectives_of(headers: Mapping[str, str], *, honoured: frozenset[str], write
         if value is None:
             continue
         if option == "tpot" and not writes:
-            raise refused(header, "is for models that write; an embedding model has none", "unsupported_value")
+            raise refused(header, "is for models that generate text; an embedding model has none", "unsupported_value")
         if option == "tpot" and "tpot_s" not in honoured:  # the gateway checks the time to first token under any policy
             raise refused(header, "needs a session whose policy honours it, such as slinfer", "unsupported_value")
         try:

@@ -150,7 +150,7 @@ def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
             kept.session,
             f"started session {kept.session}, which keeps running when the gateway exits (stoker down ends it)",
         )
-    return kept.session, f"joined session {kept.session}, which was up for this site"
+    return kept.session, f"joined session {kept.session}, which was already running for this site"
 
 
 def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
@@ -212,7 +212,7 @@ def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedM
     if keys.exists:
         yield f"  {count(len(keys.read()), 'key')} accepted ({keys.path})"
     elif not options.uds:
-        yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME makes a key"
+        yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME creates a key"
 
 
 def _place_for_programs(options: GatewayOptions, *, port: int, session: str, models: ServedModels) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def _pilots(status: Status) -> Iterator[Metric]:
         for kind in sums:
             family.add_metric([kind], sums[kind])
     yield from (states, devices, memory, promised)
-    blocks = GaugeMetricFamily("stoker_blocks", "Blocks that are not over", labels=["phase"])
+    blocks = GaugeMetricFamily("stoker_blocks", "Blocks that have not ended", labels=["phase"])
     for phase, number in Counter(str(job.phase) for job in status.jobs).items():
         blocks.add_metric([phase], number)
     yield blocks

@@ -137,7 +137,7 @@ def read_entry(folder: Path) -> BoardEntry | None:
 def read_board(root: Path = RUNS) -> list[BoardRow]:
     """Return every job in a folder, in order of submission. Raises ConfigError if the path is a file."""
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root}: is no folder of runs", file=str(root))
+        raise ConfigError(f"{root}: is not a folder of runs", file=str(root))
     folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
     seen = []
     for folder in folders:
@@ -216,7 +216,7 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
         if one.abandoned:
             lines += [
                 "",
-                f"{one.entry.name}: the program that submitted it is gone; submit it again, and it continues from",
+                f"{one.entry.name}: the submitting program has ended; submit the job again, and it continues from",
             ]
             lines[-1] += f" its last checkpoint ({one.folder})"
     return lines
@@ -260,7 +260,7 @@ def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
         what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
     else:
         what = (
-            f"{entry.name} cannot make its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
+            f"{entry.name} cannot meet its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
             f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
         )
     if entry.phase is Phase.TUNING:
@@ -275,7 +275,7 @@ def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
     if entry.phase is Phase.TUNING and 0 < entry.iterations <= entry.iteration:
         steps += ", measuring"
     if entry.phase is Phase.TUNING and not entry.iteration and entry.seen_at is None:
-        steps = "looks its prompt up" if entry.looks_up else "begins"
+        steps = "looks up its prompt" if entry.looks_up else "begins"
     loss = f"loss {entry.loss:.3f}" if entry.loss is not None and entry.iteration else ""
     return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
 

@@ -39,7 +39,7 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 )
 @click.option(
     "--late", type=click.Choice(["run", "drop"]), default="run", show_default=True,
-    help="A job that cannot make its deadline: run it when no other job needs its devices, or drop it.",
+    help="A job that cannot meet its deadline: run it when no other job needs its devices, or drop it.",
 )  # fmt: skip
 @click.option(
     "--wait/--detach", default=True, help="Wait for the jobs, or leave them to a process in the background. [wait]"

@@ -149,7 +149,7 @@ def _why_late(entry: BoardEntry, time: _Time) -> str:
     had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
     said = f"late: it had {show_seconds(had_s)}"
     if time.iterating_s > had_s:
-        said += ", too few for its iterations alone"
+        said += ", which is less than its iterations need"
     elif entry.restarts and time.rest_s >= late_s:
         said += ", and would have been in time if it had not been interrupted"
     elif time.waited_s >= late_s:

@@ -175,7 +175,7 @@ def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
     policy = policy_of(session) or "the default policy"
     if any(_is_due(job.ready) for job in jobs) and POLICY not in policy:
         yield (
-            f"  {policy} knows no deadlines: jobs run in the order of submission."
+            f"  {policy} does not support deadlines: jobs run in the order of submission."
             f' Write [policy] name = "{POLICY}" in the site file'
         )
     for job in jobs:

@@ -87,7 +87,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 HEAD = 0
 _HERE = re.compile(
-    r"^(\S+ \S+) INFO file-\S+ is here: (\d+) bytes from where it comes from, (\d+) from peers, ([0-9.]+) s$", re.M
+    r"^(\S+ \S+) INFO file-\S+ arrived: (\d+) bytes from its origin, (\d+) from peers, ([0-9.]+) s$", re.M
 )
 
 

@@ -24,7 +24,7 @@ CLAIMS = 16
 _READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
 _OWN = re.compile(r", in ([0-9.]+) (ms|s)(?: \(|$)")
 _STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")
-_CAME = re.compile(r"is here: (\d+) bytes from where it comes from, (\d+) from peers, ([0-9.]+) s")
+_CAME = re.compile(r"arrived: (\d+) bytes from its origin, (\d+) from peers, ([0-9.]+) s")
 
 
 def _verify(llm: Any, number: int) -> int:

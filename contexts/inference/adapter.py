@@ -292,13 +292,13 @@ class ModelTexts:
         """
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
-            raise OptionRefused("adapter", "this model's engine serves no adapters; continuous and vllm do")
+            raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
         self.prepare(sampling)
         self.check_tokens(request.prompt, "the prompt")
         length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
-                f"the prompt has {length} tokens with its continuation; the model reads {self.longest}."
+                f"the prompt has {length} tokens with its continuation; the model accepts at most {self.longest}."
                 " Shorten it, or split it"
             )
 

@@ -262,7 +262,7 @@ class DecodeGraphs:
             return self._give_up(f"the first capture failed ({type(error).__name__}: {error})")
         self.drop()
         if not off < (1e-3 if self._decoder.dtype == torch.float32 else 0.15):
-            return self._give_up(f"a captured step gives other numbers (off by {off:.2g} of their spread)")
+            return self._give_up(f"a captured step computes other values (off by {off:.2g} of their spread)")
         return True
 
     # ---- captures

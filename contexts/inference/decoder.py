@@ -409,7 +409,7 @@ def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDec
     except Exception as error:  # other versions of Transformers may have other modules
         return None, f"its modules are not as expected ({type(error).__name__}: {error})"
     if off > (1e-3 if model.dtype == torch.float32 else 0.15):
-        return None, f"its own modules give other numbers (off by {off:.2g} of their spread)"
+        return None, f"its own modules compute other values (off by {off:.2g} of their spread)"
     return decoder, ""
 
 

@@ -327,11 +327,11 @@ class EngineThread:
 
     def _check_not_held(self) -> None:
         if self._holder == threading.get_ident():
-            raise StokerError("this thread holds the model for itself; leave the `with model.alone()` block first")
+            raise StokerError("this thread has exclusive use of the model; leave the `with model.alone()` block first")
 
     def _check_open(self) -> None:
         if self._over:
-            raise StokerError("the model was closed; it takes no more requests") from self._failure
+            raise StokerError("the model was closed; it accepts no more requests") from self._failure
 
     def _run(self) -> None:
         try:
@@ -414,7 +414,7 @@ class EngineThread:
         try:
             tokens = self.engine.step()
         except BaseException as error:
-            log.exception("a step of the engine failed, and its %d requests with it", len(self._open))
+            log.exception("a step of the engine failed, so its %d requests failed", len(self._open))
             ended, self._open = self._open, {}
             for generation in ended.values():
                 generation.fail(_copy_of(error))

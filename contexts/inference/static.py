@@ -224,7 +224,7 @@ def own_engine(
             )  # fmt: skip
         if engine == "continuous":
             raise ValueError(f'this model does not support engine="continuous": {why}; leave out the engine')
-        log.warning("calls of this model are written in batches that begin and end together: %s", why)
+        log.warning("this model runs with static batches, which begin and end together: %s", why)
     if graphs:
         log.warning("graphs=True has no effect on this model: only the continuous engine captures steps")
     return StaticEngine(runner, texts, rows=_STATIC_ROWS, chosen=why)

@@ -106,7 +106,7 @@ def rules_of(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None
         return None
     matcher = texts.grammars.matcher(sampling) if texts.grammars is not None else None
     if matcher is None and sampling.structure is not None:
-        raise OptionRefused(sampling.structure[0], "this engine has no tokenizer, so its texts follow no grammar")
+        raise OptionRefused(sampling.structure[0], "this engine has no tokenizer, so it does not support grammars")
     ends = sorted(end for end in sampling.ends(texts.ends) if not 0 < texts.vocabulary <= end)
     return TokenRules(request, ends=ends, matcher=matcher)
 

@@ -47,28 +47,29 @@ SHIPPED: dict[str, Named] = {
     for policy in (
         Named(
             DEFAULT,
-            "Contexts stay hot: a call goes to the hottest free library, a load happens where it pays.",
+            "Keeps contexts loaded: a call runs in the most recently used free library; a context is loaded when this"
+            " saves time.",
             _policies(LoadWhereWanted),
         ),
         Named(
             "shortest-first",
-            "As default, but of the calls that wait for a context, the shortest expected runs first.",
+            "As default, but the call with the shortest expected run time runs first.",
             _policies(LoadWhereWanted, ShortestFirst),
         ),
         Named("exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)),
         Named(
             "prompt-tuner",
-            "Calls with deadlines get as many warm devices as they need, in rounds; unused ones are released.",
+            "Gives calls with deadlines as many devices as they need, in rounds.",
             prompt_tuner,
         ),
         Named(
             "slinfer",
-            "Language models share devices a token at a time; a call whose tokens would be late is dropped.",
+            "Language models share devices step by step; a call whose tokens would be late is dropped.",
             slinfer,
         ),
         Named(
             "arlo",
-            "A model in several lengths: a call runs in the shortest that fits; the calls' lengths divide the devices.",
+            "Runs a call in the shortest runtime that fits its length, and divides devices by the lengths of calls.",
             arlo,
         ),
     )

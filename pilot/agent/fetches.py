@@ -55,12 +55,12 @@ class Peers:
         self._session = session
         self._server: ObjectServer | None = None
         if not self.key:
-            log.info("the session has no transfer key: this pilot serves no objects to others")
+            log.info("the session has no transfer key: this pilot does not serve objects to other pilots")
             return
         try:
             self._server = ObjectServer(self.served, key=self.key, host=self.host)
         except (OSError, ValueError) as error:
-            log.warning("this pilot serves no objects to others: %s", error)
+            log.warning("this pilot does not serve objects to other pilots: %s", error)
 
     @property
     def address(self) -> str:
@@ -155,7 +155,7 @@ class Fetches:
         fetching.bringing.offer([*peers, *origin], manifest=order.manifest)
         if order.origin and not origin:
             where = f"at {ref.source} ({why})" if ref.source else "anywhere that this pilot knows"
-            what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes see"
+            what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes can access"
             self._agent.handle(SourceFailed(ref.name, what))
 
     def _start(self, fetching: _Fetching, ref: ObjectRef) -> Bringing:
@@ -172,7 +172,7 @@ class Fetches:
             except StokerError as error:
                 text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
             except Exception as error:  # a bug: fail the fetch, because libraries wait
-                log.exception("bringing %s failed", ref.name)
+                log.exception("the fetch of %s failed", ref.name)
                 text = f"the object {ref.name} could not be fetched: {type(error).__name__}: {error}"
                 ours = is_in_use = False
             else:

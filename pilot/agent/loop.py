@@ -107,7 +107,7 @@ class Loop:
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
-                    agent.handle(events.Signalled(f"it got {name}", again))
+                    agent.handle(events.Signalled(f"it received {name}", again))
                 now = time.monotonic()
                 if now >= self._due:
                     self._timers(now)

@@ -168,7 +168,7 @@ def cannot_make_folders(agent: Agent, error: OSError) -> bool:
     if check_job(agent):
         return True
     if error.errno in _NO_FOLDER:
-        agent.handle(ResourceLost(f"it cannot make a folder: {error}", LossReason.SCRATCH_GONE))
+        agent.handle(ResourceLost(f"it cannot create a folder: {error}", LossReason.SCRATCH_GONE))
         return True
     return False
 

@@ -30,8 +30,8 @@ log = logging.getLogger("stoker.pilot")
 
 _ENTRY = "stoker.pilot.library.main:serve"
 _NO_PROCESS = (
-    "no process could be made for it: {}; end other processes there, or raise the limit of processes (ulimit -u) or of"
-    " memory"
+    "its process could not be created: {}; end other processes on the node, or raise the limit of processes (ulimit -u)"
+    " or of memory"
 )
 
 
@@ -97,7 +97,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
             agent.wires.watch(zygote)
     except OSError as error:
         lacks = error.errno in (errno.EAGAIN, errno.ENOMEM)
-        what = _NO_PROCESS.format(error) if lacks else f"its process could not be started: {error}"
+        what = _NO_PROCESS.format(error) if lacks else f"its process could not be created: {error}"
         _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks)
         return
     process.zygote = zygote
@@ -159,10 +159,10 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                     log.warning("%s could not be preloaded, so each library imports this module: %s", module, why)
                 for module, started in threads.items():
                     log.warning(
-                        "%s started threads (%s) when imported: libraries start without the zygote", module, started
+                        "the import of %s started threads (%s): libraries start without the zygote", module, started
                     )
                 if message.asked_for_gpus:
-                    log.info("%s ask for GPUs when imported: on GPUs libraries start without the zygote", modules)
+                    log.info("the imports of %s query GPUs: on GPUs libraries start without the zygote", modules)
                 log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
             case Forked(library=number, pid=pid):
                 process = agent.processes.get(LibraryId(number))

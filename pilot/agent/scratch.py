@@ -26,18 +26,19 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
     """Return the folder of this user's pilots and object cache on this host."""
     given = os.path.expandvars(given)
     if given.startswith("$"):
-        raise SessionError(f"this node sets no {given}, which --scratch names; name an existing folder")
+        raise SessionError(f"--scratch is {given}, but this variable is not set on this node; name an existing folder")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     first = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    refuse_odd_path(first, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another folder")
+    refuse_odd_path(first, what="the scratch folder", advice="set [pilot] scratch or STOKER_SCRATCH to another folder")
     try:
         base = own_folder(first)
     except OSError as error:
         raise SessionError(
-            f"no scratch folder could be made at {first}: {error}; give [pilot] scratch (or --scratch) another folder"
+            f"no scratch folder could be created at {first}: {error}; set [pilot] scratch (or --scratch) to"
+            " another folder"
         ) from error
     if base is None:
-        raise SessionError(f"{first} belongs to another user; give [pilot] scratch (or --scratch) your own folder")
+        raise SessionError(f"{first} belongs to another user; set [pilot] scratch (or --scratch) to your own folder")
     return base
 
 

@@ -81,7 +81,7 @@ class Bringing:
             kind = DiskError if takes_no_writes(error) else CacheError
             raise kind(
                 f"the object {self._ref.name} ({show_bytes(self._ref.size_bytes)}) could not be copied to"
-                f" {self._cache.folder}: {error}; make room there, or give [pilot] scratch another disk",
+                f" {self._cache.folder}: {error}; free disk space there, or set [pilot] scratch to another disk",
                 object=self._ref.name,
                 cache=str(self._cache.folder),
             ) from error

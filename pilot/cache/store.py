@@ -83,7 +83,7 @@ class ObjectCache:
         self._safe = SafeMarks(folder / "safe", self._while_same)
         self._make_folders()
         if folder.stat().st_uid != os.getuid():
-            raise CacheError(f"the cache folder {folder} belongs to another user; give --scratch another folder")
+            raise CacheError(f"the cache folder {folder} belongs to another user; set --scratch to another folder")
         folder.chmod(0o700)
         with self._locked():
             self._expire(kept_s)
@@ -158,12 +158,11 @@ class ObjectCache:
             used = show_bytes(sum(entry.size_bytes for entry in here))
             kind = InUseError
             reason = (
-                f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}), counting"
-                " this user's other sessions on this host"
+                f"does not fit: running libraries use the cached objects ({used} of {show_bytes(self._bound)}),"
+                " counting this user's other sessions on this host"
             )
         raise kind(
-            f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot] cache_size"
-            " (--cache-size)",
+            f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; raise [pilot] cache_size (--cache-size)",
             object=ref.name,
             cache=str(self.folder),
         )
@@ -185,7 +184,7 @@ class ObjectCache:
             raise InUseError(
                 f"the object {ref.name} ({show_bytes(ref.size_bytes)}) does not fit on the disk of {self.folder}:"
                 f" running libraries use {show_bytes(sum(used.values()))} of it, counting this user's other sessions on"
-                " this host; make room there, or give [pilot] scratch another disk",
+                " this host; free disk space there, or set [pilot] scratch to another disk",
                 object=ref.name,
                 cache=str(self.folder),
             )

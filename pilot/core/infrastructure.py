@@ -157,7 +157,7 @@ OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
 """Exit codes after the load that are not the fault of the calls."""
 
 SAID_BY_CODE = {
-    SOCKET_LOST: "lost its connection to the pilot: code in it closes files that it did not open",
+    SOCKET_LOST: "lost its connection to the pilot: user code closes files that it did not open",
     FOLDER_GONE: "found that its pilot's scratch folder is gone",
     NO_DESCRIPTORS: "had almost no free file descriptors: its calls leave files open",
     OTHER_MODULES: "received a function that needs other versions of loaded modules",
@@ -165,5 +165,5 @@ SAID_BY_CODE = {
     NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
     NOT_CLEARED: "could not remove the files of a call; its log says why",
-    NODE_FAILED: "ended because its calls keep failing from faults of their node",
+    NODE_FAILED: "ended: its calls keep failing because of a fault of the node",
 }

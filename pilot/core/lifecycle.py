@@ -107,9 +107,9 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if not library.is_loaded:
         doing = f"while it loaded {name}"
     elif library.stage in SLEEPS:
-        doing = f"while it held {name} {library.stage.value}"
+        doing = f"while {name} was {library.stage.value}"
     else:
-        doing = f"in a call on {name}" if running else f"while it held {name} idle"
+        doing = f"in a call on {name}" if running else f"while {name} was loaded and idle"
     if crowded:
         kind = FailureKind.PILOT
     elif library.is_loaded:
@@ -138,12 +138,12 @@ def _outside_use(library: PilotLibrary, ending: ProcessEnded) -> str:
     if not room < declared <= room + shortage.others_bytes:
         return ""
     return (
-        f"the node had no memory left: {show_bytes(room)} are free for the {show_bytes(declared)} that it declares, and"
-        f" processes which are not the pilot's hold {show_bytes(shortage.others_bytes)}"
+        f"the node had no memory left: {show_bytes(room)} are free, the context declares {show_bytes(declared)}, and"
+        f" processes outside the pilot use {show_bytes(shortage.others_bytes)}"
     )
 
 
-_OUT_OF_MEMORY = " (no Stoker process sent it: most often the system had no memory left)"
+_OUT_OF_MEMORY = " (no Stoker process sent the signal; the system probably ran out of memory)"
 
 
 # ---- stopping calls

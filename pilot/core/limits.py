@@ -60,7 +60,7 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
         and state.now - library.hung_up_at > CLOSED_SOCKET_LIMIT_S
         and library.number in state.libraries
     ):
-        what = f"lib-{library.number} closed its socket to the pilot: its code closes files that it did not open"
+        what = f"lib-{library.number} closed its socket to the pilot: user code closes files that it did not open"
         lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
@@ -133,7 +133,7 @@ def _moving(state: CoreState, library: PilotLibrary) -> None:
     if state.now - library.moving_since < MOVE_LIMIT_S:
         return
     moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
-    what = f"{moved}: its sleep() or wake() does not end"
+    what = f"{moved}: its sleep() or wake() does not return"
     lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.CONTEXT, what), printed=True)
 
 
@@ -221,7 +221,7 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
         wanted = min(int(uses * (1 + _STEP)), held + room)
         if wanted <= held and not library.is_over:
             library.is_over = True
-            text = f"lib-{number} uses more of its device than can be reserved for it"
+            text = f"lib-{number} uses more device memory than the pilot can reserve"
             state.log(text, Severity.WARNING)
     if wanted != held:
         ledger.resize(number, memory_bytes=wanted)

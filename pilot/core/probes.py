@@ -85,7 +85,7 @@ def _watched(state: CoreState, device: DeviceId) -> DeviceProbing:
 
 
 def _tell(state: CoreState, device: DeviceId, fault: str) -> None:
-    state.log(fault or f"{device} is well again", Severity.ERROR)
+    state.log(fault or f"{device} works again", Severity.ERROR)
     _set_fault(state, device, fault)
 
 

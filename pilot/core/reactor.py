@@ -426,7 +426,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
 def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
     """Kill a library with messages that cannot be decoded or handled."""
     library.garbled = library.garbled or reason
-    what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
+    what = f"lib-{library.number} wrote invalid bytes to its socket: {library.garbled}"
     if not library.told_to_end:
         state.log(what, Severity.WARNING)
     lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)

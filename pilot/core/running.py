@@ -55,7 +55,7 @@ class Departure(msgspec.Struct, frozen=True):
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
     """Record that a library holds these calls. `streams`: True if the calls return results in pieces."""
     if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hash of a stage is slow
-        raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
+        raise ValueError(f"library {library.number} is {library.stage.value} and accepts no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
     if streams:

@@ -64,8 +64,8 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
     recipe, facts = library.recipe, state.facts
     if event.error:
         what = (
-            f"{facts.pilot} can make no folder for a library: {event.error}; make room there, or give [pilot] scratch"
-            " another disk"
+            f"{facts.pilot} cannot create a folder for a library: {event.error}; free disk space there, or set"
+            " [pilot] scratch to another disk"
         )
         refuse_start(state, library, what)
         return
@@ -77,7 +77,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
     if lacks_disk:
         what = (
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} needs "
-            f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
+            f"{show_bytes(needed)} (@context(disk=...)); free disk space there, or set [pilot] scratch to another disk"
         )
         refuse_start(state, library, what)
         return
@@ -119,7 +119,7 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
     """Pin an object that arrived for the waiting libraries."""
     found = objects.report_arrival(state, event)
     state.log(
-        f"{event.name} is here: {event.origin_bytes} bytes from where it comes from, {event.peer_bytes} from peers, "
+        f"{event.name} arrived: {event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers, "
         f"{event.seconds:.2f} s"
     )
     for number in tuple(found.libraries) if found is not None else ():
@@ -210,7 +210,7 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
     if size <= bound or len(sizes) == 1:  # the cache names a single object in its error
         return ""
     return (
-        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
+        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"
         " [pilot] cache_size (--cache-size)"
     )
 
@@ -237,7 +237,7 @@ def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
     if not why or sleeping.end_sleepers_for(state, library):
         memory.ask_claim_again(state, library)
         return
-    why += ", and no library there is about to end or to shrink"
+    why += ", and no library on the device will end or shrink"
     if library.stage is Stage.WAITING:
         refuse_start(state, library, why)
     elif library.stage is Stage.WAKING:

@@ -273,7 +273,7 @@ def why_late(
 
 
 def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
-    why = f"a round of decodes on its device would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
+    why = f"one decode step of every engine would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
     return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
 
@@ -317,7 +317,7 @@ def _simulate_prompts(
         if prompt is not None:
             at += OVERESTIMATE * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
             if at > prompt.due_at >= started:
-                by = f"would come {_ms(at - prompt.due_at)} late"
+                by = f"would be {_ms(at - prompt.due_at)} late"
                 if prompt is new:
                     return at, LateRefusal(RefusalCase.FIRST_TOKEN, f"its first token {by}")
                 return at, LateRefusal(RefusalCase.OTHERS, f"the first token of another request {by}")
@@ -327,7 +327,7 @@ def _simulate_prompts(
         else:
             at += player.decode_s
             if at > player.due_at:
-                by = f"would come {_ms(at - player.due_at)} late"
+                by = f"would be {_ms(at - player.due_at)} late"
                 return at, LateRefusal(RefusalCase.OTHERS, f"a token of another request {by}")
             player.decoded()
             if not unread or not (player.rows or player.prompts):
@@ -401,7 +401,7 @@ def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: f
         at += stretch.step_s
         due_at = stretch.due_at + (player.steps - begun[player]) * stretch.tpot_s
         if at > due_at:
-            return LateRefusal(RefusalCase.DECODE_ROUND, f"a later token would come {_ms(at - due_at)} late")
+            return LateRefusal(RefusalCase.DECODE_ROUND, f"a later token would be {_ms(at - due_at)} late")
         player.steps += 1
         player.since = at
         if player.steps == stretch.to:

@@ -60,7 +60,7 @@ def find_devices(
     if kind != "auto":
         raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.why}", key="devices")
     if gpus_asked:
-        lacks = f'{asked} none ({found.why}); [pilot] devices = "cpu" would use its cores'
+        lacks = f'{asked} none ({found.why}); set [pilot] devices = "cpu" to use its cores'
         return GrantedDevices(cpu.find()).useless(lacks)
     return GrantedDevices(cpu.find(), found.left_out)
 

@@ -84,7 +84,7 @@ class Grant(msgspec.Struct, frozen=True):
 def read_grant(environ: Mapping[str, str]) -> Grant:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is set to nothing"
+        empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is empty"
         return Grant("CUDA_VISIBLE_DEVICES", _names(visible), refusal=empty)
     if "SLURM_JOB_ID" in environ:
         for variable in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
@@ -98,8 +98,8 @@ def read_grant(environ: Mapping[str, str]) -> Grant:
         if variable in environ:
             return Grant(
                 variable,
-                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); ask for some in"
-                " [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
+                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); request GPUs"
+                " with [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
             )
     return Grant()
 

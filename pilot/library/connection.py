@@ -76,7 +76,7 @@ def length_of(head: bytes | bytearray, start: int = 0) -> int:
     (said,) = _HEAD.unpack_from(head, start)
     length: int = said ^ _MARK
     if length > MOST_BYTES:
-        raise ProtocolError(f"{bytes(head[start : start + HEAD_BYTES])!r} where a frame should begin")
+        raise ProtocolError(f"the bytes {bytes(head[start : start + HEAD_BYTES])!r} do not begin a frame")
     return length
 
 

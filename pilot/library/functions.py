@@ -228,7 +228,7 @@ class Packer:
                         rest = rest[file.write(rest) :]
         except OSError as error:
             path.unlink(missing_ok=True)
-            text = f"a result of {size} bytes could not be written to {path}: {error}; make room there and run it again"
+            text = f"a result of {size} bytes could not be written to {path}: {error}; free disk space there"
             raise TransferError(self.failure(text)) from error
         return ObjectRef(name=name, size_bytes=size, source=str(path))
 

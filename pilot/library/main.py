@@ -241,7 +241,8 @@ def _refusal(settings: Settings) -> OSError | None:
 def _no_room(error: OSError, settings: Settings) -> str:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = f"the scratch disk is full ({settings.folder})" if is_full else f"its folder cannot be used: {error}"
-    return f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
+    advice = "free disk space there, or set [pilot] scratch to another disk"
+    return f"lib-{settings.library} on {settings.pilot}: {what}; {advice}"
 
 
 def _read_settings(sock: socket.socket) -> Settings:

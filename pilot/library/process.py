@@ -112,7 +112,7 @@ class ClearedFolder:
             os.dup2(number, self._open, inheritable=False)  # `short_path` contains this number
             os.close(number)
         elif not os.path.samestat(was, os.stat(self.path)):
-            raise FileExistsError(errno.EEXIST, "another folder was made in its place", self.path)
+            raise FileExistsError(errno.EEXIST, "another folder has its name", self.path)
         with os.scandir(self.path) as listing:
             for entry in listing:
                 if entry.name in self._kept:
@@ -230,7 +230,7 @@ class Workplace:
                 if path and not os.path.isabs(path):
                     return (
                         f"this pilot does not see the program's folder {self._home.path}, where {path!r} is looked for;"
-                        f' have it travel with the context: @context(files=("{path}",)), or name a path that pilots see'
+                        f' send it with the context: @context(files=("{path}",)), or give a path that pilots can access'
                     )
             link = link.__cause__ or link.__context__
         return ""
@@ -322,9 +322,8 @@ class ProcessGuard:
         if self._has_spare_descriptors and not self._has_room():
             gc.collect()  # reference cycles may keep files open
             if not self._has_room():
-                text = (
-                    f"calls in it left files open; it may have {connections.descriptor_limit():,}: close them (`with`)"
-                )
+                limit = connections.descriptor_limit()
+                text = f"its calls left files open; the limit is {limit:,} files: close them (`with`)"
                 return LibraryFault(infrastructure.NO_DESCRIPTORS, text)
         return None
 

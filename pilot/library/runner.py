@@ -223,7 +223,7 @@ class Runner:
             return run(self._as_list, result) if yields(result) else result
         if not can_be_drained(result):
             raise TypeError(
-                f"{work.function.name} was called for its pieces (stream=True) and returned a"
+                f"{work.function.name} was called with stream=True and returned a"
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"
             )
         if self._lane is None:
@@ -314,8 +314,8 @@ class Runner:
             return False
         if state and not self._may_checkpoint:
             raise StokerError(
-                "stoker.progress(state=...) in a function that yields: the call begins again with its first piece,"
-                " and has no use for a checkpoint; leave state out"
+                "stoker.progress(state=...) in a function that yields: the call restarts with its first piece,"
+                " and cannot use a checkpoint; leave state out"
             )
         self._last = CallProgress(call=self.call, done=done, total=total, metric=metric, state=state)  # type: ignore[arg-type]
         if self.call != NO_CALL:

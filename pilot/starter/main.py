@@ -59,7 +59,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
     try:
         _from_path(Path(source), archive)
     except FileNotFoundError:
-        reasons.append(f"{source} is not seen here")
+        reasons.append(f"{source} does not exist on this node")
     else:
         if _has_content(archive, name):
             return None

@@ -41,16 +41,20 @@ def base_folder(given: str) -> Path:
     """Return this user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
-        raise StartError(f"this node sets no {parent}, which [pilot] scratch names; name an existing folder")
+        raise StartError(
+            f"[pilot] scratch is {parent}, but this variable is not set on this node; name an existing folder"
+        )
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
     first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
     try:
         base = own_folder(first)
     except OSError as error:
-        raise StartError(f"no folder could be made at {first}: {error}; give [pilot] scratch another folder") from error
+        raise StartError(
+            f"no folder could be created at {first}: {error}; set [pilot] scratch to another folder"
+        ) from error
     if base is None:
-        raise StartError(f"{first} belongs to another user; give [pilot] scratch another folder")
+        raise StartError(f"{first} belongs to another user; set [pilot] scratch to another folder")
     return base
 
 
@@ -166,7 +170,7 @@ class Environments:
     def _no_room(self, room_bytes: int) -> str:
         return (
             f"the environment needs {room_bytes / 1e9:.1f} GB in {self._root} on {os.uname().nodename}, and"
-            f" {self._free_bytes() / 1e9:.1f} GB are free; give [pilot] scratch a larger disk"
+            f" {self._free_bytes() / 1e9:.1f} GB are free; set [pilot] scratch to a larger disk"
         )
 
 

@@ -102,7 +102,7 @@ class PoolLoop:
         if link.dealer.connected and presence.wants_hello(pool.state):
             self._greet()
         while self._signals:
-            pool.handle(Signalled(f"it got {self._signals.pop(0)}", again=self._was_signalled))
+            pool.handle(Signalled(f"it received {self._signals.pop(0)}", again=self._was_signalled))
             self._was_signalled = True
         return heard
 

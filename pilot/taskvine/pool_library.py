@@ -244,7 +244,7 @@ class PoolLibrary:
             self._send_message(to_agent.GivenBack(calls, need_function=True))
             return
         if run.gang is not None and run.gang.size > 1:
-            text = f'it needs {run.gang.size} devices at once, and engine = "taskvine" runs no gangs'
+            text = f'it needs {run.gang.size} devices at once, and engine = "taskvine" does not support gangs'
             failure = Failure(FailureKind.NO_DEVICE, text, library=self.number)
             self._send_message(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return

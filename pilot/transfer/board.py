@@ -161,7 +161,7 @@ def _make_file(path: bytes, entry: Entry) -> None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, f"{os.fsdecode(path)} is no file")
+            raise OSError(errno.EINVAL, f"{os.fsdecode(path)} is not a file")
         os.ftruncate(file, entry.size_bytes)
         os.fchmod(file, 0o700 if entry.executable else 0o600)
     finally:
@@ -435,7 +435,7 @@ class FetchState:
             self._from_peers += 0 if source.origin else len(data)
         try:
             if not copy.has(index) and not copy.write(index, data):
-                raise WrongBytesError(f"a part of {self.name} is not what its name says")
+                raise WrongBytesError(f"a part of {self.name} does not match its name (a checksum)")
         except OSError as error:
             self.end(error)
             return

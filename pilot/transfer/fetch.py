@@ -29,9 +29,7 @@ from stoker.pilot.transfer.wire import PeerError
 DEPTH = 2  # outstanding requests to a fast peer: the next piece travels while the last piece is verified
 SLOW_S = 0.1  # a slower peer gets one request at a time (seconds per piece)
 
-_FILE_CHANGED = (
-    "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
-)
+_FILE_CHANGED = "the file has changed since the recipe was made, or is damaged; make the recipe again"
 _BUSY_S = 15.0
 _BUSY_RETRY_S = 0.3
 _IDLE_S = 0.2

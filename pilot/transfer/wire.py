@@ -89,12 +89,14 @@ class Channel:
             try:
                 sent = send(done)
             except OSError as error:
-                raise _cut(error, "took no bytes", self._limits.silence_s) from error
+                raise _cut(error, "accepted no bytes", self._limits.silence_s) from error
             if not sent:
                 raise PeerError("the file became shorter while it was sent")
             done += sent
             if done < count and time.monotonic() > until:
-                raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+                raise PeerError(
+                    f"the other side is too slow: it did not accept its bytes within {self._limits.body_s:g} s"
+                )
 
     def send_file(self, descriptor: int, offset: int, count: int) -> None:
         """Send bytes of a file with `sendfile`, as announced in the header."""

@@ -112,12 +112,12 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
     found: dict[SiteSetting, str] = {}
     local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     if local:
-        found["provider", "walltime"] = "a pilot on this machine lasts as long as its session; leave it out"
+        found["provider", "walltime"] = "a pilot on this machine runs until its session ends; leave it out"
     if local and ours:
-        found["provider", "command_limit"] = "no batch system is asked where kind is local; leave it out"
+        found["provider", "command_limit"] = "there is no batch system with kind local; leave it out"
     if not ours or site.provider.kind not in EXCLUDES_NODES:
-        here = site.provider.kind.value if ours else "TaskVine that places workers"
-        why = f"it needs kind slurm or condor, and here it is {here}; leave it out"
+        here = f"kind is {site.provider.kind.value}" if ours else "TaskVine places the workers"
+        why = f"it needs kind slurm or condor, but {here}; leave it out"
         found["provider", "exclude_nodes"] = found["provider", "probe_nodes"] = why
     elif not site.provider.exclude_nodes:
         found["provider", "probe_nodes"] = "no node is excluded with exclude_nodes = 0; leave one of the two out"
@@ -143,7 +143,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
         for setting in ("model", "key_variable", "time_limit", "tokens"):
             found["advice", setting] = "it needs url; give url, or leave this setting out"
     if site.pilot.probe == NO_PROBE:
-        found["pilot", "probe_every"] = f'nothing is probed with probe = "{NO_PROBE}"; leave one of the two out'
+        found["pilot", "probe_every"] = f'no device is probed with probe = "{NO_PROBE}"; leave one of the two out'
     return found
 
 
@@ -194,7 +194,9 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         raise ConfigError(f"{site!r} is not a site; give the path of a site file, or nothing for this machine")
     path = site_file(site)
     if not os.fspath(site):
-        raise ConfigError("site: '' names no site file; leave it out for this machine, or write a file's path")
+        raise ConfigError(
+            "site: '' is not the path of a site file; leave site out to use this machine, or write a path"
+        )
     try:
         text = read_text(path)
     except FileNotFoundError:

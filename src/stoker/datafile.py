@@ -87,7 +87,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         ConfigError: The file is missing or damaged.
     """
     if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; name a file", file=str(path))
+        raise ConfigError(f"{path}: is a folder; give the path of a file", file=str(path))
     _check_file(path)
     return _read_lines(path)
 
@@ -137,7 +137,9 @@ def _kind(path: Path) -> str:
     packed = bool(suffixes) and suffixes[-1] in (".gz", ".xz")
     kind = "".join(suffixes[-2:-1] if packed else suffixes[-1:])
     if packed and kind in _TABLES:
-        raise ConfigError(f"{path}: unpack it first; only {', '.join(_TEXTS)} are read packed", file=str(path))
+        raise ConfigError(
+            f"{path}: decompress it first; only {', '.join(_TEXTS)} files may be compressed", file=str(path)
+        )
     if kind not in (*_TEXTS, *_TABLES):
         raise ConfigError(f"{path}: cannot tell its format; name it {', '.join((*_TEXTS, *_TABLES))}", file=str(path))
     return kind
@@ -189,7 +191,7 @@ def _open_bytes(path: Path) -> IO[bytes]:
     except BaseException as error:
         file.close()
         if isinstance(error, gzip.BadGzipFile | lzma.LZMAError) and _is_plain_text(path):
-            problem = f"its name ends in {path.suffix}, and it is plain text; call it {path.stem}"
+            problem = f"its name ends in {path.suffix}, but it is plain text; rename it to {path.stem}"
             raise ConfigError(f"{path}: {problem}", file=str(path)) from None
         raise
     return cast("IO[bytes]", file)
@@ -262,10 +264,10 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
 def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
     if isinstance(error, OSError) and error.errno is not None:
         return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
-    what = "is cut off" if isinstance(error, EOFError) else "is damaged"
+    what = "is truncated" if isinstance(error, EOFError) else "is damaged"
     where = f"after {last}" if last else "before its first row"
     why = " ".join(str(error).split()).rstrip(".")
-    return ConfigError(f"{path}: {what} {where} ({why}); copy it or make it again", file=str(path))
+    return ConfigError(f"{path}: {what} {where} ({why}); copy or create the file again", file=str(path))
 
 
 def _not_text(path: Path) -> ConfigError:
@@ -296,17 +298,18 @@ def _read_saved_data_set(folder: Path) -> Iterator[Row]:
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
-            near = f"; name one, as {folder / splits[0]}" if splits else ""
-            raise ConfigError(f"{folder}: has the splits {', '.join(splits) or 'of none'}{near}", file=str(folder))
+            have = f"has the splits {', '.join(splits)}; give the path of one split" if splits else "lists no split"
+            near = f", such as {folder / splits[0]}" if splits else ""
+            raise ConfigError(f"{folder}: {have}{near}", file=str(folder))
         folder = folder / splits[0]
     state = folder / "state.json"
     if not state.is_file():
         raise ConfigError(
-            f"{folder}: is a folder that a data set's save_to_disk did not write; name a file", file=str(folder)
+            f"{folder}: has no state.json, which Dataset.save_to_disk writes; give the path of a file", file=str(folder)
         )
     files = [folder / name for name in _listed(state, "_data_files", "filename")]
     if lost := next((file for file in files if not file.is_file()), None):
-        raise ConfigError(f"{lost}: no such file, and {state} names it; copy the whole folder", file=str(lost))
+        raise ConfigError(f"{lost}: no such file, although {state} lists it; copy the whole folder", file=str(lost))
     return _in_turn(files)
 
 
@@ -358,7 +361,7 @@ def _arrow_fields(path: Path) -> Iterator[dict[str, Any]]:
         magic = source.read(len(_FILE_MAGIC))
         source.seek(0)
         if magic.startswith(_OLD_FEATHER_MAGIC):
-            raise ConfigError(f"{path}: has Feather's version 1; write it again as version 2", file=str(path))
+            raise ConfigError(f"{path}: is a file of Feather version 1; convert it to version 2", file=str(path))
         if magic == _FILE_MAGIC:
             file = pyarrow.ipc.open_file(source)
             schema = file.schema

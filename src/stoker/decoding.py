@@ -24,10 +24,10 @@ _FORMATS = {
     b"\xff\xfe\x00\x00": f"is UTF-32 text, and must be UTF-8; {_TO_UTF8.format('UTF-32')}",
     b"\xff\xfe": _UTF16,
     b"\xfe\xff": _UTF16,
-    b"\x1f\x8b": "is packed with gzip; {gzip}",
-    b"\xfd7zXZ\x00": "is packed with xz; {xz}",
-    b"BZh": "is packed with bzip2; unpack it (bunzip2)",
-    b"\x28\xb5\x2f\xfd": "is packed with zstd; unpack it (unzstd)",
+    b"\x1f\x8b": "is compressed with gzip; {gzip}",
+    b"\xfd7zXZ\x00": "is compressed with xz; {xz}",
+    b"BZh": "is compressed with bzip2; unpack it (bunzip2)",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd; unpack it (unzstd)",
     b"PK\x03\x04": "is a zip archive (an Excel workbook is one too); unpack it, or export it as text",
     b"PAR1": "is a Parquet file; {parquet}",
     b"ARROW1": "is an Arrow file; {arrow}",
@@ -55,11 +55,11 @@ def other_format(head: bytes, *, renamed: bool = False) -> str:
             advice = {name: f"give its name the ending {end}" for name, end in _RENAMED.items()} if renamed else _ADVICE
             return what.format_map(advice)
     if head and not head.strip(b"\0"):
-        return "is damaged: it begins with zero bytes, as after a crash of its host; restore it"
+        return "is damaged: it begins with zero bytes, as after a crash of its host; restore it from a copy"
     pairs = len(head) // 2
     if pairs >= 2 and any(head[first : 2 * pairs : 2].count(0) > 0.8 * pairs for first in (0, 1)):
         return _UTF16
-    return "holds binary data, and must be text" if head.count(0) > len(head) // 8 else ""
+    return "contains binary data, but must be text" if head.count(0) > len(head) // 8 else ""
 
 
 def not_utf8(data: bytes) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stoker.errors import SessionError
 
-FOLDER_REMOVED = "the working folder has been removed; change to another one (cd) and start the program again"
+FOLDER_REMOVED = "the working folder has been removed; change to another folder (cd) and start the program again"
 
 
 def working_folder() -> Path:

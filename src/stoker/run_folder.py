@@ -76,7 +76,7 @@ class RecordLog:
                 except (ValueError, RecursionError, KeyError, TypeError):
                     raise ConfigError(
                         f"{self.path}: line {number}: is not a result of this run; remove the line, and its result is"
-                        " made again",
+                        " computed again",
                         file=str(self.path),
                         line=number,
                     ) from None
@@ -320,14 +320,18 @@ def open_run(
     if existed:
         _check_same(folder, app=app, parameters=parameters)
     elif folder.exists() and (not folder.is_dir() or _holds_other_files(folder)):
-        raise ConfigError(f"{folder}: is not a run folder and not empty; name another with --out", file=str(folder))
+        raise ConfigError(
+            f"{folder}: is not a run folder and not empty; choose another folder with --out", file=str(folder)
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}", file=str(folder)) from None
     lock = _try_lock(folder)
     if lock is None:
-        raise ConfigError(f"{folder}: another process works in this run; wait for it or stop it", file=str(folder))
+        raise ConfigError(
+            f"{folder}: another process uses this run folder; wait until it ends, or stop it", file=str(folder)
+        )
     if not existed:
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         try:
@@ -376,7 +380,11 @@ def _check_same(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
     if differ:
         raise ConfigError(
             "\n".join(
-                [f"{folder}: holds a run with other parameters:", *differ, "start a new one with --fresh or --out DIR"]
+                [
+                    f"{folder}: contains a run with other parameters:",
+                    *differ,
+                    "start a new one with --fresh or --out DIR",
+                ]
             ),
             file=str(folder),
         )
@@ -464,7 +472,8 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise StokerError(
-            f"{path}: cannot be written: {why}; make room or make it writable, and run again", file=str(path)
+            f"{path}: cannot be written: {why}; free disk space or make the file writable, and run again",
+            file=str(path),
         ) from error
     return path
 

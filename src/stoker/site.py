@@ -166,7 +166,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{setting} is a setting for {meant}; kind is {self.kind.value}")
         if self.nodes > 1 and self.kind in _ONE_NODE:
             kind = self.kind.value
-            raise ValueError(f"nodes = {self.nodes}: a block of {kind} is one node; raise max_blocks instead")
+            raise ValueError(f"nodes = {self.nodes}: a block of {kind} always has one node; raise max_blocks instead")
         if self.kind is ProviderKind.KUBERNETES and not self.image:
             raise ValueError("image is missing: kubernetes pilots run in a container image that has Stoker")
         if not 60 <= self.walltime_s <= 366 * 86400:
@@ -182,7 +182,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for line in self.options:
             if self.kind in _NO_ARRAYS and asks_for_array(line):
                 raise ValueError(
-                    f"options has {line}: a block of {self.kind.value} is no array; raise max_blocks instead"
+                    f"options has {line}: a block of {self.kind.value} is not a job array; raise max_blocks instead"
                 )
             if why := site_options.why_option_refused(self.kind.value, line):
                 raise ValueError(f"options has {line}: {why}")
@@ -322,7 +322,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
     if name in POLICY_NAMES or OWN_POLICY.fullmatch(name):
         return
     if ":" in name:
-        raise ValueError(f'{setting} = {name!r}: a policy of your own is "module:Class" or "path.py:Class"')
+        raise ValueError(f'{setting} = {name!r}: write a policy of your own as "module:Class" or "path.py:Class"')
     raise ValueError(f"{setting} = {name!r} {why_no_policy(name)}")
 
 
@@ -330,8 +330,8 @@ def why_no_policy(name: str) -> str:
     """Return why no shipped policy has this name, with advice, as the rest of a sentence."""
     if name in BASELINES:
         return (
-            "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
-            f'name it by its file: "{BASELINES[name]}"'
+            "is a baseline of a paper and is not part of the installed package; in a clone of Stoker's repository, "
+            f'give the path of its file: "{BASELINES[name]}"'
         )
     close = difflib.get_close_matches(name, POLICY_NAMES, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(POLICY_NAMES)}"
@@ -379,7 +379,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f'url = "{self.url}" must begin with http:// or https://')
         if self.url and not self.model:
-            raise ValueError("model is missing; name the model with which the endpoint answers")
+            raise ValueError("model is missing; give the name of a model of the endpoint")
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

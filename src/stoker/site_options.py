@@ -113,7 +113,7 @@ def slurm_excludes(options: Iterable[str]) -> str:
 
 
 def _said(option: str, why: str) -> str:
-    return f"{option} is not for a site file: {why}; remove it"
+    return f"{option} is not allowed in a site file: {why}; remove it"
 
 
 def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:

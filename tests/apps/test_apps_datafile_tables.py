@@ -56,7 +56,7 @@ def test_splits_are_named_unless_there_is_one(tmp_path):
     for split in ("train", "test"):
         save_data_set(tmp_path / split, shards=1)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(ConfigError, match=r"has the splits train, test; name one, as .*train"):
+    with pytest.raises(ConfigError, match=r"has the splits train, test; give the path of one split, such as .*train"):
         read_rows(tmp_path)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["test"]}')
     assert len(list(read_rows(tmp_path))) == 10_000
@@ -80,8 +80,8 @@ def test_rows_before_a_cut_are_given(tmp_path):
     [
         ("a.arrow", b"", "cannot be read as Arrow from its beginning"),
         ("a.arrow", b"ARROW1 and no more", "cannot be read as Arrow from its beginning"),
-        ("a.feather", b"FEA1...", "Feather's version 1"),
-        ("a.arrow.gz", b"", "unpack it first; only .csv, .tsv, .jsonl, .ndjson are read packed"),
+        ("a.feather", b"FEA1...", "a file of Feather version 1"),
+        ("a.arrow.gz", b"", "decompress it first; only .csv, .tsv, .jsonl, .ndjson files may be compressed"),
         ("a.xlsx", b"", "name it .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow, .feather, .ipc"),
     ],
 )
@@ -94,10 +94,10 @@ def test_files_without_a_table_are_refused(tmp_path, name, data, says):
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (None, "a data set's save_to_disk did not write"),
+        (None, "has no state.json, which Dataset.save_to_disk writes"),
         ("{}", "is not a list of _data_files as save_to_disk writes it"),
         ('{"_data_files": [{"filename": "../b"}]}', "is not a list of _data_files"),
-        ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: no such file, and .* names it"),
+        ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: no such file, although .* lists it"),
     ],
 )
 def test_folders_without_a_data_set_are_refused(tmp_path, state, says):
@@ -124,5 +124,5 @@ def test_lines_come_as_bytes_with_their_numbers(tmp_path):
     with pytest.raises(ConfigError, match="is a folder"):
         read_lines(tmp_path)
     (tmp_path / "a.gz").write_bytes(b"no gzip")
-    with pytest.raises(ConfigError, match=r"its name ends in \.gz, and it is plain text; call it a"):
+    with pytest.raises(ConfigError, match=r"its name ends in \.gz, but it is plain text; rename it to a"):
         list(read_lines(tmp_path / "a.gz"))

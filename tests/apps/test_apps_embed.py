@@ -72,7 +72,7 @@ class Letters:
     def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
         for number, text in enumerate(texts):
             if not text:
-                raise ValueError(f"text {number} is empty; the model needs a token to read")
+                raise ValueError(f"text {number} is empty; the model needs at least one token")
         return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
 
 
@@ -166,7 +166,7 @@ def test_killed_run_continues_with_each_vector_once(
         out = stoker(tmp_path, *options, "--out", "out", *up.joined, code=1)
         assert f"continuing out: {kept:,} of 1,500 are kept" in out
         assert "failed: 1 of 1,500 texts have no vector" in out
-        assert "texts.jsonl: line 10: row r9: the text has 62 tokens; the model reads 40" in out
+        assert "texts.jsonl: line 10: row r9: the text has 62 tokens; the model accepts at most 40" in out
         assert "Split it, or use only its beginning: --truncate" in out
         assert "try them again:  stoker run embed --resume out" in out
         out = stoker(tmp_path, *options, "--truncate", "--out", "whole", "--format", "npy", "--json", *up.joined)

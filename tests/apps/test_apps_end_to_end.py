@@ -239,7 +239,7 @@ def test_sweep_continues_without_rows_that_its_model_refuses(tmp_path, tiny, up)
     assert out.splitlines()[-1] == "  try them again:  stoker run inference_sweep --resume run"
     made = read_lines(tmp_path / "run" / "results.jsonl")
     assert [row["id"] for row in made if row["output"] is None] == ["1", "3"]
-    assert "tokens with its continuation; the model reads" in made[3]["error"]
+    assert "tokens with its continuation; the model accepts at most" in made[3]["error"]
     assert [row["error"] for row in made if row["output"] is not None] == [""] * 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["errors"] == 2
 

@@ -195,8 +195,8 @@ def test_process_may_meet_others_repeatedly():
     ("spec", "said"),
     [
         ({"rank": 2, "size": 2, "rendezvous": "127.0.0.1:29500"}, "rank 2 of 2: ranks count from 0"),
-        ({"rank": 0, "size": 2, "rendezvous": "29500"}, "is no address; write host:port"),
-        ({"rank": 0, "size": 2, "rendezvous": "127.0.0.1:x"}, "is no address"),
+        ({"rank": 0, "size": 2, "rendezvous": "29500"}, "is not an address; write host:port"),
+        ({"rank": 0, "size": 2, "rendezvous": "127.0.0.1:x"}, "is not an address"),
     ],
 )
 def test_impossible_rank_or_address_is_refused(spec, said):
@@ -295,9 +295,9 @@ def test_values_are_the_same_for_rank_0_and_for_others():
             assert store.check(["a", "b"])
             assert not store.check(["a", "c"])
             store.wait(["a", "b"])
-            with pytest.raises(stores.StoreError, match="c did not come within"):
+            with pytest.raises(stores.StoreError, match="the key c was not set within"):
                 store.get("c")
-            with pytest.raises(stores.StoreError, match="c did not come within"):
+            with pytest.raises(stores.StoreError, match="not all of the keys a, c were set within"):
                 store.wait(["a", "c"])
         assert [first.add("n", 2), other.add("n", 3), first.add("n", -1)] == [2, 5, 4]
         assert other.compare_set("a", b"wrong", b"new") == b"1\x00\xff"

@@ -155,7 +155,7 @@ def test_board_has_a_line_for_each_job():
         "ends 12:00:00, in time by 10 min (deadline 12:10:00)",
     ]  # fmt: skip
     assert lines[4:6] == ["      no", "      model"]
-    assert lines[-1].startswith("other: the program that submitted it is gone")
+    assert lines[-1].startswith("other: the submitting program has ended")
     assert "stoker tune submit" in board.board_lines([], now=NOON)[0]
     many = [BoardRow(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
     few = board.board_lines([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)
@@ -177,7 +177,7 @@ def test_jobs_are_found_in_their_folders(tmp_path):
     assert [(one.entry.name, one.abandoned) for one in found] == [("a", True), ("b", False), ("c", False)]
     os.close(held)
     assert [one.entry.name for one in read_board(tmp_path / "b")] == ["b"]
-    with pytest.raises(ConfigError, match="is no folder of runs"):
+    with pytest.raises(ConfigError, match="is not a folder of runs"):
         read_board(tmp_path / "a" / "state.json")
 
 
@@ -191,7 +191,7 @@ def test_job_shows_its_wait_for_the_model_and_its_lookup():
     running = listed(state=ListedState.RUNNING, since_s=1.0, where=("a/lib-1",))
     started = seen(entry, 12, of=picture(running))
     assert (started.started_at, started.loading_s) == (NOON + 11, 9.0)
-    assert "looks its prompt up" in board.job_table([started], now=NOON + 12)[0]
+    assert "looks up its prompt" in board.job_table([started], now=NOON + 12)[0]
     assert "  begins  " in board.job_table([msgspec.structs.replace(started, looks_up=False)], now=NOON + 12)[0]
     told = seen(started, 20, call=sent(progress(0)), of=picture(running))
     assert "0/500" in board.job_table([told], now=NOON + 20)[0]
@@ -236,7 +236,10 @@ def test_report_says_why_a_deadline_was_missed():
     near = msgspec.structs.replace(done, started_at=NOON + 10, ended_at=NOON + 680)
     assert "in time if it had not been interrupted" in report.why(report.JobOutcome("runs/x", near, RESULT))[-1]
     short = msgspec.structs.replace(done, deadline_at=NOON + 20)
-    assert "it had 20 s, too few for its iterations alone" in report.why(report.JobOutcome("runs/x", short, RESULT))[-1]
+    assert (
+        "it had 20 s, which is less than its iterations need"
+        in report.why(report.JobOutcome("runs/x", short, RESULT))[-1]
+    )
     early = replaced(phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 300, devices=("a", "b"))
     failed = replaced(name="bad", phase=Phase.FAILED, ended_at=NOON + 1, why="its prompt is too long")
     lines = report.render([report.JobOutcome("runs/x", entry) for entry in (done, early, failed, JOB)], now=NOON)

@@ -158,13 +158,13 @@ def test_submitted_jobs_succeed_and_fail_independently(place, session):
     assert jobs["late"]["in_time"] is False
     assert jobs["late"]["job"]["phase"] == "done", "the job runs although it is late"
     # the message depends on which came first: the forecast or the deadline
-    told = r"late (cannot make its deadline|is late: its deadline, [0-9:]+, is over)"
+    told = r"late (cannot meet its deadline|is late: its deadline, [0-9:]+, is over)"
     assert re.search(told, done.stderr), done.stderr
     assert "; late: it had 0.1 s" in jobs["late"]["why"]
     assert "; that was known after " in jobs["late"]["why"]
     assert re.search(r"ran .* on \d devices?: .*\b50 iterations of ", jobs["late"]["why"]), jobs["late"]["why"]
     assert jobs["long"]["job"]["phase"] == "failed"
-    assert "initial has 400 tokens, and the model reads 256 in all" in jobs["long"]["why"]
+    assert "initial has 400 tokens, and the model accepts at most 256 tokens" in jobs["long"]["why"]
     folder = place / jobs["good"]["folder"]
     assert {"adapter_model.safetensors", "adapter_config.json", "tuned.json", "results.jsonl"} <= set(
         os.listdir(folder)

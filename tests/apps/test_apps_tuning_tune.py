@@ -293,7 +293,7 @@ def test_error_of_the_report_reaches_the_caller(context):
     ("change", "key", "said"),
     [
         ({"initial": " "}, "initial", "initial is empty"),
-        ({"initial": "word " * 60}, "initial", "initial has 300 tokens, and the model reads 256 in all"),
+        ({"initial": "word " * 60}, "initial", "initial has 300 tokens, and the model accepts at most 256 tokens"),
         ({"virtual_tokens": 256}, "virtual_tokens", "virtual_tokens has 256 tokens"),
         ({"virtual_tokens": 250}, "input", r"pairs\.jsonl: line \d+: input and target have \d+ tokens, which with the"),
         ({"metric": Metric.BLEU}, "metric", "is 0 for every prompt"),

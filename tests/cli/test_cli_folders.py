@@ -96,7 +96,7 @@ def test_program_in_a_removed_folder_is_refused_with_advice(tmp_path: Path, give
 def test_removed_working_folder_is_not_searched(removed: Path):
     assert is_working_folder_removed()
     assert folders_here() == ()
-    with pytest.raises(SessionError, match="has been removed; change to another one"):
+    with pytest.raises(SessionError, match="has been removed; change to another folder"):
         working_folder()
 
 

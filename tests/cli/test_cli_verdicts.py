@@ -77,8 +77,8 @@ def test_lines_have_their_line_numbers_in_the_file(folder: SessionFolder):
 
 TOOK = "lib-2 (llm) on n1 took 1.2 GB of memory and declares 300 MB; declare more, or load less"
 CROWDED = (
-    "lib-4 on n1 was killed by SIGKILL (the node had no memory left: 225 MB are free for the 900 MB that it declares,"
-    " and processes which are not the pilot's hold 1.5 GB), in a call on llm"
+    "lib-4 on n1 was killed by SIGKILL (the node had no memory left: 225 MB are free, the context declares 900 MB,"
+    " and processes outside the pilot use 1.5 GB), in a call on llm"
 )
 
 
@@ -88,7 +88,7 @@ CROWDED = (
         (f"(memory): it ended its library 2 times; the last time: {TOOK}", "user", "declared_memory"),
         (f"(infrastructure): devices failed it 3 times, on 3 pilots:\n  n1: {CROWDED}", "infrastructure", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (no Stoker process sent"
-         " it: most often the system had no memory left), in a call on llm", "user", "memory"),
+         " the signal; the system probably ran out of memory), in a call on llm", "user", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
         ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: code in"
          " it called exit, in a call", "user", "crash"),

@@ -11,14 +11,14 @@ from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Policy, Provider, ProviderKind, Site
 
 VAIN = {
-    '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine lasts",
+    '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine runs",
     '[provider]\nkind = "local"\nwalltime = "1 h"': "line 3: [provider] walltime has no effect",
-    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: no batch system is asked",
+    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: there is no batch system",
     '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it needs provisioning",
     '[provider]\nkind = "pbs"\n[policy]\nfinish_within = "10 min"': "line 4: [policy] finish_within has no effect",
     "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it needs provisioning = "opport',
     '[provider]\nkind = "pbs"\n[policy]\nprovisioning = "demand"\nkeep_pending = 2': "line 5: [policy] keep_pending",
-    '[pilot]\nprobe = "never"\nprobe_every = "1 min"': "line 3: [pilot] probe_every has no effect: nothing is probed",
+    '[pilot]\nprobe = "never"\nprobe_every = "1 min"': "line 3: [pilot] probe_every has no effect: no device is probed",
     '[provider]\nkind = "pbs"\nexclude_nodes = 2': "line 3: [provider] exclude_nodes has no effect",
     'engine = "taskvine"\n[provider]\nkind = "slurm"\nexclude_nodes = 3': "line 4: [provider] exclude_nodes",
     "[provider]\nexclude_nodes = 0": "line 2: [provider] exclude_nodes has no effect: it needs kind slurm or condor",
@@ -76,7 +76,7 @@ def test_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) -> N
 
 
 def test_empty_site_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="site: '' names no site file; leave it out for this machine"):
+    with pytest.raises(ConfigError, match="site: '' is not the path of a site file; leave site out to use"):
         load_site("")
 
 

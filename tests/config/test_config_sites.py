@@ -112,9 +112,10 @@ FAULTS = {
     '[provider]\nkind = "slurm"\ngpus = "many"': "line 3: [provider] gpus: write a number of GPUs per node, 2, or with"
     ' their type, "a10:2"',
     '[provider]\nkind = "slurm"\nwalltime = "20 s"': "line 3: [provider] walltime must be between 1 min and a year",
-    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local is one node; raise max_blocks instead",
+    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local always has one node;"
+    " raise max_blocks instead",
     '[provider]\nkind = "pbs"\noptions = ["-l x=1", "-J 0-3"]': "line 3: [provider] options has -J 0-3: a block of"
-    " pbs is no array; raise max_blocks instead",
+    " pbs is not a job array; raise max_blocks instead",
     '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options = 'a\\nb' has a line"
     " break in it; remove it",
     '[session]\nports = "80-90"': 'line 2: [session] ports: write a range, "21000-21999"',
@@ -251,7 +252,7 @@ def test_array_starts_one_pilot_per_task_and_node(options: list[str], tasks: int
     ("kind", "option"), [("pbs", "-J 0-3"), ("lsf", '#BSUB -J "name[1-4]"'), ("grid_engine", "-t 1-4")]
 )
 def test_job_arrays_of_other_batch_systems_are_refused(kind: str, option: str) -> None:
-    with pytest.raises(ConfigError, match=f"a block of {kind} is no array; raise max_blocks instead"):
+    with pytest.raises(ConfigError, match=f"a block of {kind} is not a job array; raise max_blocks instead"):
         parse_site(f"[provider]\nkind = '{kind}'\noptions = ['{option}']", file="s")
     assert parse_site(f"[provider]\nkind = '{kind}'\noptions = ['-P word', '-j y']", file="s")
 
@@ -299,7 +300,7 @@ def test_job_arrays_of_other_batch_systems_are_refused(kind: str, option: str) -
 )
 def test_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
     text = f'[provider]\nkind = "{kind}"\noptions = ["{option}"]'.replace('"mine"', "'mine'")
-    said = rf"line 3: \[provider\] options has .*: {own} is not for a site file: .*; remove it$"
+    said = rf"line 3: \[provider\] options has .*: {own} is not allowed in a site file: .*; remove it$"
     with pytest.raises(ConfigError, match=said):
         parse_site(text, file="s")
 
@@ -325,7 +326,7 @@ def test_other_batch_options_are_kept(kind: str, options: list[str]) -> None:
     [("slurm", "\n# ours\n#SBATCH --chdir=/tmp\ntrue"), ("lsf", "true\n#BSUB -J x"), ("grid_engine", "true\n#$ -N x")],
 )
 def test_batch_directive_in_worker_init_counts_as_an_option(kind: str, init: str) -> None:
-    with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not for a site file"):
+    with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not allowed in a site file"):
         parse_site(f"[provider]\nkind = '{kind}'\nworker_init = {json.dumps(init)}", file="s")
     assert parse_site(f"[provider]\nkind = 'slurm'\nworker_init = {json.dumps('true' + init)}", file="s")
 

@@ -145,7 +145,7 @@ def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) 
     gone = pilot.expect(LibraryGone, library=second)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
-    assert "no library there is about to end or to shrink" in gone.failure.message
+    assert "no library on the device will end or shrink" in gone.failure.message
 
 
 @sequence()

@@ -135,7 +135,7 @@ def test_label_merged_with_the_prompt_in_one_token_is_scored(real: Any) -> None:
         ((PROMPTS, []), "needs labels"),
         ((PROMPTS, [" a", ""]), "none of them empty"),
         (("text", LABELS), "must be a list"),
-        ((["word " * 9000], LABELS), "the model reads 2048"),
+        ((["word " * 9000], LABELS), "the model accepts at most 2048"),
     ],
 )
 def test_unscorable_labels_raise_an_error(model: Any, arguments: Any, says: str) -> None:
@@ -194,7 +194,7 @@ def test_pieces_join_to_the_text(model: Any) -> None:
         model.complete(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3).text
     )
     assert 0 < model.longest < 9000
-    for wrong, says in (("", "empty"), (["a"], "one text"), ("word " * 9000, "the model reads")):
+    for wrong, says in (("", "empty"), (["a"], "one text"), ("word " * 9000, "the model accepts at most")):
         for stream in (model.stream, model.stream_completion):
             with pytest.raises(ValueError, match=says):
                 stream(wrong)

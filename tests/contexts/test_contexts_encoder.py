@@ -99,7 +99,7 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
     model = load(folder)
     assert same(model.embed(TEXTS[:2]), by_hand(folder, TEXTS[:2], pooling="cls"))
     assert (model.longest, model.count_tokens("paris lies in france " * 3)) == (8, 14)
-    with pytest.raises(ValueError, match=r"text 1 has 14 tokens; the model reads 8\. .*truncate=True"):
+    with pytest.raises(ValueError, match=r"text 1 has 14 tokens; the model accepts at most 8\. .*truncate=True"):
         model.embed(["paris", "paris lies in france " * 3])
     cut = model.embed(["paris lies in france " * 3], truncate=True)
     assert same(cut, by_hand(folder, ["paris lies in france paris lies"], pooling="cls"))
@@ -204,7 +204,10 @@ def test_independent_labels_have_independent_probabilities(tmp_path, problem, la
         (lambda model: model.embed("paris"), r"write \[text\]"),
         (lambda model: model.embed(["paris"], pooling="max"), "one of mean, cls, last"),
         (lambda model: model.embed(["paris"], batch_size=0), "1 or more"),
-        (lambda model: model.embed(["paris"] * 3 + ["true " * 50]), "text 3 has 52 tokens; the model reads 40"),
+        (
+            lambda model: model.embed(["paris"] * 3 + ["true " * 50]),
+            "text 3 has 52 tokens; the model accepts at most 40",
+        ),
     ],
 )
 def test_input_mistakes_raise_errors_in_the_caller(model: Any, ask: Any, says: str) -> None:

@@ -68,7 +68,7 @@ def test_runtime_classifies_like_any_encoder(tmp_path: Path) -> None:
 
 def test_text_longer_than_the_runtime_is_refused(folder: Path) -> None:
     model = load(folder, length=8)
-    with pytest.raises(InputTooLongError, match="text 1 has 11 tokens; this runtime takes 8") as raised:
+    with pytest.raises(InputTooLongError, match="text 1 has 11 tokens; this runtime accepts at most 8") as raised:
         model.embed(["paris", "paris lies in " * 3])
     assert (raised.value.tokens, raised.value.longest) == (11, 8)
     assert isinstance(raised.value, ValueError), "it is caught like the error for a text that the model cannot read"
@@ -105,7 +105,7 @@ def test_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> None
         ({"length": 8.0}, r"length=8\.0\): write a whole number"),
         ({"length": True}, r"length=True\): write a whole number"),
         ({"length": "8"}, r"length='8'\): write a whole number"),
-        ({"length": 41}, r"length=41\): small reads 40 tokens at most"),
+        ({"length": 41}, r"length=41\): small accepts at most 40 tokens"),
         ({"length": 8, "batch": 0}, r"batch=0\): write a whole number of texts"),
         ({"length": 8, "compiled": "yes"}, r"compiled='yes'\): write True, False or"),
         ({"length": 8, "compiled": 1}, r"compiled=1\): write True, False or"),
@@ -120,7 +120,7 @@ def test_options_that_a_runtime_does_not_support_are_refused(folder: Path, optio
 
 
 def test_length_known_only_to_the_loaded_model_is_refused_there(dynamic: Any) -> None:
-    with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model reads at most 40"):
+    with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model accepts at most 40"):
         dynamic.as_runtime(41)
 
 
@@ -267,7 +267,7 @@ def test_invalid_lengths_are_refused(folder: Path, lengths: Any) -> None:
 
 
 def test_other_mistakes_raise_errors_in_the_caller(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="small reads 40 tokens at most"):
+    with pytest.raises(RecipeError, match="small accepts at most 40 tokens"):
         encoder_family(folder, lengths=[8, 64])
     with pytest.raises(RecipeError, match="there is no model at"):
         encoder_family(tmp_path / "nowhere", lengths=[8])
@@ -277,5 +277,5 @@ def test_other_mistakes_raise_errors_in_the_caller(folder: Path, tmp_path: Path)
         encoder_family(folder, length=8)
     shutil.copytree(folder, tmp_path / "sentences")
     (tmp_path / "sentences" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
-    with pytest.raises(RecipeError, match="sentences reads 12 tokens at most"):
+    with pytest.raises(RecipeError, match="sentences accepts at most 12 tokens"):
         encoder_family(tmp_path / "sentences", lengths=[8, 16])

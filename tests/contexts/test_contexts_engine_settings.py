@@ -25,8 +25,8 @@ def models(text: str, folder):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('quantization = "fp8"\n', 'quantization: only vLLM can honour this; write engine = "vllm"'),
-        ('engine = "static"\n[models.a.vllm]\nmax_num_seqs = 8\n', "max_num_seqs: only vLLM can honour this"),
+        ('quantization = "fp8"\n', 'quantization: only vLLM supports this; write engine = "vllm"'),
+        ('engine = "static"\n[models.a.vllm]\nmax_num_seqs = 8\n', "max_num_seqs: only vLLM supports this"),
         ('engine = "vllm"\n[models.a.vllm]\ntensor_parallel_size = 2\n', "tensor_parallel_size is set by devices here"),
         ('engine = "vllm"\n[models.a.vllm]\nmax_logprobs = 2\n', "Stoker sets max_logprobs itself; leave it out"),
         ('engine = "vllm"\n[models.a.vllm]\nenable_lora = true\n', "Stoker sets enable_lora itself; leave it out"),
@@ -34,7 +34,7 @@ def models(text: str, folder):
         ("max_model_len = 4096\n", "max_model_len = 4096 is more than the 2048 tokens of the model"),
         ("max_model_len = 0\n", "max_model_len"),
         ('chat_template = "chat.jinja"\n', "chat_template: chat.jinja cannot be read: No such file"),
-        ('kind = "embedding"\nmax_model_len = 8\n', "max_model_len is for models that write"),
+        ('kind = "embedding"\nmax_model_len = 8\n', "max_model_len is for models that generate text"),
     ],
 )  # fmt: skip
 def test_invalid_setting_is_refused_with_its_file(tmp_path, text, said):
@@ -67,7 +67,9 @@ def test_wrong_settings_of_a_recipe_are_refused(tmp_path):
 
 def test_unknown_argument_of_vllm_is_named(tmp_path):
     check_vllm_arguments(["max_num_seqs"], ["max_num_seqs", "seed"], version="1")
-    with pytest.raises(StokerError, match=r"max_num_seq is no engine argument of vLLM 1; did you mean max_num_seqs\?"):
+    with pytest.raises(
+        StokerError, match=r"max_num_seq is not an engine argument of vLLM 1; did you mean max_num_seqs\?"
+    ):
         check_vllm_arguments(["max_num_seq"], ["max_num_seqs", "seed"], version="1")
 
 

@@ -258,9 +258,9 @@ def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingE
 def test_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> None:
     with thread.alone():
         assert thread.run(threading.current_thread) is threading.current_thread()
-        with pytest.raises(StokerError, match="holds the model for itself"):
+        with pytest.raises(StokerError, match="has exclusive use of the model"):
             thread.submit((1,), Sampling())
-        with pytest.raises(StokerError, match="holds the model for itself"):
+        with pytest.raises(StokerError, match="has exclusive use of the model"):
             thread.close()
     assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
 

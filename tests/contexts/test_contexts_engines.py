@@ -188,7 +188,7 @@ def test_decoder_with_other_computations_is_not_used() -> None:
     model.config.num_key_value_heads = 1  # wrong value: the weights have two key-value heads
     decoder, why = decoder_module.decoder_of(model)
     assert decoder is None
-    assert "not as expected" in why or "other numbers" in why
+    assert "not as expected" in why or "other values" in why
     with pytest.raises(ValueError, match="does not support engine"):
         choosing.own_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
         ends=frozenset(), longest=64),

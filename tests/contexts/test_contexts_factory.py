@@ -243,7 +243,7 @@ def test_context_is_refused_as_an_argument_of_another_context() -> None:
     inner = context(lambda: 1)
     outer = context(lambda loaded: loaded)
     for given in (inner, inner()):
-        with pytest.raises(RecipeError, match=r"is a context, which a loader cannot take; write one loader"):
+        with pytest.raises(RecipeError, match=r"is a context, which a loader does not accept; write one loader"):
             outer(given)
         with pytest.raises(RecipeError, match="is a context"):
             outer(loaded=given)

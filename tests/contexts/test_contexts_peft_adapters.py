@@ -165,8 +165,8 @@ def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"peft_type": "IA3"}, "peft_type = 'IA3' is not served"),
-        ({"use_dora": True}, "DoRA cannot be served"),
+        ({"peft_type": "IA3"}, "peft_type = 'IA3' is not supported"),
+        ({"use_dora": True}, "DoRA is not supported"),
         ({"lora_alpha": "x"}, "lora_alpha = 'x' is not a number"),
         ({"weights": b"\xff" * 40}, "cannot be read as safetensors"),
         ({"weights": b""}, "holds no LoRA weights|cannot be read"),
@@ -194,5 +194,5 @@ def test_adapter_with_non_finite_numbers_is_refused(tmp_path: Path) -> None:
 
 def test_static_engine_refuses_an_adapter(tmp_path: Path) -> None:
     driver = AdapterDriver({"lora": write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)}, engine="static")
-    with pytest.raises(ValueError, match="engine serves no adapters"):
+    with pytest.raises(ValueError, match="engine does not support adapters"):
         driver.ask(PROMPTS[0], adapter="lora")

@@ -326,7 +326,7 @@ def test_oversized_source_is_not_sent_and_is_reported(tmp_path, monkeypatch, cap
     monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
     data = packed(written(tmp_path), "plain")
     assert data[:1] != b"M"
-    assert "are over 20 B of source and do not travel with it" in caplog.text
+    assert "have more than 20 B of source code and are not sent with the function" in caplog.text
 
 
 def test_unreadable_source_is_not_sent(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_folders_without_init_and_package_data_files_are_sent(tmp_path: Path) ->
 def test_truncated_bytes_are_refused(tmp_path: Path) -> None:
     data = packed(written(tmp_path), "plain")
     for size in (1, 7, 9, 40):
-        with pytest.raises(SerializationError, match="damaged or cut short"):
+        with pytest.raises(SerializationError, match="damaged or truncated"):
             loads_code(data[:size])
 
 

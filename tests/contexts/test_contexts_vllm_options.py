@@ -186,7 +186,10 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"vllm": {"max_num_seq": 3}}, "max_num_seq is no engine argument of vLLM .*; did you mean max_num_seqs"),
+            (
+                {"vllm": {"max_num_seq": 3}},
+                "max_num_seq is not an engine argument of vLLM .*; did you mean max_num_seqs",
+            ),
             (
                 {"vllm": {"quantization": "fp9"}},
                 "vLLM cannot start with .*quantization = 'fp9'(?s:.*)Unknown quantization method: fp9",
@@ -260,7 +263,7 @@ class TestAdapters:
 
     def test_soft_prompt_reduces_the_space_for_the_text(self, adapted: Any) -> None:
         assert adapted.virtual_tokens("soft") == 11
-        with pytest.raises(ValueError, match="the model reads 512"):
+        with pytest.raises(ValueError, match="the model accepts at most 512"):
             adapted.complete("a" * 100, max_new_tokens=405, adapter="soft")
         assert adapted.complete("a" * 100, max_new_tokens=405).prompt_tokens == 100
 

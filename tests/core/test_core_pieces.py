@@ -64,7 +64,7 @@ def test_call_without_a_stream_has_no_pieces(cluster: Make) -> None:
 
 def test_gang_sends_no_pieces(cluster: Make) -> None:
     c = cluster(pilots=2).call("g", stream=True, gang=(1, 2))
-    assert "a gang whose result comes in pieces" in c.failure("g").message
+    assert "a gang with a streamed result" in c.failure("g").message
 
 
 def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:

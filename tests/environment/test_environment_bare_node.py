@@ -167,4 +167,4 @@ def test_missing_source_of_the_archive_is_reported_in_a_sentence(
     process = node.start(brought(manager, small, node))
     assert process.wait(60) == 1
     assert "cannot get the environment" in node.said()
-    assert "is not seen here" in node.said()
+    assert "does not exist on this node" in node.said()

@@ -150,7 +150,7 @@ def test_unused_environments_are_removed_for_space(enter: Callable[..., Path], t
 
 
 def test_missing_space_is_reported_with_numbers(enter: Callable[..., Path], tmp_path: Path):
-    with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; give \[pilot\] scratch"):
+    with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; set \[pilot\] scratch"):
         enter(room_bytes=10**15)
     assert not (tmp_path / "gets").exists()
 
@@ -178,5 +178,5 @@ def test_base_folder_expands_the_variable_and_names_the_user(tmp_path: Path, mon
     monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"
-    with pytest.raises(StartError, match="sets no \\$NO_DISK"):
+    with pytest.raises(StartError, match="scratch is \\$NO_DISK, but"):
         base_folder("$NO_DISK")

@@ -101,7 +101,7 @@ def test_killed_pilot_loses_only_steps_since_a_checkpoint(world: World, place: P
     assert jobs["early"]["job"]["restarts"] == 1, "jobs of the killed pilot were started again"
     assert "was started again 1 time, from its last checkpoint" in report
     assert "late: it had 1.0 s" in report
-    assert re.search(r"hurry (is late|cannot make its deadline)", said), said
+    assert re.search(r"hurry (is late|cannot meet its deadline)", said), said
 
 
 def check_result(folder: Path, job: dict[str, Any], *, iterations: int) -> None:

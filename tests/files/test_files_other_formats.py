@@ -55,7 +55,7 @@ def test_toml_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> No
     path = tmp_path / f"{name}.toml"
     text = "name = 'a'\n"
     assert "is UTF-16 text, and must be UTF-8" in refused(TOML[name], path, text.encode("utf-16"))
-    assert "is packed with gzip; unpack it" in refused(TOML[name], path, gzip.compress(text.encode()))
+    assert "is compressed with gzip; unpack it" in refused(TOML[name], path, gzip.compress(text.encode()))
     assert refused(TOML[name], path, LATIN).startswith("line 3: byte 9 (0xe9) is not UTF-8 text; if it is Latin-1,")
 
 
@@ -64,11 +64,15 @@ def test_data_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> No
     path, text = tmp_path / name, '{"text": "a"}\n'
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         assert refused(ROWS[name], path, text.encode(encoding)).startswith("is UTF-16 text, and must be UTF-8;")
-    assert "packed with gzip; give its name the ending .gz" in refused(ROWS[name], path, gzip.compress(text.encode()))
+    assert "compressed with gzip; give its name the ending .gz" in refused(
+        ROWS[name], path, gzip.compress(text.encode())
+    )
     assert "is a zip archive" in refused(ROWS[name], path, b"PK\x03\x04" + bytes(99))
     packed = path.with_name(f"{name}.gz")
-    assert "and it is plain text; call it" in refused(ROWS[name], packed, text.encode())
-    assert refused(ROWS[name], packed, gzip.compress(gzip.compress(text.encode()))).startswith("is packed with gzip;")
+    assert "but it is plain text; rename it" in refused(ROWS[name], packed, text.encode())
+    assert refused(ROWS[name], packed, gzip.compress(gzip.compress(text.encode()))).startswith(
+        "is compressed with gzip;"
+    )
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])

@@ -115,7 +115,7 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
         if not trouble:
             asyncio.run(asked)
             continue
-        with pytest.raises(TryLater, match="takes no requests just now: its journal cannot be written") as refused:
+        with pytest.raises(TryLater, match="accepts no requests now: its journal cannot be written") as refused:
             asyncio.run(asked)
         assert (refused.value.error.status, refused.value.error.code) == (503, "session_unavailable")
         assert refused.value.retry_after_s > 0

@@ -128,7 +128,7 @@ def test_batch_waits_for_a_full_disk_at_its_end(tmp_path: Path, caplog: pytest.L
 
     with caplog.at_level(logging.WARNING):
         run(test())
-    assert [record.message.count("waits and is tried again") for record in caplog.records] == [1]
+    assert [record.message.count("waits for a retry") for record in caplog.records] == [1]
 
 
 @pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])

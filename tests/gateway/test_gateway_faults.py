@@ -93,7 +93,7 @@ def test_killed_gateway_keeps_its_address_and_hot_models(gateway):
                 list(lines)
     gateway.start()
     assert (gateway.url, gateway.session) == (url, session)
-    assert "which was up for this site" in "".join(gateway.said)
+    assert "which was already running for this site" in "".join(gateway.said)
     with client_of(gateway) as client:
         assert text_of(chat(client, stream=True)) == text
         until(lambda: figures(gateway)["models"][0]["hot"] == 1, why="the one library is shown")

@@ -140,7 +140,7 @@ def test_broken_tokenizer_is_logged_once_and_estimated(tmp_path, caplog, text):
 )
 def test_impossible_objective_is_refused_in_the_file(tmp_path, setting):
     with pytest.raises(
-        ConfigError, match=r"models.toml: .*\[models.m\].* (more than 0 and at most a day|models that write)"
+        ConfigError, match=r"models.toml: .*\[models.m\].* (more than 0 and at most a day|models that generate text)"
     ):
         parse_models(f'[models.m]\npath = "x"\n{setting}', file="models.toml", folder=tmp_path)
 
@@ -198,7 +198,7 @@ def test_batches_and_embeddings_have_no_such_objectives():
     with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once; a batch has none"):
         refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
     refuse_objectives({"prefer": "wait=1"}, what="a batch")
-    with pytest.raises(RequestRefused, match="stoker-tpot is for models that write"):
+    with pytest.raises(RequestRefused, match="stoker-tpot is for models that generate text"):
         objectives_of({"stoker-tpot": "1 s"}, honoured=SLINFER, writes=False)
 
 

@@ -68,8 +68,8 @@ def test_model_has_its_settings_and_the_defaults(tmp_path):
         ('[models.a]\npath = "x"\ncold = "no"\n', "cold = 'no' is not available; there are 'wait', 'refuse'"),
         ('[models.a]\npath = "x"\ncold = "refused"\n', "cold = 'refused' is not available; did you mean 'refuse'?"),
         ('[models.a]\npath = "x"\ndtype = "int8"\n', "dtype = 'int8' is not available; there are auto, float32, b"),
-        ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that write"),
-        ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that write"),
+        ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that"),
+        ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that"),
         ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', '"continuous"; vllm does not support it'),
         ('[models.a]\npath = "x"\ndevices = 2\ngraphs = true\n', "leave out graphs or devices"),
         ('[models.a]\npath = "x"\ndevices = 0\n', "line 3: [models.a] devices must be"),
@@ -163,7 +163,7 @@ def test_world_readable_or_damaged_key_file_is_refused(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read it; chmod 600"):
+    with pytest.raises(ConfigError, match="other users may read it; chmod 600"):
         file.read()
     file.path.chmod(0o600)
     file.path.write_text("{")
@@ -423,7 +423,7 @@ def test_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monkeyp
             GatewayPlace("", tmp_path / "models.toml").take()
         with pytest.raises(ConfigError, match="taken by another program"):
             listen("127.0.0.1", 0, kept=port)
-        with pytest.raises(ConfigError, match="name another one with --port"):
+        with pytest.raises(ConfigError, match="choose another port with --port"):
             listen("127.0.0.1", port, kept=0)
     with listen("127.0.0.1", 0, kept=port) as again:
         assert again.getsockname()[1] == port

@@ -195,7 +195,7 @@ class LibraryMachine(RuleBasedStateMachine):
     def hold(self, count: int) -> None:
         calls = list(range(len(self.came), len(self.came) + count))
         if self.library.stage in (*REFUSES, Stage.GONE):
-            with pytest.raises(ValueError, match=r"takes no calls"):
+            with pytest.raises(ValueError, match=r"accepts no calls"):
                 running_calls.hold_calls(self.library, calls)
         else:
             running_calls.hold_calls(self.library, calls)

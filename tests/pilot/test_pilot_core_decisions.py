@@ -132,7 +132,7 @@ def test_library_that_gets_no_memory_is_refused_after_a_while(pilot: CoreShell) 
     pilot.wait(1.0).give(TimerFired(timer.key))
     gone = pilot.take(told.LibraryGone)
     assert (gone.library, gone.loading, gone.failure.kind) == (2, True, FailureKind.PILOT)
-    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and no library there" in gone.failure.message
+    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and no library on the device" in gone.failure.message
     assert not pilot.core.state.claims
 
 
@@ -515,7 +515,7 @@ def test_library_crowded_out_of_memory_by_others_is_not_blamed(
     pilot.die(1, signal=signal, running=(CallId(1),), shortage=MemoryShortage(room, others))
     gone = pilot.take(told.LibraryGone)
     assert gone.failure.kind is kind
-    assert ("processes which are not the pilot's hold" in gone.failure.message) is (kind is FailureKind.PILOT)
+    assert ("processes outside the pilot use" in gone.failure.message) is (kind is FailureKind.PILOT)
 
 
 def test_good_probe_ends_the_suspicion() -> None:

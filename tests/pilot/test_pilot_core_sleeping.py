@@ -177,7 +177,7 @@ def test_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stag
     gone = pilot.take(told.LibraryGone)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
-    assert f"while it held model {stage.value}" in gone.failure.message
+    assert f"while model was {stage.value}" in gone.failure.message
     assert free(pilot) == (24, 20)
 
 

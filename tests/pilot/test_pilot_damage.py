@@ -59,7 +59,7 @@ def test_library_that_leaks_descriptors_ends_before_a_call_fails(served: FakeMan
         left = served.gone(library)
         assert left.failure.kind is FailureKind.DIED
         assert "file descriptors" in left.failure.message
-        assert "it may have 128" in left.failure.tail
+        assert "the limit is 128 files" in left.failure.tail
         assert left.running == ()
         served.until(lambda calls=calls, left=left: {*served.ends(), *left.unstarted} >= set(calls))
         assert all(end.ok for end in served.ends().values())

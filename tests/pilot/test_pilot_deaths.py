@@ -401,7 +401,7 @@ def test_module_that_starts_threads_gives_libraries_a_fresh_process(alone: FakeM
     )
     alone.ready(recipe(preload=("threaded_module",)))
     assert alone.results(alone.run(_nothing, [()])) == [None]
-    assert "threaded_module started threads (" in alone.logs()
+    assert "the import of threaded_module started threads (" in alone.logs()
 
 
 def test_heartbeats_contain_measured_library_memory(served: FakeManager) -> None:
@@ -486,7 +486,7 @@ def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManag
         left = served.gone(library)
         assert left.failure.kind is FailureKind.DIED
         assert left.running == (call,), "the manager must know which call to test alone"
-        assert "wrote bytes to its socket that are no message" in left.failure.message
+        assert "wrote invalid bytes to its socket" in left.failure.message
         served.ready(recipe(), library=library + 1)
         assert served.results(served.run(_nothing, [()], library=library + 1)) == [None]
 
@@ -528,7 +528,7 @@ def test_lack_of_processes_is_blamed_on_the_pilot(manager: FakeManager, tmp_path
     left = manager.gone()
     assert left.loading
     assert left.failure.kind is FailureKind.PILOT
-    assert "no process could be made for it: [Errno 11]" in left.failure.message
+    assert "its process could not be created: [Errno 11]" in left.failure.message
     assert "raise the limit of processes (ulimit -u)" in left.failure.message
 
 

@@ -72,7 +72,7 @@ def test_full_scratch_disk_is_reported(manager: FakeManager) -> None:
     manager.start(recipe())
     said = blamed(manager)
     assert "the scratch disk is full" in said
-    assert "give [pilot] scratch another disk" in said
+    assert "set [pilot] scratch to another disk" in said
 
 
 @small_disks
@@ -81,7 +81,7 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
     large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
     said = blamed(manager)
-    assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
+    assert "No space left on device; free disk space there, or set [pilot] scratch to another disk" in said
     # the small object fits, because the leftovers of the failed fetch were removed
     manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
 
@@ -139,7 +139,7 @@ def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeMan
     (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
     back = keyed.wait_for(CallsReturned, wait_s=60)
     assert back.calls == (large,)
-    assert "No space left on device; make room there" in back.refused
+    assert "No space left on device; free disk space there" in back.refused
     assert keyed.results([small]) == [b"smallsmall"]
     keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
     left = keyed.gone()
@@ -152,7 +152,7 @@ def test_object_larger_than_the_cache_is_reported(manager: FakeManager) -> None:
     thing = some_object(manager.base, "weights", size=2_000_000)
     manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
     said = blamed(manager)
-    assert "is larger than the whole cache (1.0 MB); give pilots more with [pilot] cache_size" in said
+    assert "is larger than the whole cache (1.0 MB); raise [pilot] cache_size" in said
 
 
 def test_log_that_cannot_be_opened_is_reported(alone: FakeManager) -> None:
@@ -170,7 +170,7 @@ def test_scratch_folder_may_be_set_by_the_node(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$NODE_DISK").parent == tmp_path
-    with pytest.raises(SessionError, match=r"sets no \$NO_DISK"):
+    with pytest.raises(SessionError, match=r"scratch is \$NO_DISK, but"):
         base_folder("$NO_DISK")
 
 
@@ -178,5 +178,5 @@ def test_a_context_that_wants_more_disk_than_is_free_goes_elsewhere(served: Fake
     served.start(recipe(needs=Needs(disk_bytes=1 << 60)))
     said = blamed(served)
     assert "free on its scratch disk" in said
-    assert "(@context(disk=...)); make room there, or give [pilot] scratch another disk" in said
+    assert "(@context(disk=...)); free disk space there, or set [pilot] scratch to another disk" in said
     served.ready(recipe(needs=Needs(disk_bytes=1)), library=2)

@@ -74,7 +74,7 @@ def test_pilot_whose_driver_hangs_from_the_start_reports_it(manager: FakeManager
     faults = {facts.fault for facts in manager.hello().devices}
     assert faults == {
         "asked for 1 GPU, the pilot found none (the NVIDIA driver has not answered for 0.5 s);"
-        ' [pilot] devices = "cpu" would use its cores'
+        ' set [pilot] devices = "cpu" to use its cores'
     }
 
 

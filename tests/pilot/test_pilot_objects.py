@@ -290,7 +290,7 @@ def test_context_without_cache_space_reports_the_missing_bytes(manager: FakeMana
     manager.ready(wanting(here))
     manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)), library=2, devices=("cpu:1",))
     left = manager.gone(2)
-    assert "running libraries use what is here" in left.failure.message
+    assert "running libraries use the cached objects" in left.failure.message
     assert left.cache_lacks_bytes == 200_000
     large = made_of(tmp_path, 600_000, 700_000)
     manager.start(recipe(_length, ObjectPath(large[0].name), objects=tuple(large)), library=3, devices=("cpu:1",))
@@ -308,7 +308,7 @@ def test_inaccessible_object_path_fails_the_load(taker: FakeManager, big: Object
     taker.send(FetchObject(ref, origin=True))
     failed = taker.wait_for(FetchFailed)
     assert failed.origin
-    assert "(file name too long); put it on a file system that compute nodes see" in failed.reason
+    assert "(file name too long); put it on a file system that compute nodes can access" in failed.reason
 
 
 @pytest.mark.parametrize(("breaks", "ok"), [(1, True), (len(objects._PAUSES_S) + 1, False)])

@@ -111,7 +111,7 @@ def test_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> None:
     pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.3, 0.06, math.inf, [], 1, 200))
     pilot.offer(tokens=1000)
-    why = "a round of decodes on its device would take 110 ms, and tpot is 60.0 ms"
+    why = "one decode step of every engine would take 110 ms, and tpot is 60.0 ms"
     assert pilot.shell.take(told.CallsReturned).refused == why
     pilot.engines[1].publish(EngineWork(accepted_requests=1))
     pilot.offer(2, tokens=1000)

@@ -74,7 +74,7 @@ def test_one_step_of_each_engine_fits_into_a_time_per_token(decode: float, is_in
     why = judged(mine, writing(due_in=5.0, decode=decode), new=prompt(10, 5.0))
     assert (2 * decode * OVERESTIMATE <= 0.25) == is_in_time
     assert (why == "") == is_in_time
-    assert is_in_time or why.startswith("a round of decodes on its device would take 264 ms, and tpot is 250 ms")
+    assert is_in_time or why.startswith("one decode step of every engine would take 264 ms, and tpot is 250 ms")
 
 
 def late(*, by_s: float, decode: float = 0.05) -> EngineOutlook:

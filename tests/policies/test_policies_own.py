@@ -208,7 +208,7 @@ SITE_FAULTS = {
     '(a policy of your own: "module:Class" or "path.py:Class")',
     'residency = "qqq"': "residency = 'qqq' is not a policy; there are default, shortest-first, exclusive, "
     'prompt-tuner, slinfer, arlo (a policy of your own: "module:Class" or "path.py:Class")',
-    'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
+    'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': write a policy of your own as "module:Class" or "path.py:Class"',
     'name = ""': "name = '' is not a policy; there are default, shortest-first, exclusive, "
     'prompt-tuner, slinfer, arlo (a policy of your own: "module:Class" or "path.py:Class")',
 }

@@ -59,7 +59,9 @@ def test_unknown_policy_error_names_the_nearest_name() -> None:
 @pytest.mark.parametrize("name", BASELINES)
 def test_baseline_module_exists_where_its_error_says(name: str) -> None:
     where = BASELINES[name]
-    with pytest.raises(ConfigError, match=rf"'{name}' is a baseline of a paper, .* by its file: \"{where}\"$"):
+    with pytest.raises(
+        ConfigError, match=rf"'{name}' is a baseline of a paper and .* give the path of its file: \"{where}\"$"
+    ):
         named(name)
     assert find(where, folder=ROOT).about.endswith(".")
     with pytest.raises(ValueError, match=rf"name = '{name}' is a baseline of a paper"):

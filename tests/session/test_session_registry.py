@@ -80,7 +80,7 @@ def as_nobody(tmp_path: Path) -> Iterator[None]:
 def test_closed_folder_of_another_user_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "closed" / "mine"
     assert not holds_session(folder)
-    refused = r"mine cannot be read \(.*\): only the user who began a session can use it"
+    refused = r"mine cannot be read \(.*\): only the user who started the session can use it"
     for look in (find_session, session_choice.session_to_show):
         with pytest.raises(SessionError, match=refused):
             look(str(folder))

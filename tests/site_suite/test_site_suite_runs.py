@@ -112,7 +112,7 @@ def test_memory_used_by_other_processes_is_reported(world):
 def test_site_without_scratch_names_the_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
     _, report = prove(world, text, "starts or is_hot")
-    assert "no scratch folder could be made at /proc/nowhere" in of(report, STARTS).why
+    assert "no scratch folder could be created at /proc/nowhere" in of(report, STARTS).why
     assert of(report, "a context loads once").why == "no pilot started"
 
 

@@ -150,7 +150,7 @@ def test_gangs_are_refused_and_unknown_functions_requested(world: World) -> None
     world.hear(RunCalls(world.lost, FunctionKey("f"), specs, CallOptions(), BLOB, gang=GangPlace(rank=0, size=2)))
     ended = world.said[-1]
     assert isinstance(ended, CallsEnded)
-    assert "runs no gangs" in str(ended.ends[0].failure)
+    assert "does not support gangs" in str(ended.ends[0].failure)
     world.hear(RunCalls(world.lost, FunctionKey("g"), specs, CallOptions()))
     assert world.said[-1] == CallsReturned(world.lost, (CallId(1),), need_function=True)
 

@@ -317,7 +317,7 @@ _TABLE = "pilot/core/infrastructure.py"
 SAID: tuple[FaultRule, ...] = (
     FaultRule(_U, "declared_memory", r"took .{1,60} and declares ",
               "the call took more memory than its context declares", _CALLS, sure=0.97),
-    FaultRule(_I, "memory", r"the node had no memory left: .* which are not the pilot's hold",
+    FaultRule(_I, "memory", r"the node had no memory left: .* outside the pilot use",
               "other processes took the node's memory", _CALLS),
     FaultRule(_U, "memory", r"was killed by SIGKILL", "the call's process was killed, most often for lack of memory",
               _CALLS, sure=0.75),

@@ -99,7 +99,7 @@ def _options(options: CallOptions) -> str:
         _time("ttft_s", wants.ttft_s), _time("tpot_s", wants.tpot_s), _time("limit_s", options.limit_s),
         _time("ttft_per_token_s", wants.ttft_per_token_s), _time("ttft_most_s", wants.ttft_most_s),
         "" if 1 <= least <= most <= MOST_AT_ONCE else f"a gang of {least} to {most}",
-        "a gang whose result comes in pieces" if options.stream and most > 1 else "",
+        "a gang with a streamed result" if options.stream and most > 1 else "",
     ))  # fmt: skip
 
 

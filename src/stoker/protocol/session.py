@@ -145,7 +145,9 @@ class SessionFolder:
                 if file.exists():
                     return self._read(file, KeyPair)
         if not self.key_file("pilot").exists():
-            raise SessionError(f"{self.path} has no key for pilots of block {block!r}: the block is over, or unknown")
+            raise SessionError(
+                f"{self.path} has no key for pilots of block {block!r}: the block has ended, or is unknown"
+            )
         return self.read_key("pilot")
 
     def read(self) -> SessionFile:
@@ -158,7 +160,7 @@ class SessionFolder:
         except SessionError as error:
             raise SessionError(f"{error}{self._without(role)}") from error
         if role in _CURVE_ROLES and not (_Z85_KEY.fullmatch(pair.public) and _Z85_KEY.fullmatch(pair.secret)):
-            raise SessionError(f"{file} is damaged: it holds no key pair{self._without(role)}")
+            raise SessionError(f"{file} is damaged: it contains no key pair{self._without(role)}")
         return pair
 
     def _without(self, role: str) -> str:
@@ -215,7 +217,7 @@ def named_folder(name: str) -> SessionFolder | None:
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
-        text = f"{name} cannot be read ({error.strerror}): only the user who began a session can use it"
+        text = f"{name} cannot be read ({error.strerror}): only the user who started the session can use it"
         raise SessionError(text) from None
     except OSError:  # the name is too long
         return None

@@ -52,8 +52,8 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
     key = "virtual_tokens" if prompt.virtual_tokens > len(ids) else "initial"
     if longest and max(len(ids), prompt.virtual_tokens) >= longest:
         raise ConfigError(
-            f"[prompt] {key} has {max(len(ids), prompt.virtual_tokens)} tokens, and the model reads {longest} in"
-            " all, input and target with it; shorten it",
+            f"[prompt] {key} has {max(len(ids), prompt.virtual_tokens)} tokens, and the model accepts at most"
+            f" {longest} tokens of prompt, input and target; shorten it",
             key=key,
         )
     wanted = prompt.virtual_tokens or min(len(ids), most)
@@ -86,8 +86,8 @@ def refuse_too_long(
         if len(prompt) + len(row) > longest:
             raise ConfigError(
                 f"{data.path}: {sample.place or 'a sample'}: input and target have {len(row)} tokens, which with the"
-                f" {len(prompt)} of the prompt are more than the {longest} that the model reads; shorten it or leave it"
-                " out",
+                f" {len(prompt)} of the prompt are more than the {longest} that the model accepts; shorten it or leave"
+                " it out",
                 file=data.path, key=data.input,
             )  # fmt: skip
 

@@ -104,7 +104,8 @@ class Exchange:
 
     def _failed(self, what: str) -> ExchangeError:
         return ExchangeError(
-            f"rank {self.rank} of {self.size} {what}; started again, the job continues from its last checkpoint",
+            f"rank {self.rank} of {self.size} {what}; if the job is started again, it continues from its"
+            " last checkpoint",
             rank=self.rank, size=self.size, rendezvous=self._where,
         )  # fmt: skip
 
@@ -170,7 +171,7 @@ def meet(
 def _address(rendezvous: str) -> tuple[str, int]:
     host, _, port = rendezvous.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"rendezvous {rendezvous!r} is no address; write host:port, as in 10.0.0.7:29500")
+        raise ConfigError(f"rendezvous {rendezvous!r} is not an address; write host:port, as in 10.0.0.7:29500")
     return host.strip("[]"), int(port)
 
 

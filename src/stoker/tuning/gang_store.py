@@ -145,7 +145,7 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped fo
     def get(self, name: str) -> bytes:
         found = self._values.get(name, wait_s=self._limit_s)
         if found is None:
-            raise StoreError(f"{name} did not come within {self._limit_s:g} s")
+            raise StoreError(f"the key {name} was not set within {self._limit_s:g} s")
         return found
 
     def add(self, name: str, amount: int) -> int:
@@ -154,7 +154,7 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped fo
     def wait(self, names: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
         seconds = self._limit_s if timeout is None else timeout.total_seconds()
         if not self._values.has(names, wait_s=seconds):
-            raise StoreError(f"{', '.join(names)} did not come within {seconds:g} s")
+            raise StoreError(f"not all of the keys {', '.join(names)} were set within {seconds:g} s")
 
     def check(self, names: Sequence[str]) -> bool:
         return self._values.has(names)

@@ -118,7 +118,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         places = self.template.count(PLACE)
         if places != 1:
-            raise ValueError(f"template must have the place {PLACE} once, and has it {places} times")
+            raise ValueError(f"template must contain {PLACE} once, and contains it {places} times")
         if self.input == self.target:
             raise ValueError(f"target and input are the same field, {self.target!r}")
 
@@ -150,7 +150,7 @@ class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why = "can never be reached" if not self.reach <= 0 else "is not a target"
                 raise ValueError(f"reach = {self.reach:g} {why}: {metric} goes from 0 to 1{hint}")
         if self.slo_s and self.deadline is not None:
-            raise ValueError("deadline and slo say the same in two ways; leave one out")
+            raise ValueError("deadline and slo both set the deadline; leave one out")
         if not self.slo_s >= 0:
             raise ValueError("slo must be longer than 0 s")
 
@@ -312,7 +312,8 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
     count = len(groups)
     if count < 3:
         raise ConfigError(
-            f"{data.path}: has {count} different inputs; tuning needs at least 3: to train on, to evaluate, to measure",
+            f"{data.path}: has {count} different inputs; tuning needs at least 3: for training, evaluation and"
+            " measurement",
             file=data.path,
         )
     ordered = sorted(groups.items(), key=lambda group: _chance(group[0], seed=seed))

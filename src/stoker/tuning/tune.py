@@ -106,7 +106,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         return None
     if header.job != job:
         raise ConfigError(
-            f"the checkpoint is of another job or other data ({header.job}, and this is {job}); give the job its"
+            f"the checkpoint is from another job or other data ({header.job}, and this is {job}); give the job its"
             " own folder, or remove the checkpoint there"
         )
     return state

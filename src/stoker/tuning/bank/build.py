@@ -83,7 +83,7 @@ class Readings:
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
         """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
-            raise ValueError(f"the reader gave features of shape {features.shape} for {len(candidates)} texts")
+            raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
         records = [
             _Reading(candidate, feature.astype("<f4").tobytes())
             for candidate, feature in zip(candidates, features, strict=True)

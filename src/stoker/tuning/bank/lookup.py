@@ -119,7 +119,9 @@ class _Search:
             return
         losses = self._score([self._layers.candidates[key].text for key in fresh])
         if len(losses) != len(fresh):
-            raise StokerError(f"the scorer gave {len(losses)} losses for {len(fresh)} prompts; it must give one each")
+            raise StokerError(
+                f"the scorer returned {len(losses)} losses for {len(fresh)} prompts; it must return one loss per prompt"
+            )
         self._steps.append(len(fresh))
         for key, loss in zip(fresh, losses, strict=True):
             self.losses[key] = math.inf if math.isnan(loss) else float(loss)

@@ -212,7 +212,7 @@ class BankStore:
 
     def _take_all(self, payloads: list[bytes]) -> None:
         if not payloads:
-            raise self._damaged("its beginning is cut off")
+            raise self._damaged("its beginning is missing")
         head = _head.decode(payloads[0])
         if (head.format, head.model, head.reading) != (FORMAT, self.model, self.reading):
             raise StokerError(
@@ -261,7 +261,7 @@ class BankStore:
 
     def _damaged(self, what: str) -> StokerError:
         return StokerError(
-            f"{self.path}: {what}; build the bank again: its whole parts and every feature already read are used",
+            f"{self.path}: {what}; build the bank again: intact parts and computed features are reused",
             file=str(self.path),
             damaged=True,
         )
