@@ -230,7 +230,7 @@ def test_program_without_pilots_reports_the_reason(tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_program_says_nothing_of_its_wait_if_it_is_told_not_to(tmp_path, monkeypatch, caplog) -> None:
+def test_program_prints_no_wait_notice_if_progress_is_false(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(progress, "FIRST_S", 0.1)
     asked, ask = threading.Event(), StokerExecutor.ask_status
     monkeypatch.setattr(StokerExecutor, "ask_status", lambda executor, *limit: (asked.set(), ask(executor, *limit))[1])

@@ -262,7 +262,7 @@ def test_a_context_manager_is_no_app(function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", YIELD, ids=lambda function: str(getattr(function, "__name__", type(function))))
-def test_what_yields_gives_pieces_unless_it_is_told_otherwise(function: Any) -> None:
+def test_generator_app_streams_unless_stream_is_false(function: Any) -> None:
     assert stoker.app(function).specification.wants.options.stream
     assert not stoker.app(stream=False)(function).specification.wants.options.stream
     assert stoker.app(stream=True)(echo).specification.wants.options.stream

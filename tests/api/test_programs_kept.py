@@ -72,7 +72,7 @@ if __name__ == "__main__":
 """
 
 
-def test_no_kept_item_runs_again_after_a_kill(tmp_path):
+def test_map_reruns_no_kept_item_after_a_kill(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent(PROGRAM.format(folder=str(tmp_path))).replace('"go"', repr(str(tmp_path / "go")))
@@ -157,7 +157,7 @@ def test_items_may_be_reordered_and_repeated(session, tmp_path, kept):
     assert ran(tmp_path / "log") == [5, 7]
 
 
-def test_amap_keeps_and_continues(session, tmp_path, kept):
+def test_amap_keeps_results_and_continues_after_a_restart(session, tmp_path, kept):
     work = noted(tmp_path / "log")
 
     async def collect(function, count, **options):
@@ -221,7 +221,7 @@ def test_progress_bar_starts_with_the_kept_results(session, tmp_path, kept, caps
 # ---- refusals
 
 
-def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
+def test_kept_file_accepts_a_changed_function_only_with_reuse(session, kept):
     def made(text):
         return {1: lambda item: item + 1, 2: lambda item: item + 2}[text]
 

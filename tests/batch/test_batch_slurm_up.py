@@ -61,7 +61,7 @@ def test_dry_run_prints_the_job_and_submits_nothing(slurm, world):
     assert slurm_jobs() == []
 
 
-def test_session_of_two_sites_keeps_contexts_hot(slurm, world):
+def test_session_of_two_sites_keeps_contexts_loaded(slurm, world):
     write_site(world.path, provider={"gpus": "a10:1"})
     write_site(world.path, name="titan", provider={"gpus": "titanx:1"}, pilot={"init_blocks": 0})
     said = stoker(world, "up", "lab.toml", "titan.toml")

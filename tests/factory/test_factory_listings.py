@@ -77,7 +77,7 @@ def said(jobs: dict[str, ListedJob]) -> list[tuple[BlockPhase, str]]:
     return [(job.phase, job.reason) for job in jobs.values()]
 
 
-def test_pbs() -> None:
+def test_pbs_listing_is_parsed() -> None:
     jobs = read_pbs(json.dumps(PBS))
     assert said(jobs) == [
         (PENDING, "Not Running: Insufficient amount of resource: ngpus"),

@@ -104,7 +104,7 @@ def test_hanging_sbatch_is_reported_and_submits_nothing_twice(manager: ManagerEn
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
 
 
-def test_job_that_listings_lack_is_lost_after_the_lag(
+def test_job_absent_from_listings_is_lost_after_listing_lag(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     write_sites(folder.sites, [slurm_site(), slurm_site("slow", listing_lag_s=Duration(3600))])

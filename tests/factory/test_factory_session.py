@@ -81,7 +81,7 @@ def test_calls_run_in_blocks_and_no_job_remains(slurm: FakeSlurm, tmp_path: Path
 
 
 @pytest.mark.long
-def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_session_runs_blocks_on_two_sites(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     (tmp_path / "here.toml").write_text(LOCAL)
     with stoker.load(site(tmp_path, more='"here.toml"'), run_dir=str(tmp_path / "runs")) as session:

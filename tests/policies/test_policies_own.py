@@ -240,7 +240,7 @@ def test_sites_of_a_session_name_the_same_policy_or_none(mine: Path) -> None:
 # ---- in a session's folder
 
 
-def test_a_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
+def test_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
     folder.make()
     keep_policies(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])
@@ -251,7 +251,7 @@ def test_a_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_pat
     assert policies_of(folder).dispatch is not made.dispatch
 
 
-def test_two_files_of_one_name_stay_apart(mine: Path, tmp_path: Path) -> None:
+def test_policy_files_of_the_same_name_stay_separate(mine: Path, tmp_path: Path) -> None:
     other = mine / "other"
     other.mkdir()
     (other / "mine.py").write_text(re.sub(r"\bFirst\b", "Second", MINE))

@@ -28,7 +28,7 @@ def load():
         ("[policy]\nkeep_pending = 7", "keep_pending: its factory decides"),
     ],
 )
-def test_a_setting_of_a_site_is_refused(text, said):
+def test_unsupported_site_setting_is_refused(text, said):
     site = parse_site(f'name = "pool"\nengine = "taskvine"\n{text}\n', file="site.toml")
     with pytest.raises(ConfigError) as caught:
         refusals.refuse_site(site)

@@ -95,7 +95,7 @@ def test_failed_job_reports_its_last_output(pool: Pool, submit: Callable[..., Co
     assert seen(batch, job, ENDED) == "killed by signal 9 (SIGKILL)"
 
 
-def test_it_gets_the_gpus_that_it_asks_for(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+def test_condor_job_gets_the_requested_gpus(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
     batch = submit('gpus = "titan-x:1"\ncores = 3', command="env")
     seen(batch, batch.submit(B7), ENDED)
     environ = dict(line.split("=", 1) for line in output(tmp_path).splitlines() if "=" in line)
@@ -388,7 +388,7 @@ def test_bad_requirement_is_refused_in_the_words_of_condor(pool: Pool, submit: C
     assert pool.queued() == []
 
 
-def test_requirements_choose_the_machine(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_condor_requirements_select_the_machine(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit("requirements = 'TARGET.HasScratch'", command="true")
     job = batch.submit(B7)
     seen(batch, job, ENDED)
