@@ -76,15 +76,15 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"runs again, for .+ s not on (?P<where>\S+ of \S+)", "{where} was probed at once"),
     (r"back in the queue: (?P<where>\S+ of \S+) is quarantined", "{where} is no longer used (quarantined)"),
     (r"its library died .*, 1 of (?P<most>\d+) before", "ran again after the first death of its library"),
-    (r"its library died .*it runs again alone", "ran again alone"),
-    (r"may have run when (?P<where>\S+) died \(\d+\); it runs alone", "ran again alone on a pilot"),
+    (r"its library died .*the call runs again alone", "ran again alone"),
+    (r"may have run when (?P<where>\S+) died \(\d+\); the call runs alone", "ran again alone on a pilot"),
     (r"back in the queue: .* \(.*which are not the pilot's hold.*", "ran again, not counted as a try"),
     (r"ran .* and was cut off by the walltime of (?P<where>\S+)", "waited for a pilot with more time left"),
     (r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): ",
      "{where} got nothing new for {time} (quarantined)"),
     (r"^(?P<where>[^\n]{1,200}?) may be used again", "{where} is used again"),
     (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is no longer used (quarantined)"),
-    (r"^(?P<where>\S{1,200}) is well again", "{where} was probed again, and is used again"),
+    (r"^(?P<where>\S{1,200}) works again", "{where} was probed again, and is used again"),
 ))  # fmt: skip
 _MOST_DONE = 6
 _SHOWN = 6

@@ -59,7 +59,7 @@ def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
     proved = len(counted) > ALONE_AFTER and counted[-1].alone
     if not proved and len(counted) < MOST_LOSSES:
         return None
-    beside = ", the last time alone" if counted[-1].alone else ""
+    beside = ", the last time with no other call" if counted[-1].alone else ""
     lines = [f"its pilot or library died {times(len(counted))} while it ran{beside}:"]
     lines += [_evidence(state, call, loss) for loss in counted[-MOST_LOSSES:]]
     last = counted[-1]

@@ -46,7 +46,7 @@ def pilot_joins(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
-    pilot.note(manager.state.now, "came back")
+    pilot.note(manager.state.now, "reconnected")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
 
@@ -209,7 +209,7 @@ def device_reported(manager: Manager, device: Device, reason: str) -> None:
     device.reported = reason
     _update_fault(device)
     if not reason:
-        pilot.note(manager.state.now, f"{id} is well again")
+        pilot.note(manager.state.now, f"{id} works again")
         supply_changed(manager, pilot)
         return
     pilot.note(manager.state.now, f"{id} quarantined: {reason}")

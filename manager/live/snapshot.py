@@ -161,7 +161,7 @@ class _NounUnpickler(pickle.Unpickler):
             if found is None:
                 raise Unreadable(f"there is no class {inner} in {module}")
             if fields_of(found) != fields:
-                raise Unreadable(f"{inner} has other fields now")
+                raise Unreadable(f"the fields of {inner} have changed")
 
     def _new_noun(self, kind: type) -> Any:
         if issubclass(kind, msgspec.Struct):

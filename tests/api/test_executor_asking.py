@@ -477,7 +477,7 @@ def test_blocks_without_a_pilot_report_the_reason_once():
         "no pilot could be started on site lab",
         "  block 0, 1: exit code 1",
         "  block 2: lost by the batch system",
-        "  fix the site file, or install what the job lacks on its node, and load again",
+        "  fix the site file, or install the missing files on the node of the job, and load again",
         "  the scripts and their output: /runs/submit_scripts",
     ]
     assert error.log == "/runs/submit_scripts"

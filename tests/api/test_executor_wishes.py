@@ -83,7 +83,7 @@ def test_manager_refuses_only_options_its_policy_ignores() -> None:
         assert f"leave out {wish}" in failure.message
     c.ready().end("yes")
     assert c.ended["yes"].ok
-    assert c.refused == {"wish that the policy does not honour": 2}
+    assert c.refused == {"option that the policy does not support": 2}
     c.check()
 
 

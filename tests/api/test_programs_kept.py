@@ -198,7 +198,9 @@ def test_context_and_bound_arguments_are_part_of_the_kept_key(session, kept):
 
     app = stoker.app(context=table(3))(times)
     assert list(stoker.map(app, [1, 2], keep=kept)) == [3, 6]
-    with pytest.raises(ConfigError, match=r"its results are of context table-\w+, and .*times has context table-\w+"):
+    with pytest.raises(
+        ConfigError, match=r"the file's results are of context table-\w+, and .*times has context table-\w+"
+    ):
         stoker.map(app.with_options(context=table(4)), [1, 2], keep=kept)
 
 
@@ -230,7 +232,9 @@ def test_kept_file_accepts_a_changed_function_only_with_reuse(session, kept):
         stoker.map(made(2), [1, 2], keep=kept)
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept, reuse=True)) == [2, 3, 5]
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept)) == [2, 3, 5], "the warning was printed once"
-    with pytest.raises(ConfigError, match=r"it has results of .*, and this map calls len; name another file"):
+    with pytest.raises(
+        ConfigError, match=r"the file contains results of .*, and this map calls len; name another file"
+    ):
         stoker.map(len, ["a"], keep=kept, reuse=True)
     with pytest.raises(ConfigError, match=r"single items, and this map has batches of 2; name another file"):
         stoker.map(made(2), [1], keep=kept, batch_size=2, reuse=True)
@@ -259,7 +263,7 @@ def test_file_with_other_content_is_left_unchanged(session, kept):
 def test_two_maps_cannot_write_to_one_file(session, kept):
     stream = stoker.map(abs, [1, 2], keep=kept)
     with pytest.raises(
-        ConfigError, match=rf"pid {os.getpid()} .*is writing its results to this file; wait for its end"
+        ConfigError, match=rf"pid {os.getpid()} .*is writing results to this file; wait until that program ends"
     ):
         stoker.map(abs, [1, 2], keep=kept)
     stream.close()

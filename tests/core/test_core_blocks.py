@@ -266,7 +266,7 @@ def test_block_that_lost_its_pilots_is_not_counted(cluster: Make) -> None:
 def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"
-    assert "running: a pilot of it is here" in c.story("b1")
+    assert "running: its first pilot has joined" in c.story("b1")
 
 
 def test_demand_submits_enough_blocks_for_finish_within(cluster: Make) -> None:
@@ -384,7 +384,7 @@ def test_early_pilot_deaths_delay_requests_and_are_reported(cluster: Make) -> No
     # no pause after the first loss; then pauses of 2, 4, 8, 16, 32 s, at most a minute
     assert asked == [0, 0, 2, 6, 14, 30, 62]
     assert not c.ended
-    assert "7 blocks in a row brought pilots that loaded nothing" in c.status().trouble["backfill"]
+    assert "7 blocks in a row started pilots that loaded no library" in c.status().trouble["backfill"]
     assert "PREEMPTED" in c.story("c-1")
     c.wait(10.0)
     [id] = c.asked()

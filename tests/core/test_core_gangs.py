@@ -62,7 +62,7 @@ def test_only_rank_0_reports_an_address(three: Cluster) -> None:
     three.forget()
     three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
     three.nothing_else_was_said()
-    assert three.refused == {"meeting place of a gang that is not one": 1}
+    assert three.refused == {"address of rank 0 for a call that is not a gang call": 1}
 
 
 def test_member_of_a_disconnected_pilot_gets_the_address_again(three: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_rank_that_lost_the_others_does_not_end_the_call(three: Cluster) -> None
     assert isinstance(call.holder, Gang)
     assert len(call.holder.members) >= 2
     assert call.spec.progress == b"five done"
-    assert "lost the other ranks: connection reset by peer" in three.story(show_call(call.id))
+    assert "lost its connection to the other ranks: connection reset by peer" in three.story(show_call(call.id))
 
 
 def test_late_end_of_one_rank_does_not_end_the_call(three: Cluster) -> None:

@@ -30,7 +30,7 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load("bare", "p1", (), 0), "needs one device or more"),  # type: ignore[arg-type]
+        (Load("bare", "p1", (), 0), "needs at least one device"),  # type: ignore[arg-type]
         (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each listed once"),  # type: ignore[arg-type]
         (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
         (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_
     on_demand = site(tmp_path, pilot="init_blocks = 0", policy="opportunistic")
     with stoker.load(on_demand, run_dir=str(tmp_path / "runs")) as session:
         log = session.folder / "factory.log"
-        hello = "the manager knows of 0 blocks"
+        hello = "the manager reports 0 blocks"
         until(lambda: log.exists() and log.read_text().count(hello) == 1, what="the first hello", seconds=60)
         [factory] = running(session.folder, FACTORY)
         os.kill(factory.pid, signal.SIGKILL)

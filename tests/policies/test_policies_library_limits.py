@@ -188,7 +188,7 @@ def served(cluster: Make, request: pytest.FixtureRequest) -> Cluster:
 def test_library_is_unloaded_after_keep_alive_and_reloaded(served: Cluster) -> None:
     assert states(served.wait(1.9)) == [LibraryState.READY]
     assert states(served.wait(0.2)) == [LibraryState.STOPPING]
-    assert "it has served nothing for 2 s" in served.library(context="a").notes[-1][1]
+    assert "it was idle for 2 s" in served.library(context="a").notes[-1][1]
     unloaded(served).forget()
     assert served.pilot().devices["cpu:0"].free_bytes == served.pilot().devices["cpu:0"].facts.memory_bytes
     served.call("y", context="a")
@@ -231,7 +231,7 @@ def test_zero_keep_alive_unloads_at_once_and_negative_is_refused(cluster: Make) 
     assert states(c) == [LibraryState.STOPPING]
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
     [action] = IdleTimers(0.0).idle(c.core.state, c.library(context="a"))
-    assert action == Unload(c.library(context="a").id, "it has served nothing for 0 s")
+    assert action == Unload(c.library(context="a").id, "it was idle for 0 s")
     with pytest.raises(ValueError, match="keep_alive_s = -1"):
         IdleTimers(-1)
     assert IdleTimers(1.0).fired(c.core.state, "somebody-else") == ()

@@ -130,7 +130,7 @@ def test_replaced_manager_stops_at_once(managers: Managers) -> None:
     other = msgspec.structs.replace(lease.read(path), token="another", host="login2", machine="another")
     until(lambda: first.poll() is not None or insist(path, other))
     assert first.returncode == 3
-    assert "no longer the session's: its manager is pid" in managers.folder.manager_log.read_text()
+    assert "no longer manages the session: its manager is pid" in managers.folder.manager_log.read_text()
     assert lease.read(path) == other
 
 

@@ -83,7 +83,7 @@ def test_unanswered_program_names_the_log_to_read(
         folder.write(SessionFile("test", wire.VERSION, address, key_pair().public))
         link = Link(folder)
         try:
-            with pytest.raises(SessionError, match="accepts connections but does not answer; its log may say why"):
+            with pytest.raises(SessionError, match="accepts connections but does not answer; its log may show why"):
                 link.wait_joined(0.3)
         finally:
             link.close()

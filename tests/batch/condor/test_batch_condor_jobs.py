@@ -344,7 +344,7 @@ def test_cancel_accepts_finished_and_unknown_jobs(pool: Pool, submit: Callable[.
 
 
 def test_unknown_job_is_absent(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    how = "gone from the queue, and condor_history does not know it"
+    how = "gone from the queue, and condor_history does not list the job"
     assert look(submit(), "999.0") == BatchJobStatus(ENDED, how, absent=True)
 
 
