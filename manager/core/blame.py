@@ -240,7 +240,7 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
     known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message
     pilot.unfit[key] = state.now + again_s, failure.message
     if not known:
-        pilot.note(state.now, f"cannot hold {what}: {failure.message}")
+        pilot.note(state.now, f"cannot load {what}: {failure.message}")
 
 
 def forgive_pilot(pilot: Pilot, key: str) -> None:

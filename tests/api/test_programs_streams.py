@@ -311,7 +311,7 @@ def test_invalid_stream_options_are_refused_at_once():
         stoker.stream(3)
     with pytest.raises(ConfigError, match="rerun_may_differ"):
         stoker.stream(count, 3, rerun_may_differ="yes")
-    with pytest.raises(ConfigError, match="this call gives no pieces"):
+    with pytest.raises(ConfigError, match="this call sends no pieces"):
         stoker.app(abs)(-1).pieces()
     with pytest.raises(ConfigError, match="cache=True"):
         stoker.stream(stoker.app(cache=True)(count.function), 3)

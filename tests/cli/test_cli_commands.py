@@ -358,7 +358,7 @@ def test_wait_time_is_refused_without_a_wait_and_below_zero(stoker: Stoker):
     ("options", "said"),
     [
         (["--tests"], "--tests needs a site file, which describes the job: stoker doctor site.toml --tests"),
-        (["here.toml", "--tests", "--probe"], "--probe and --tests: give one of them"),
+        (["here.toml", "--tests", "--probe"], "--probe and --tests: use only one of these options"),
         (["here.toml", "-k", "peer"], "-k is for --tests"),
     ],
 )

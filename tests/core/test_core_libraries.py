@@ -31,7 +31,7 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
     ("load", "why"),
     [
         (Load("bare", "p1", (), 0), "needs at least one device"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each listed once"),  # type: ignore[arg-type]
+        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each device only once"),  # type: ignore[arg-type]
         (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
         (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]
         (Load("what", "p1", ("cpu:0",), 0), "no context what"),  # type: ignore[arg-type]

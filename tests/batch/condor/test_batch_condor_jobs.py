@@ -460,7 +460,7 @@ def test_pool_without_history_still_reports_the_end_of_a_job(
     )
     batch = submit(command="true")
     job = batch.submit(B7)
-    assert re.search("exit code 0|does not know it", seen(batch, job, ENDED)), (
+    assert re.search("exit code 0|does not list the job", seen(batch, job, ENDED)), (
         "the job may be listed before it leaves the queue"
     )
 
