@@ -342,7 +342,7 @@ def test_incomplete_header_is_rewritten_and_damaged_one_is_refused(kept):
     assert list(stoker.kept(kept)) == ["x"]
     damaged = kept.read_bytes().replace(b'"function":', b'"function";', 1)
     kept.write_bytes(damaged)
-    with pytest.raises(ConfigError, match="its first line is damaged"):
+    with pytest.raises(ConfigError, match="the first line is damaged"):
         open_kept(kept)
     assert kept.read_bytes() == damaged
 

@@ -186,7 +186,7 @@ class _Odd(HottestFirst):
     [
         (None, "None is not a plan; return a sequence of actions"),
         (("load it",), "'load it' is not an action"),
-        ((Unload(LibraryId(99), "unknown"),), r"there is no library 99; dispatch wanted Unload\(library=99"),
+        ((Unload(LibraryId(99), "unknown"),), r"no library 99; the dispatch policy returned Unload\(library=99"),
     ],
 )
 def test_answer_with_unknown_names_stops_the_run_with_the_plan(answer: object, why: str) -> None:
