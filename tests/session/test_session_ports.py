@@ -152,7 +152,7 @@ def test_frozen_manager_counts_as_running(manager: Manager, monkeypatch: pytest.
 
     assert manager.process is not None
     manager.process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(presence, "_gives_sign", no_answer_is_waited_for)
+    monkeypatch.setattr(presence, "_answers_or_renews", no_answer_is_waited_for)
     assert presence.is_up(manager.folder)
 
 
