@@ -128,7 +128,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
 def _taken_over(holder: lease.LeaseHolder | None) -> None:
     """Exit at once, so that this manager sends no further message."""
     who = "the session's folder is gone" if holder is None else f"its manager is {holder}"
-    logging.critical("this manager is no longer the session's: %s", who)
+    logging.critical("this manager no longer manages the session: %s", who)
     logging.shutdown()
     os._exit(TAKEN_OVER)
 

@@ -246,7 +246,7 @@ def _program_command(path: Path) -> click.Command:
 
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")
 @click.option("--session", metavar="ID", help=_SESSION_HELP)
-@click.option("--detach", is_flag=True, help="Run it in a process that keeps running when you log out.")
+@click.option("--detach", is_flag=True, help="Run the program in a process that continues after you log out.")
 @click.option("--name", metavar="NAME", default="", help="Name of a detached run. [the program's name-NUMBER]")
 @click.pass_context
 def run(context: click.Context, /, *, session: str | None, detach: bool, name: str) -> None:

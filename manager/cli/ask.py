@@ -149,7 +149,7 @@ class Observer:
             )
         who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
-            f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}"
+            f"{who} does not answer within {self._timeout_s:g} s; its log may show why: {self.folder.manager_log}"
             f"{by_hand}",
             session=self.file.session,
             log=str(self.folder.manager_log),
@@ -183,4 +183,4 @@ def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
             f"the manager of session {file.session} ({holder}) does not listen yet: it reads its journal; its log: "
             f"{folder.manager_log}"
         )
-    return f"the manager of session {file.session} is gone; `stoker attach {file.session}` starts it again"
+    return f"the manager of session {file.session} has ended; `stoker attach {file.session}` restarts the manager"

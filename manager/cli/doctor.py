@@ -50,7 +50,7 @@ def measurement_store() -> Iterator[Finding]:
     if verdict == "ok":
         yield ok("store", f"measurements of {_count(count, 'context', 'contexts')} in {path}")
     else:
-        fix = f"move it away, and Stoker makes a new one: mv {path} {path}.damaged"
+        fix = f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
         yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
 
 
@@ -107,7 +107,7 @@ def clear_node(node: str) -> Iterator[str]:
     """Yield a message for each cleared record. Raises StokerError for a node that is not excluded."""
     for record in node_store.clear(node):
         yield (
-            f"blocks of site {record.source} may start on {node} again; running sessions notice it within"
+            f"blocks of site {record.source} may start on {node} again; running sessions notice the change within"
             f" {node_store.LOOK_S:g} s"
         )
 
@@ -230,7 +230,7 @@ def doctor(
         option = "--tests" if tests else "--probe"
         raise click.UsageError(f"{option} needs a site file, which describes the job: stoker doctor site.toml {option}")
     if probe and tests:
-        raise click.UsageError("--probe and --tests: give one of them; the site suite starts pilots, too")
+        raise click.UsageError("--probe and --tests: use only one of these options; the site suite starts pilots, too")
     if wait_s is not None and not (probe or tests):
         raise click.UsageError("--wait is for --probe and --tests: stoker doctor site.toml --probe --wait 600")
     if chosen and not tests:

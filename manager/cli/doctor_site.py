@@ -101,7 +101,7 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
     from stoker.manager.factory.submitting import is_not_now  # slow import of Parsl
 
     if shutil.which("sbatch") is None:
-        return SlurmVerdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
+        return SlurmVerdict("Slurm did not check this script: no sbatch on the PATH of this host")
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
         path = Path(folder) / "script.sh"
         path.write_text(script, errors="surrogateescape")
@@ -110,12 +110,12 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
                 ["sbatch", "--test-only", path.name]
             )
         except BatchTrouble as trouble:
-            return SlurmVerdict(f"Slurm could not be asked whether it takes this: {trouble}")
+            return SlurmVerdict(f"Slurm could not check this script: {trouble}")
     words = said.words.removeprefix("sbatch: ")
     if said.code and is_not_now(words):
-        return SlurmVerdict(f"Slurm could not be asked whether it takes this: {words}")
+        return SlurmVerdict(f"Slurm could not check this script: {words}")
     refused = said.code != 0
-    return SlurmVerdict(f"Slurm {'refuses' if refused else 'would take'} this: {words}", refused)
+    return SlurmVerdict(f"Slurm {'refuses' if refused else 'would accept'} this script: {words}", refused)
 
 
 # ---- site file against Slurm
@@ -143,7 +143,7 @@ def refuse(sites: Iterable[Site]) -> list[str]:
     found = [(site, fault) for site in asked for fault in slurm_faults(site, slurm)]
     for site, fault in found:
         if fault.never:
-            raise ConfigError(f"site {site.name}: {fault.text}; its jobs would wait forever", key="walltime")
+            raise ConfigError(f"site {site.name}: {fault.text}; jobs of this site would wait forever", key="walltime")
     return [f"site {site.name}: {fault.text}" for site, fault in found]
 
 
@@ -231,7 +231,9 @@ def advice_answers(site: Site) -> Iterator[Finding]:
     else:
         served = ", ".join(names[:5]) or "no model"
         yield warn(
-            topic, f"{topic}: {endpoint.name} has no model {named.model}", f"fix [advice] model: it has {served}"
+            topic,
+            f"{topic}: {endpoint.name} has no model {named.model}",
+            f"fix [advice] model: the endpoint serves {served}",
         )
 
 
@@ -418,7 +420,10 @@ def _why_no_pilot(status: Status, folder: SessionFolder, *, address: str, took: 
             f"the job's scripts and output: {folder.path / 'submit'}",
         )
     if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
-        return f"the probe was not submitted within {took}", f"its factory's log: {folder.path / 'factory.log'}"
+        return (
+            f"the probe was not submitted within {took}",
+            f"see the log of the factory: {folder.path / 'factory.log'}",
+        )
     fix = (
         "is a firewall between them? name their common network: [session] interface, ports; the job's output: "
         f"{folder.path / 'submit'}"

@@ -83,7 +83,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
         except SessionEndedError:
             if detached.over(folder) or not detached.is_detached(folder):
                 return None
-            console.note("its manager is gone; it is started again to end its pilots and jobs")
+            console.note("the manager has ended; it is restarted to end its pilots and jobs")
             try:
                 detached.start(folder, waiting=console.note, to_end=True)
             except SessionError:
@@ -140,7 +140,7 @@ def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]
 
 
 def ended(before: Status | None, *, name: str) -> str:
-    return f"session {name} has ended{_summary(before)}; nothing of it is left running"
+    return f"session {name} has ended{_summary(before)}; no process or job remains"
 
 
 def _summary(status: Status | None) -> str:

@@ -29,7 +29,7 @@ _DROPPED = re.compile(rb"\0{512,}")
 """Zero bytes that replace the dropped middle of a long log (`stoker.log_files`)."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
-_NEVER_SENT = "it was sent to no library"
+_NEVER_SENT = "the call was not sent to a library"
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
-        return f"{call} had not ended when its session did ({over}){kept}"
+        return f"{call} had not ended when its session ended ({over}){kept}"
     later = f"read its output after its end: stoker logs {call}"
     if story.waits_for:
         where = f" in {libraries}" if libraries else ""
@@ -210,7 +210,7 @@ def find(folder: SessionFolder, what: str) -> LogFile:
         return matches[0]
     names = [file.name for file in there]
     if matches:
-        raise SessionError(f"{what} could be {', '.join(file.name for file in matches)}; write one of them")
+        raise SessionError(f"{what} matches {', '.join(file.name for file in matches)}; write one of these names")
     hint = did_you_mean(what, names, cutoff=0.5, otherwise=f"there are {', '.join(names) or 'none'}")
     raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
 

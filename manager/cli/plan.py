@@ -168,7 +168,7 @@ def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[st
     for row in rows:
         value = row.blocks if what == "blocks" else row.walltime_s
         said = f"{value:,}" if what == "blocks" else show_seconds(value)
-        note = "  enough: more hardly helps" if value == best and row is not rows[-1] else ""
+        note = "  enough: a higher value hardly helps" if value == best and row is not rows[-1] else ""
         note = "  best" if value == best and row is rows[-1] else note
         out.append(f"  {said:<12}  {_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}{note}")
     return out

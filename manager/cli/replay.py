@@ -45,7 +45,7 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
 
     if run.startswith("c-") and is_call(run):
         raise click.UsageError(
-            f"{run} is a call, and stoker replay takes a session; `stoker explain {run}` shows the call"
+            f"{run} is a call, and stoker replay requires a session; `stoker explain {run}` shows the call"
         )
     path = Path(run)
     where = path if run and path.is_file() else session_choice.session_to_show(run, hint="stoker replay").path
@@ -85,7 +85,7 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
             console.line(compared(makespans))
     if found.difference is not None:
         raise SessionError(
-            f"session {session}: event {found.difference.event:,} was decided otherwise than in the session\n"
+            f"session {session}: event {found.difference.event:,} was decided differently than in the session\n"
             "this version of Stoker or this policy differs from the session's; if neither does, Stoker has a bug:"
             f" attach {journal} to a report",
             session=session,

@@ -92,7 +92,7 @@ class DetachedRun:
     def state(self) -> str:
         if (end := self.end) is not None:
             return show_status(end.status)
-        return "running" if self.is_running() else "ended without an exit status (killed, or its host was restarted)"
+        return "running" if self.is_running() else "ended without an exit status (process killed or host restarted)"
 
     def title(self, *, now: float) -> str:
         facts, end = self.facts, self.end
@@ -218,7 +218,7 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         raise SessionError(f"run {run.name} ended at once: {run.state()}{tail(run)}", log=str(run.log))
     facts = run.facts
     console.lines([
-        f"{run.name} runs on {facts.host} (pid {facts.pid}) and keeps running when you log out; its log is {run.log}",
+        f"{run.name} runs on {facts.host} (pid {facts.pid}) and continues after you log out; its log is {run.log}",
         f"  follow   stoker logs {run.name} -f",
         f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
         f"  stop     stoker down {run.name}",

@@ -200,7 +200,7 @@ def takes_session(*, default: str) -> Callable[[Command], Command]:
         @functools.wraps(command)
         def call(*args: Any, session: str, by_option: str, **options: Any) -> None:
             if session and by_option and session != by_option:
-                raise click.UsageError(f"SESSION is {session} and --session is {by_option}; give one of them")
+                raise click.UsageError(f"SESSION is {session} and --session is {by_option}; use only one of them")
             command(*args, session=session or by_option, **options)
 
         return call
@@ -208,7 +208,7 @@ def takes_session(*, default: str) -> Callable[[Command], Command]:
     return with_both
 
 
-_NAMES = "The same as the argument SESSION: its id, a beginning of it, or its folder."
+_NAMES = "The same as the argument SESSION: the session's id, a prefix of the id, or its folder."
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):

@@ -117,7 +117,7 @@ def render(found: Sequence[KnownSession]) -> list[str]:
     if any(each.state is SessionState.LOST for each in found):
         out += [
             "",
-            "lost: not over, but without a manager; stoker attach ID starts it again, stoker down ID ends the session",
+            "lost: its manager has ended; stoker attach ID restarts the manager, stoker down ID ends the session",
         ]
     if any(each.state is SessionState.OVER for each in found):
         out += [

@@ -46,7 +46,9 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
             apply(manager, action, seam=seam)
         except PolicyError as error:
             if manager.strict:
-                raise PolicyError(f"{error}; {seam} wanted {', '.join(map(repr, done[-_SHOWN_ACTIONS:]))}") from error
+                raise PolicyError(
+                    f"{error}; the {seam} policy returned {', '.join(map(repr, done[-_SHOWN_ACTIONS:]))}"
+                ) from error
             manager.illegal(error, seam=seam)
 
 
@@ -250,7 +252,7 @@ def _load(manager: Manager, action: seams.Load) -> None:
     if pilot.state is not PilotState.HERE:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
-        raise PolicyError("a library needs one device or more, each listed once")
+        raise PolicyError("a library needs at least one device, and each device only once")
     faulty = [id for id in action.devices if id in pilot.devices and pilot.devices[id].fault]
     if faulty:
         raise PolicyError(f"{faulty[0]} of {pilot.id} is quarantined")
@@ -301,7 +303,7 @@ def take_advice(manager: Manager, event: events.AdviceArrived) -> None:
     elif isinstance(about, events.OfPace) and isinstance(advice, events.PaceAdvice):
         _of_pace(manager, about, advice)
     else:
-        manager.state.refuse(f"{type(advice).__name__} on a subject of another kind")
+        manager.state.refuse(f"{type(advice).__name__} for another kind of subject")
 
 
 def _of_context(manager: Manager, about: events.OfContext, advice: events.CostAdvice, source: str) -> None:

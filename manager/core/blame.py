@@ -59,7 +59,7 @@ def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
     proved = len(counted) > ALONE_AFTER and counted[-1].alone
     if not proved and len(counted) < MOST_LOSSES:
         return None
-    beside = ", the last time alone" if counted[-1].alone else ""
+    beside = ", the last time with no other call" if counted[-1].alone else ""
     lines = [f"its pilot or library died {times(len(counted))} while it ran{beside}:"]
     lines += [_evidence(state, call, loss) for loss in counted[-MOST_LOSSES:]]
     last = counted[-1]
@@ -240,7 +240,7 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
     known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message
     pilot.unfit[key] = state.now + again_s, failure.message
     if not known:
-        pilot.note(state.now, f"cannot hold {what}: {failure.message}")
+        pilot.note(state.now, f"cannot load {what}: {failure.message}")
 
 
 def forgive_pilot(pilot: Pilot, key: str) -> None:

@@ -242,7 +242,7 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
 def _note_running(manager: Manager, block: Block) -> None:
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
-        block.note(manager.state.now, "running: a pilot of it is here")
+        block.note(manager.state.now, "running: its first pilot has joined")
         _enter_phase(manager, block, BlockPhase.RUNNING)
     _relist_block(block)
 

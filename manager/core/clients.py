@@ -66,7 +66,7 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
         client.first_unacked = received
         return True
     if received > client.first_unacked + len(client.unacked):
-        manager.state.refuse("client has more results than there are")
+        manager.state.refuse("client acknowledged more results than were sent")
     else:
         acknowledge_results(client, received)
     return False
@@ -145,7 +145,7 @@ def why_submit_fails(
     if is_known and limits == NO_LIMITS:
         return None
     if unhonoured := seams.refusal(options, manager.policies.honours, limits=limits):
-        state.refuse("wish that the policy does not honour")
+        state.refuse("option that the policy does not support")
         return Failure(FailureKind.DROPPED, unhonoured)
     return None
 

@@ -340,7 +340,7 @@ def offer_accepted(manager: Manager, library: Library, message: OfferAccepted) -
         for held in victim.held.values():
             if held not in unsent and not isinstance(held.holder, Gang):
                 manager.say(victim.pilot, EvictCall(victim.id, held.id))
-        libraries.stop_library(manager, victim, reason=f"{library.context.recipe.name} grows next to it")
+        libraries.stop_library(manager, victim, reason=f"{library.context.recipe.name} grows on the same device")
     if message.reserve_bytes:
         libraries.promise_accepted(library, message.reserve_bytes)
 

@@ -28,7 +28,7 @@ def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> Non
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
         if id not in library.zombies:
-            manager.state.refuse("meeting place of a gang that is not one")
+            manager.state.refuse("address of rank 0 for a call that is not a gang call")
         return
     call.holder.address = address
     for member in call.holder.members[1:]:
@@ -86,7 +86,7 @@ def _handle_break(manager: Manager, call: Call, library: Library, outcome: CallE
     ):
         return
     assert outcome.failure is not None
-    what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
+    what = "lost its connection to the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
     why = f"lib-{library.id} on {library.pilot.id} {what}: {outcome.failure.message}"
     holding.requeue(manager, (call,), why=why)
 

@@ -294,7 +294,7 @@ def begin_to_wake(manager: Manager, library: Library) -> None:
 
 def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
     count_runs_again(manager, min(library.slots, len(library.held)))
-    library.note(manager.state.now, f"gone with its pilot: {reason}")
+    library.note(manager.state.now, f"lost with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
     holding.requeue(manager, detach_library(manager, library), why=why)
 

@@ -194,7 +194,7 @@ def _note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
-            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {_describe_sources(state, library)}"
+            text = f"{name} ({show_bytes(ref.size_bytes)}) is fetched {_describe_sources(state, library)}"
             library.note(state.now, text)
 
 

@@ -64,7 +64,7 @@ def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
 
 
 def refuse_unknown(manager: Manager, id: PilotId) -> None:
-    manager.state.refuse("frame of a pilot that is not known")
+    manager.state.refuse("frame of an unknown pilot")
     gone = manager.state.gone_pilots.get(id)
     if gone is not None and gone.kept is not None:
         manager.out.append(ToPilot(id, to_pilot.HelloAgain()))

@@ -46,7 +46,7 @@ def pilot_joins(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
-    pilot.note(manager.state.now, "came back")
+    pilot.note(manager.state.now, "reconnected")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
 

@@ -176,7 +176,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
     if pilot is None:
         return
     if pilot.hellos_asked and event.sequence:
-        state.refuse("frame of a pilot before the hello that it was asked for")
+        state.refuse("frame of a pilot before the hello that the manager requested")
         return
     if not pilot.inbox.accept(event.sequence):
         state.refuse("repeated or early frame of a pilot")
@@ -263,7 +263,7 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryAsleep: sleepers.library_asleep,
     to_manager.LibraryAwake: pilot_reports.library_awake,
     to_manager.LibraryBatch: libraries.take_batch,
-    to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame that is journalled"),
+    to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame for the journal"),
 }
 
 
@@ -366,7 +366,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.EndSession(reason=reason):
             clients.end_session(manager, reason or "its client ended it")
         case to_manager.PiecesTaken():
-            state.refuse("pieces in a frame that is journalled")
+            state.refuse("pieces in a frame for the journal")
         case to_manager.Resubmitted():
             pilots.client_resubmitted(manager, client)
         case ClientHello():

@@ -217,7 +217,7 @@ def _record_loss(
     trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
     del trial.losses[: -2 * MOST_LOSSES]
     count = len(trial.counted)
-    more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; it runs alone from now on"
+    more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; the call runs alone from now on"
     who = pilot.id if failure is None else show_library(library.id)
     call.note(now, f"may have run when {who} died ({count}){more}")
 
@@ -313,7 +313,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
     call.runs_alone = True
     if not alone:
         past.kills = min(past.kills, POISON_KILLS - 1)
-        call.note(manager.state.now, f"{text} while it ran other calls too; it runs again alone")
+        call.note(manager.state.now, f"{text} while it ran other calls too; the call runs again alone")
         return False
     call.note(manager.state.now, f"{text}, {past.kills} of {POISON_KILLS} before it is given up")
     if past.kills < POISON_KILLS:
@@ -329,5 +329,5 @@ def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure)
     past = call.remember()
     past.cuts_beside += 1
     call.runs_alone |= past.cuts_beside >= CUTS_BESIDE
-    more = "; from now on it runs alone in a library" if call.runs_alone else ""
+    more = "; the call runs alone in a library from now on" if call.runs_alone else ""
     call.note(manager.state.now, f"lib-{library.id} was ended while the call ran there ({failure.message}){more}")

@@ -69,7 +69,7 @@ def order_wake(manager: Manager, library: Library) -> None:
         PolicyError: if the library does not sleep, or its memory is not free.
     """
     if library.state is not LibraryState.ASLEEP or not library.slept:
-        raise PolicyError(f"library {library.id} is {library.state.value}; only one that sleeps can be woken")
+        raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
     libraries.promise(library, max(library.awake_bytes, library.promised_bytes))
     libraries.begin_to_wake(manager, library)
     _tell_to_wake(manager, library)

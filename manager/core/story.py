@@ -80,9 +80,13 @@ def source_failure(source: SourceState) -> str:
     times = source.failures or source.short_lived
     if source.failures:
         often = f", {times} times in a row" if times > 1 else ""
-        said = f"its last block did not help{often}" if source.useless else f"no pilot of its last block joined{often}"
+        said = (
+            f"the pilots of its last block were not usable{often}"
+            if source.useless
+            else f"no pilot of its last block joined{often}"
+        )
     elif times > 1:
-        said = f"{times} blocks in a row brought pilots that loaded nothing"
+        said = f"{times} blocks in a row started pilots that loaded no library"
     else:
         return ""
     return f"{said}: {source.last_failure}"
@@ -149,7 +153,7 @@ def _by_prefix(state: State, subject: str) -> to_client.Story:
             return _story(*matches.popitem())
         if matches:
             some = ", ".join(list(matches)[:_SHOWN_NAMES])
-            return to_client.Story(subject, False, f"could be {some}; write more of the name", ())
+            return to_client.Story(subject, False, f"matches {some}; write a longer prefix", ())
     return to_client.Story(subject, False, "no call, pilot, library, context or block of this name", ())
 
 
@@ -196,7 +200,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
         return f"{what}  running for {since}{done}{_stream_state(state, call)}", notes
     if not call.sent_at:
-        notes.append((call.submitted_at, "it was sent to no library"))
+        notes.append((call.submitted_at, "the call was not sent to a library"))
     return f"{what}  ended", notes
 
 
@@ -266,15 +270,17 @@ def waits_for(state: State, context: Context) -> str:
         cut = sum(pilot.state is PilotState.CUT for pilot in state.pilots.values())
         blocks = _blocks(state)
         if cut:
-            return f"no pilot is here ({cut} cut off; {blocks})"
+            return f"no pilot is connected ({cut} cut off; {blocks})"
         last = next(reversed(state.gone_pilots.values()), None)
         if last is None or not last.notes:
             return (
-                f"no pilot is here any more ({blocks})" if state.pilots_gone else f"no pilot has joined yet ({blocks})"
+                f"no pilot is connected any more ({blocks})"
+                if state.pilots_gone
+                else f"no pilot has joined yet ({blocks})"
             )
         at, what = last.notes[-1]
         ago = f"{show_seconds(state.now - at)} ago: {what.removeprefix('gone: ')}"
-        return f"no pilot is here any more (the last one, {last.id}, {ago}; {blocks})"
+        return f"no pilot is connected any more (the last one, {last.id}, {ago}; {blocks})"
     able = list(queues.libraries_for(context))
     ready = [x for x in able if x.state is LibraryState.READY]
     loading = [x for x in able if x.state is LibraryState.LOADING]
@@ -318,7 +324,7 @@ def waits_for(state: State, context: Context) -> str:
         return f"a library of {name} is stopping{_limit_note(context)}"
     lacking = [why for pilot in here if (why := blame.why_unfit(pilot, context.recipe.key, state.now))]
     if lacking:
-        return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
+        return f"{len(lacking)} of {len(here)} connected pilots cannot load {name}: {lacking[0]}"
     if context.last_failure is not None:
         return f"{name} failed to load ({show_line(context.last_failure.message)}) and will be tried again"
     faults = [device.fault for pilot in here for device in pilot.devices.values() if device.fault]
@@ -441,7 +447,7 @@ def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
         cases = ", ".join(f"{count:,} {case}" for case, count in sorted(context.refusals.items()))
         notes.append((state.now, f"offers that pilots refused: {cases}"))
     if context.sleep_failure:
-        notes.append((state.now, f"it sleeps no more: {context.sleep_failure}"))
+        notes.append((state.now, f"its libraries no longer sleep: {context.sleep_failure}"))
     if context.last_failure is not None:
         notes.append((state.now, f"last failed load: {context.last_failure.message}"))
     if context.queue.count:

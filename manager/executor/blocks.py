@@ -79,7 +79,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
     lines = [f"no pilot could be started on site {site}"]
     for (what, *more), names in ((text or ("it printed nothing",), names) for text, names in said.items()):
         lines += [f"  block {', '.join(names)}: {what}", *(f"    {line}" for line in more)]
-    lines.append("  fix the site file, or install what the job lacks on its node, and load again")
+    lines.append("  fix the site file, or install the missing files on the node of the job, and load again")
     if log:
         lines.append(f"  the scripts and their output: {log}")
     return SessionError("\n".join(lines), log=log)

@@ -172,8 +172,8 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     if before is not None and lease.is_alive(before) is None:
         patience_s += lease.PATIENCE_S + lease.SETTLE_S
         waiting(
-            f"the manager of session {launch.session} was {before}; another is started here if it gives no sign of "
-            f"life for {lease.PATIENCE_S:.0f} s"
+            f"the manager of session {launch.session} was {before}; another manager starts here if that manager "
+            f"does not renew its lease within {lease.PATIENCE_S:.0f} s"
         )
     said_at = folder.manager_log.stat().st_size if folder.manager_log.exists() else 0
     process, tries_left = _spawn(folder, launch), _TRIES

@@ -47,8 +47,8 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
             )
         if provider is not None:
             raise ConfigError(
-                f'site {site.name}: with engine = "taskvine" its factory starts the workers; leave provider= out, '
-                "and name their batch system in the site file",
+                f'site {site.name}: with engine = "taskvine", the TaskVine factory starts the workers; '
+                "leave provider= out, and name their batch system in the site file",
                 key="provider",
             )
         refusals.refuse_site(site)

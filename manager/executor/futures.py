@@ -218,7 +218,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         """
         if self._inbox is None:
             raise ConfigError(
-                "this call gives no pieces: its function has no yield (or stream=False); wait for its result()"
+                "this call sends no pieces: the function has no yield (or stream=False); wait for its result()"
             )
         return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
 

@@ -161,11 +161,11 @@ def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> Non
 def difference(there: KeptHeader, now: KeptHeader) -> str:
     name, since = there.function, f" since {there.since}" if there.since else ""
     if there.function != now.function:
-        return f"it has results of {name}, and this map calls {now.function}"
+        return f"the file contains results of {name}, and this map calls {now.function}"
     if there.batch_size != now.batch_size:
-        return f"its results are of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
+        return f"the file's results are of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
     if there.context_key != now.context_key:
-        return f"its results are of context {there.context}, and {name} has context {now.context} now"
+        return f"the file's results are of context {there.context}, and {name} has context {now.context} now"
     if there.arguments != now.arguments:
         return f"the arguments that functools.partial binds to {name} have changed{since}"
     if there.code != now.code:

@@ -240,7 +240,7 @@ class KeptFile:
         self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
         if self.header is None and len(self._index):
             raise refused(
-                self.path, "its first line is damaged, so the function of its results is not known; name a new file"
+                self.path, "the first line is damaged, so the function of the results is unknown; name a new file"
             )
         if self.header is not None and self.header.format > FORMAT:
             raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
@@ -319,7 +319,9 @@ def open_kept(path: Path) -> KeptFile:
     if not locks.take(descriptor):
         os.close(descriptor)
         holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
-        raise refused(path, f"{holders} is writing its results to this file; wait for its end, or name another file")
+        raise refused(
+            path, f"{holders} is writing results to this file; wait until that program ends, or name another file"
+        )
     file = KeptFile(path, descriptor)
     try:
         file.read()

@@ -103,8 +103,8 @@ class Membership:
         if why := no_way_to(address):
             raise self._not_joined(f"{subject} cannot be reached: {why}")
         if is_listening(address):
-            return f"{subject} accepts connections but does not answer; its log may say why: {log}"
-        return f"{subject} does not listen there any more; its log may say why: {log}"
+            return f"{subject} accepts connections but does not answer; its log may show why: {log}"
+        return f"{subject} no longer listens there; its log may show why: {log}"
 
     def _not_joined(self, why: str) -> SessionError:
         return SessionError(why, session=self.session.session, log=str(self._folder.manager_log))

@@ -71,7 +71,7 @@ def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> Non
     unknown = next((name for name in options if name not in _PARSLS), "")
     if unknown:
         near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it takes its own options and Parsl's: {', '.join(_PARSLS)}"
+        hint = f"did you mean {near[0]}?" if near else f"it accepts these options of Parsl: {', '.join(_PARSLS)}"
         raise ConfigError(f"stoker.load has no option {unknown}; {hint}", key=unknown)
     if options.get("strategy", None) not in _STRATEGIES:
         raise refuse("strategy", options["strategy"], 'one of "simple", "htex_auto_scale", "none"')

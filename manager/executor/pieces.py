@@ -103,7 +103,7 @@ class PieceInbox:
     def _add(self, number: int, item: bytes) -> None:
         if number < self._taken:
             if number < len(self._digests) and self._digests[number] != _digest_of(item):
-                self._differ(f"piece {number:,} (counted from 0) of its new run is not the one", number)
+                self._differ(f"piece {number:,} (counted from 0) of the new run differs", number)
             return
         place = number - self._base
         if place < len(self._items):
@@ -162,7 +162,7 @@ class PieceInbox:
                 call=show_call(end.call),
             )
         if end.pieces < self._taken and not self._may_differ:
-            self._differ(f"its new run ended after {end.pieces:,}", end.pieces)
+            self._differ(f"the new run sent only {end.pieces:,}", end.pieces)
         self._cut(max(0, end.pieces - self._base))
 
     def _differ(self, what: str, at: int) -> None:

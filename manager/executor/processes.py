@@ -208,7 +208,7 @@ class ManagerProcess:
                 except OSError as error:  # descriptors, memory or processes may be temporarily missing
                     what = how = f"the manager could not be started ({error})"
             else:
-                self._on_lost(self._error(f"{what} again and again"))
+                self._on_lost(self._error(f"{what}, repeatedly"))
                 return
 
     def _error(self, what: str) -> SessionError:
@@ -229,5 +229,7 @@ def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
     if len(said) >= said_at:  # a smaller log was full and has been restarted
         said = said[said_at:]
     lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    text = "".join(f"\n  {line}" for line in lines) or (" (it said nothing)" if said_at else " (it is empty)")
+    text = "".join(f"\n  {line}" for line in lines) or (
+        " (the manager printed nothing)" if said_at else " (the log is empty)"
+    )
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -253,7 +253,7 @@ class WaitNotices:
         if reason == self._load_said and now - self._load_said_at < AGAIN_S:
             return
         self._load_said_at, self._load_said = now, reason
-        last = f"; its last line: {library.line}" if library.line else ""
+        last = f"; the last line of its log: {library.line}" if library.line else ""
         self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
 
     def _report_journal_trouble(self, trouble: str, now: float) -> None:

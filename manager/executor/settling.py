@@ -73,8 +73,8 @@ class WorkerThreads:
             self._has_warned |= warn
         if warn:
             logger.warning(
-                "%d %s of this program run long, and others wait for a thread; they get more threads, "
-                "one each %.0f ms. Callbacks that submit a call and do not wait for it need none",
+                "%d %s of this program run for a long time, and other callbacks wait; "
+                "another thread starts every %.0f ms. A callback that does not wait for its calls needs no thread",
                 MANY_THREADS,
                 self.what,
                 STUCK_S * 1000,

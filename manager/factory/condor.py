@@ -39,7 +39,7 @@ _UNSEEN_S = 180.0
 """Seconds without a negotiation cycle after which the reason of a waiting job mentions the delay."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
-    BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
+    BlockPhase.ENDED, "gone from the queue, and condor_history does not list the job", absent=True
 )
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.*)$", re.MULTILINE)

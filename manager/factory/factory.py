@@ -217,7 +217,7 @@ class Factory:
             self._send_hello()
 
     def _send_hello(self) -> None:
-        log.info("connected to the manager at %s: saying hello", self._link.dealer.address)
+        log.info("connected to the manager at %s: sending a hello", self._link.dealer.address)
         self._hello_at, self._spoke_of_it = time.monotonic(), False
         self._link.greet()
 
@@ -282,7 +282,7 @@ class Factory:
                 pass
 
     def _adopt_known_blocks(self, blocks: tuple[KnownBlock, ...]) -> None:
-        log.info("the manager knows of %d blocks that have not ended", len(blocks))
+        log.info("the manager reports %d blocks that have not ended", len(blocks))
         self._hello_at = None
         of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
         for block in blocks:
@@ -302,7 +302,7 @@ class Factory:
             self._owners[block] = source
             return True
         there = ", ".join(sorted(self._workers)) or "none"
-        reason = f"the session has no site file of the name {source}; it has {there}"
+        reason = f"the session has no site file named {source}; its site files: {there}"
         self._link.tell([BlockUpdate(block, BlockPhase.REFUSED, reason=reason)])
         return False
 

@@ -114,5 +114,7 @@ def refuse_odd_imports(paths: Iterable[str]) -> None:
     """Raise SessionError for a folder whose name cannot be passed to a pilot."""
     for path in paths:
         refuse_odd_path(
-            path, what="a folder that this program imports from", advice="rename it, or take it out of PYTHONPATH"
+            path,
+            what="a folder that this program imports from",
+            advice="rename the folder, or remove it from PYTHONPATH",
         )

@@ -161,7 +161,7 @@ class Submitter:
         if job and said.code == 0:
             return job
         if job or said.code == 0:
-            raise UnnamedJob(f"its output has no clear job id: {words}")
+            raise UnnamedJob(f"the output contains no unique job id: {words}")
         if _NO_ANSWER.search(words):
             raise Unanswered(words)
         if is_not_now(words):

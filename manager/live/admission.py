@@ -110,7 +110,7 @@ def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, bloc
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
     theirs = said if said != block else known.block if known is not None else block
-    return "" if theirs == block else f"pilot {pilot} is of block {theirs or 'none'}; this is the key of block {block}"
+    return "" if theirs == block else f"pilot {pilot} is of block {theirs or 'none'}, but its key is for block {block}"
 
 
 def _changed_ns(folder: Path) -> int:

@@ -257,8 +257,8 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
     where = f"event {different[0]:,} of the journal"
     if by != records.WRITER:
         theirs = f"Stoker {by or 'of an earlier version'}, which wrote it"
-        raise _DecidesOtherwise(f"Stoker {records.WRITER} decides otherwise about {where} than {theirs}")
-    text = f"a replay decides otherwise about {where} than the manager did; report this, with the journal"
+        raise _DecidesOtherwise(f"Stoker {records.WRITER} decides differently about {where} than {theirs}")
+    text = f"a replay decides differently about {where} than the manager did; report this, with the journal"
     log.error("%s", text)
     return [text]
 

@@ -177,7 +177,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
         here = ", ".join(_classes_and_functions(module)) or "none"
-        raise ConfigError(f"policy {name}: there is no class or function {own['name']} in it; it has {here}")
+        raise ConfigError(f"policy {name}: the module has no class or function {own['name']}; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
         return _policies(name, what, provisioning, settings, seam=seam)
@@ -214,7 +214,9 @@ def _policies(
         takes = "provisioning" in inspect.signature(what).parameters
         made = what(provisioning=asked, **settings) if takes else what(**settings)
     except Exception as error:
-        raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"policy {name}: the policy object cannot be created: {type(error).__name__}: {error}"
+        ) from error
     if isinstance(made, Policies):
         return made
     answers = _seams_of(name, made, seam=seam)
@@ -251,7 +253,7 @@ def _seams_of(name: str, made: Any, *, seam: str) -> list[str]:
         if lacks:
             base = {"dispatch": "HottestFirst", "residency": "LoadWhereWanted"}.get(each, "KeepBlocks")
             raise ConfigError(
-                f"policy {name}: it answers at {each}, but has no {', '.join(lacks)}; derive it from "
+                f"policy {name}: it implements the {each} seam, but lacks {', '.join(lacks)}; derive it from "
                 f"stoker.manager.policies.{base}, or from Quiet"
             )
     if not answers:
@@ -261,8 +263,8 @@ def _seams_of(name: str, made: Any, *, seam: str) -> list[str]:
         lacks = [asked for asked in SEAMS[seam] if not hasattr(made, asked)]
         there = answers[0] if answers[0] in POLICY_SETTINGS else "name"
         raise ConfigError(
-            f"policy {name}: it is named for {seam}, but has no {', '.join(lacks)}; it answers at "
-            f"{' and '.join(answers)}: name it there in the site file ([policy] {there} = …)"
+            f"policy {name}: it is the {seam} policy, but lacks {', '.join(lacks)}; it implements "
+            f"{' and '.join(answers)}: set it there in the site file ([policy] {there} = …)"
         )
     return answers
 

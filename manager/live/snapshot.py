@@ -117,16 +117,16 @@ class _Pickler(pickle.Pickler):
             return False
         if issubclass(kind, type):
             if not _is_allowed(obj.__module__, self._modules) and obj not in _CONTAINERS:
-                raise Unsaveable(f"it holds the class {obj.__module__}.{getattr(obj, '__qualname__', obj)}")
+                raise Unsaveable(f"the state contains the class {obj.__module__}.{getattr(obj, '__qualname__', obj)}")
             return False
         name = f"{kind.__module__}.{kind.__qualname__}"
         if not _is_allowed(kind.__module__, self._modules) or "<locals>" in name:
-            raise Unsaveable(f"it holds {name}: {obj!r:.80}")
+            raise Unsaveable(f"the state contains {name}: {obj!r:.80}")
         is_enum, is_struct = issubclass(kind, enum.Enum), issubclass(kind, msgspec.Struct)
         is_value = issubclass(kind, tuple) or (is_struct and kind.__struct_config__.frozen)  # type: ignore[attr-defined]
         noun = not is_enum and not is_value
         if noun and not is_struct and kind.__eq__ is not object.__eq__:
-            raise Unsaveable(f"it holds {name}, which compares by value and may change")
+            raise Unsaveable(f"the state contains {name}, which compares by value and may change")
         if not is_enum:
             self.layout[_name(kind)] = fields_of(kind)
         self._kinds[kind] = noun
@@ -161,7 +161,7 @@ class _NounUnpickler(pickle.Unpickler):
             if found is None:
                 raise Unreadable(f"there is no class {inner} in {module}")
             if fields_of(found) != fields:
-                raise Unreadable(f"{inner} has other fields now")
+                raise Unreadable(f"the fields of {inner} have changed")
 
     def _new_noun(self, kind: type) -> Any:
         if issubclass(kind, msgspec.Struct):

@@ -312,7 +312,7 @@ class EventReader:
             why = wire.why_not(stranger, session=self._state.session)
             refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
             self._sockets.answer(peer, wire.encode([refused]))
-        self.count(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
+        self.count(f"{role.value} of another version" if stranger else "frame that the protocol does not define")
         self.log.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
 
     def count(self, kind: str) -> None:

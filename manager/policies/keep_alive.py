@@ -55,7 +55,7 @@ class IdleTimers:
         if left_s <= _ROUNDING_S and not is_spared(library):
             if self.sleeps and leaves_device(library):
                 return (Sleep(library.id),)
-            return (Unload(library.id, f"it has served nothing for {idle_s:.3g} s"),)
+            return (Unload(library.id, f"it was idle for {idle_s:.3g} s"),)
         left_s = max(left_s, _SPARED_CHECK_S) if is_spared(library) else left_s
         self._set.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
@@ -175,7 +175,7 @@ class KeepAlive:
             elif library.pilot.state is PilotState.HERE:
                 spare -= 1
                 sleeps = self.sleeps and leaves_device(library)
-                why = f"it has served nothing for {idle_s:.3g} s"
+                why = f"it was idle for {idle_s:.3g} s"
                 yield Sleep(library.id) if sleeps else Unload(library.id, why)
         if spare > 0 and again_s is not None:
             yield self._check_again(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))

@@ -43,7 +43,7 @@ class Agenda:
     def _note(self, when: float, act: _Act, args: tuple[Any, ...]) -> Entry:
         now = self.now
         if not now <= when < math.inf:
-            raise ValueError(f"nothing can happen at {when} s: it is {now} s")
+            raise ValueError(f"no event can be scheduled at {when} s: the time is {now} s")
         when = int(when * 1e6 + 0.5) / 1e6
         self._noted += 1
         entry = [when if when > now else now, self._noted, act, args]

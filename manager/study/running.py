@@ -267,13 +267,13 @@ class StallWatch:
             since = show_seconds(self._since_s) if self._ended else "the beginning"
             raise SimulationError(
                 f"no call has ended since {since}, and it is {show_seconds(now_s)}: either "
-                'calls are lost again and again, or the policy forgets them; until = "…" cuts a run off'
+                'calls are lost repeatedly, or the policy forgets them; until = "…" cuts a run off'
             )
         self._still = self._still + 1 if now_s == self._now_s else 0
         self._now_s = now_s
         if self._still > MOST_STILL:
             raise SimulationError(
-                f"the clock stands still at {now_s:.6f} s, with {ended} calls ended: a timer repeats without end"
+                f"simulated time stays at {now_s:.6f} s, with {ended} calls ended: a timer repeats without end"
             )
         self._tell(now_s, ended)
 

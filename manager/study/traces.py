@@ -195,9 +195,8 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     first = next(calls, None)
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
-        raise ConfigError(
-            f"{show_path(path)}: {'no call is left of it' if cut else 'it holds no calls'}", file=str(path)
-        )
+        why = "no call matches start, for and cluster" if cut else "the file contains no calls"
+        raise ConfigError(f"{show_path(path)}: {why}", file=str(path))
     return chain((first,), calls)
 
 

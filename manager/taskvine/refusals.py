@@ -25,9 +25,9 @@ def refuse_call(
 ) -> None:
     found = [*_recipe_refusals(recipe), *_option_refusals(options)]
     if deadline_s:
-        found.append("deadline: it runs calls in the order of their submission")
+        found.append("deadline: TaskVine runs calls in the order of their submission")
     if variants or options.variants:
-        found.append("variants: it does not know which library holds which context; name one context")
+        found.append("variants: TaskVine does not track which library has which context; name one context")
     _refuse(found, where=f"{recipe.name}: ")
 
 
@@ -44,58 +44,58 @@ def _site_refusals(site: Site) -> Iterator[str]:
     provider = site.provider
     if provider.kind not in BATCH:
         there = ", ".join(f'"{kind.value}"' for kind in BATCH)
-        yield f'[provider] kind = "{provider.kind.value}": its factory is used with {there}'
+        yield f'[provider] kind = "{provider.kind.value}": the TaskVine factory supports only {there}'
     if site.sites:
         yield "sites: a session with TaskVine has one site"
     if provider.nodes > 1:
         yield f"[provider] nodes = {provider.nodes}: a worker is one node; raise [pilot] max_blocks instead"
     if not provider.shared_files:
-        yield "[provider] shared_files = false: its libraries read this environment and write their logs here"
+        yield "[provider] shared_files = false: TaskVine libraries read this environment and write their logs here"
     if site.environment.kind is EnvironmentKind.PACKED:
-        yield '[environment] kind = "packed": its libraries run in this environment'
+        yield '[environment] kind = "packed": TaskVine libraries run in this environment'
     if site.pilot.mixed:
         yield f'[pilot] devices = "{site.pilot.devices}": a worker holds libraries on GPUs or on cores, not both'
     if site.pilot.probe != AUTO_PROBE:
-        yield f'[pilot] probe = "{site.pilot.probe}": the devices of its workers are not probed'
+        yield f'[pilot] probe = "{site.pilot.probe}": TaskVine workers do not probe devices'
     for setting in ("name", "dispatch", "residency"):
         if (value := getattr(site.policy, setting)) not in ("", Policy().name):
-            yield f'[policy] {setting} = "{value}": it decides itself where calls run'
+            yield f'[policy] {setting} = "{value}": TaskVine decides where calls run'
     if site.policy.provisioning not in (ProvisioningName.DEFAULT, ProvisioningName.OPPORTUNISTIC):
-        yield f'[policy] provisioning = "{site.policy.provisioning.value}": its factory decides how many workers run'
+        yield f'[policy] provisioning = "{site.policy.provisioning.value}": TaskVine sets the number of workers'
     for setting in ("keep_pending", "finish_within_s"):
         if getattr(site.policy, setting) != getattr(Policy(), setting):
-            yield f"[policy] {setting.removesuffix('_s')}: its factory decides how many workers run"
+            yield f"[policy] {setting.removesuffix('_s')}: TaskVine sets the number of workers"
 
 
 def _recipe_refusals(recipe: Recipe) -> Iterator[str]:
     needs = recipe.needs
     if needs.device_memory_bytes:
-        yield "device_memory: it gives a library whole GPUs and does not track their memory; leave it out"
+        yield "device_memory: TaskVine gives a library whole GPUs and does not track their memory; leave it out"
     if recipe.slots > 1:
         yield f"slots = {recipe.slots}: a library that keeps its context serves one call at a time; leave it out"
     if recipe.awareness is not Awareness.FULL:
         yield f'awareness = "{recipe.awareness.value}": a context stays loaded as long as TaskVine leaves it there'
     if recipe.calls_per_library:
-        yield "calls_per_library: it decides when a library ends; leave it out"
+        yield "calls_per_library: TaskVine decides when a library ends; leave it out"
     for option, is_set in (
         ("min_libraries", recipe.limits.least),
         ("max_libraries", recipe.limits.most),
         ("keep_alive", recipe.limits.keep_alive_s is not None),
     ):
         if is_set:
-            yield f"{option}: it decides how many libraries exist, and when each ends; leave it out"
+            yield f"{option}: TaskVine decides how many libraries exist, and when each ends; leave it out"
     if strange := [kind for kind in needs.kinds if kind not in ("cpu", "gpu")]:
-        yield f'kinds = "{strange[0]}": it knows GPUs by their number alone; ask for them in the site file (gpus)'
+        yield f'kinds = "{strange[0]}": TaskVine selects GPUs only by number; request them in the site file (gpus)'
 
 
 def _option_refusals(options: CallOptions) -> Iterator[str]:
     for setting in ("latency_s", "ttft_s", "ttft_per_token_s", "tpot_s"):
         if getattr(options.objective, setting):
-            yield f"{setting.removesuffix('_s')}: it runs calls in the order of their submission"
+            yield f"{setting.removesuffix('_s')}: TaskVine runs calls in the order of their submission"
     if options.objective.deadline_at:
-        yield "deadline: it runs calls in the order of their submission"
+        yield "deadline: TaskVine runs calls in the order of their submission"
     if options.gang != (1, 1):
-        yield f"gang = {options.gang}: it starts one library per call; devices= in @context gives a library more"
+        yield f"gang = {options.gang}: TaskVine starts one library per call; devices= in @context gives a library more"
     if options.stream:
         yield (
             "stream: a call that runs in a library sends nothing before its end; with stream=False in @app, or by"

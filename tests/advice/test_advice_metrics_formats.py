@@ -187,7 +187,7 @@ def test_padding_and_progress_bars_create_no_new_format(endpoint: FakeEndpoint, 
     assert len(endpoint.asked) == 1
 
 
-def test_a_spent_session_budget_asks_no_more(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+def test_spent_session_budget_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer, endpoint.tokens = answers(**ANSWER), 5_000
     asking = model(endpoint, session_budget=5_000)
     assert tracked(log, LineFormats(), asking) is not None

@@ -69,7 +69,7 @@ def test_resource_specification_sets_every_supported_option():
     assert options.variants == (recipe.key,)
 
 
-def test_an_app_states_its_objectives():
+def test_app_options_set_the_objectives_of_calls():
     objective = stoker.app(ttft="300 ms", tpot=0.05, latency="2 s")(double).specification.wants.options.objective
     assert (objective.ttft_s, objective.tpot_s, objective.latency_s) == (0.3, 0.05, 2.0)
 
@@ -89,7 +89,7 @@ def test_differing_call_options_share_the_pickled_function():
         made.with_options(tftt="1 s")
 
 
-def test_a_deadline_counts_from_the_submission():
+def test_deadline_counts_from_the_submission():
     def function() -> None: ...
 
     prepared = Preparer().function(function)
@@ -477,7 +477,7 @@ def test_blocks_without_a_pilot_report_the_reason_once():
         "no pilot could be started on site lab",
         "  block 0, 1: exit code 1",
         "  block 2: lost by the batch system",
-        "  fix the site file, or install what the job lacks on its node, and load again",
+        "  fix the site file, or install the missing files on the node of the job, and load again",
         "  the scripts and their output: /runs/submit_scripts",
     ]
     assert error.log == "/runs/submit_scripts"

@@ -252,7 +252,7 @@ def test_callbacks_that_wait_for_each_other_get_threads(link, router, until, soo
     assert last.wait(PATIENCE_S)
     until(lambda: len(through) == count)
     [warning] = [record.message for record in caplog.records if "done-callbacks" in record.message]
-    assert "64 done-callbacks of this program run long, and others wait for a thread" in warning
+    assert "64 done-callbacks of this program run for a long time, and other callbacks wait" in warning
 
 
 def test_callbacks_run_in_order_even_if_a_callback_raises(link, router, until):

@@ -94,7 +94,7 @@ def test_notices_stop_with_a_pilot_and_resume_without() -> None:
     desk.look(FIRST_S + 1)
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
     assert desk.look(2 * AGAIN_S) == []
-    desk.here = status("no pilot is here any more (no block was submitted)")
+    desk.here = status("no pilot is connected any more (no block was submitted)")
     assert len(desk.look(progress.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
 
@@ -111,7 +111,7 @@ def test_session_with_pilots_is_seldom_queried() -> None:
     assert desk.asked == 0
 
 
-NO_DISK = "1 of 1 pilots that are here cannot hold llm: n0 has 5.0 GB free on its scratch disk, and llm wants 9.0 TB"
+NO_DISK = "1 of 1 connected pilots cannot load llm: n0 has 5.0 GB free on its scratch disk, and llm wants 9.0 TB"
 
 
 def test_calls_that_no_pilot_accepts_are_reported() -> None:
@@ -175,12 +175,12 @@ def test_long_load_is_reported_with_its_last_log_line() -> None:
     desk.here = loading(2.0, "")
     assert desk.look(5) == []
     desk.here = loading(12.0, "Loading weights 61 %")
-    assert desk.look(1) == ["context llm is loading (12 s); its last line: Loading weights 61 %"]
+    assert desk.look(1) == ["context llm is loading (12 s); the last line of its log: Loading weights 61 %"]
     desk.here = loading(25.0, "Loading weights 73 %")
     assert desk.look(AGAIN_S - 5) == []  # a changed number causes no notice
-    assert desk.look(10) == ["context llm is loading (25 s); its last line: Loading weights 73 %"]
+    assert desk.look(10) == ["context llm is loading (25 s); the last line of its log: Loading weights 73 %"]
     desk.here = loading(90.0, "Retrying in 8 s")
-    assert desk.look(FIRST_S + 1) == ["context llm is loading (1 min 30 s); its last line: Retrying in 8 s"]
+    assert desk.look(FIRST_S + 1) == ["context llm is loading (1 min 30 s); the last line of its log: Retrying in 8 s"]
     desk.here = loading(120.0, "slow", hot=1)
     assert desk.look(40) == [], "the context is hot elsewhere"
 
@@ -230,7 +230,7 @@ def test_program_without_pilots_reports_the_reason(tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_program_says_nothing_of_its_wait_if_it_is_told_not_to(tmp_path, monkeypatch, caplog) -> None:
+def test_program_prints_no_wait_notice_if_progress_is_false(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(progress, "FIRST_S", 0.1)
     asked, ask = threading.Event(), StokerExecutor.ask_status
     monkeypatch.setattr(StokerExecutor, "ask_status", lambda executor, *limit: (asked.set(), ask(executor, *limit))[1])

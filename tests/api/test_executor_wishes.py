@@ -39,7 +39,7 @@ WISHED = {
 
 
 @pytest.mark.parametrize("policy", SHIPPED)
-def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str) -> None:
+def test_option_that_the_policy_does_not_support_is_refused(policy: str) -> None:
     honours = SHIPPED[policy].make().honours
     site = Site(policy=Policy(name=policy))
     assert set(WISHED) == set(WISHES) >= honours
@@ -83,7 +83,7 @@ def test_manager_refuses_only_options_its_policy_ignores() -> None:
         assert f"leave out {wish}" in failure.message
     c.ready().end("yes")
     assert c.ended["yes"].ok
-    assert c.refused == {"wish that the policy does not honour": 2}
+    assert c.refused == {"option that the policy does not support": 2}
     c.check()
 
 
@@ -94,7 +94,7 @@ def test_several_unsupported_options_are_named_together() -> None:
     assert "a priority, a time to first token (it honours a deadline); leave out priority, ttft_s" in said
 
 
-def test_late_without_a_deadline_is_refused() -> None:
+def test_late_option_without_a_deadline_is_refused() -> None:
     with pytest.raises(SpecificationError, match="late: 'drop' is not allowed without a deadline"):
         read_wants({"late": "drop"})
     assert read_wants({"late": "drop", "deadline_s": 5}).options.objective.drop_late

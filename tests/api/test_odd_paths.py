@@ -45,10 +45,10 @@ def test_non_utf_8_folder_of_a_program_is_refused(odd: Path, tmp_path: Path, mon
 
 def test_non_utf_8_folder_of_modules_is_refused(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(odd), *sys.path])
-    with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*take it out of PYTHONPATH"):
+    with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*remove it from PYTHONPATH"):
         stoker.load(run_dir=str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", str(odd))
-    with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*take it out of PYTHONPATH"):
+    with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*remove it from PYTHONPATH"):
         new_sessions.python_path()
 
 

@@ -209,7 +209,7 @@ def test_tables_of_refusals_cover_every_option(table: dict[str, list[Any]], real
         (stoker.app, "priorty", ConfigError, "@stoker.app has no option priorty; did you mean priority"),
         (stoker.app, "qqq", ConfigError, "@stoker.app has no option qqq; it takes context, batch_size"),
         (stoker.load, "retrys", ConfigError, r"stoker\.load has no option retrys; did you mean retries"),
-        (stoker.load, "qqq", ConfigError, r"stoker\.load has no option qqq; it takes its own options and Parsl.s"),
+        (stoker.load, "qqq", ConfigError, r"stoker\.load has no option qqq; it accepts these options of Parsl"),
         (stoker.context, "memry", RecipeError, "@context has no option 'memry'; did you mean memory"),
     ],
 )
@@ -262,7 +262,7 @@ def test_a_context_manager_is_no_app(function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", YIELD, ids=lambda function: str(getattr(function, "__name__", type(function))))
-def test_what_yields_gives_pieces_unless_it_is_told_otherwise(function: Any) -> None:
+def test_generator_app_streams_unless_stream_is_false(function: Any) -> None:
     assert stoker.app(function).specification.wants.options.stream
     assert not stoker.app(stream=False)(function).specification.wants.options.stream
     assert stoker.app(stream=True)(echo).specification.wants.options.stream

@@ -163,7 +163,7 @@ def test_context_with_a_long_load_reports_its_progress(tmp_path, monkeypatch, ca
         gate.touch()
         assert used.result(60) == 5
     assert re.fullmatch(
-        r"context slow-\w{4} is loading \([\d.]+ \w+\); its last line: reading the first shard", told()[-1]
+        r"context slow-\w{4} is loading \([\d.]+ \w+\); the last line of its log: reading the first shard", told()[-1]
     )
 
 

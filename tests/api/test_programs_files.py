@@ -105,7 +105,7 @@ def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.L
     assert not list(here.glob("lost*.txt"))
 
 
-def test_file_that_travels_is_found_by_its_relative_name(here: Path, elsewhere: ProgramFolder) -> None:
+def test_file_sent_to_the_pilot_keeps_its_relative_name(here: Path, elsewhere: ProgramFolder) -> None:
     (here / "data").mkdir()
     (here / "data" / "words.txt").write_text("a b")
 

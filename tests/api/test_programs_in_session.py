@@ -126,7 +126,7 @@ async def _wait_for(future):
     return await future
 
 
-def test_map_of_an_endless_input_pulls_no_more_than_its_window(greet):
+def test_map_of_an_endless_input_reads_at_most_its_window(greet):
     pulled = []
 
     def items():
@@ -143,7 +143,7 @@ def test_map_of_an_endless_input_pulls_no_more_than_its_window(greet):
     assert list(results) == []
 
 
-def test_map_without_order_gives_all_and_the_quick_ones_first(session, tmp_path, until):
+def test_unordered_map_yields_results_as_they_arrive(session, tmp_path, until):
     gate = tmp_path / "gate"
 
     def nap(is_slow):
@@ -202,7 +202,7 @@ def test_error_names_its_call_and_its_item(session):
         assert among.value.__notes__[1] == "stoker.map: item 2, counted from 0"
 
 
-def test_map_in_batches_gives_lists_and_one_result_a_list(session):
+def test_map_with_batch_size_passes_lists_to_the_function(session):
     assert list(stoker.map(sum, range(10), batch_size=4)) == [6, 22, 17]
     assert list(stoker.map(sum, [5], batch_size=1)) == [5]
 
@@ -257,7 +257,7 @@ def test_input_iterator_may_wait_for_results_one_at_a_time(session):
     assert seen == [1, 2, 4, 8]
 
 
-def test_progress_counts_items_and_not_batches(session, capsys):
+def test_map_progress_counts_items_instead_of_batches(session, capsys):
     assert list(stoker.map(sum, range(10), batch_size=4, progress=True)) == [6, 22, 17]
     assert "sum 10/10" in capsys.readouterr().err
     said = []
@@ -278,7 +278,7 @@ def test_progress_counts_items_and_not_batches(session, capsys):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_an_exception_can_be_the_result_and_the_loop_goes_on(session, ordered):
+def test_map_returns_exceptions_as_results(session, ordered):
     def picky(number):
         if number % 10 == 3:
             raise ValueError(number)
@@ -552,7 +552,7 @@ def test_plain_parsl_apps_run(session, tmp_path):
     assert (tmp_path / "copy.txt").read_text() == "hey\n"
 
 
-def test_memoization_knows_the_context(session, tmp_path):
+def test_memoization_distinguishes_contexts(session, tmp_path):
     def stamp(context):
         return f"{context['word']} {time.time()}"
 
@@ -573,7 +573,7 @@ def test_large_argument_and_result_are_transferred(session, until):
     until(lambda: not list((session.folder / "objects").iterdir()))
 
 
-def test_a_call_that_runs_too_long(session):
+def test_call_that_exceeds_its_timeout_fails(session):
     @stoker.app(timeout="0.5 s")
     def sleep():
         time.sleep(60)

@@ -72,7 +72,7 @@ if __name__ == "__main__":
 """
 
 
-def test_no_kept_item_runs_again_after_a_kill(tmp_path):
+def test_map_reruns_no_kept_item_after_a_kill(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent(PROGRAM.format(folder=str(tmp_path))).replace('"go"', repr(str(tmp_path / "go")))
@@ -157,7 +157,7 @@ def test_items_may_be_reordered_and_repeated(session, tmp_path, kept):
     assert ran(tmp_path / "log") == [5, 7]
 
 
-def test_amap_keeps_and_continues(session, tmp_path, kept):
+def test_amap_keeps_results_and_continues_after_a_restart(session, tmp_path, kept):
     work = noted(tmp_path / "log")
 
     async def collect(function, count, **options):
@@ -198,7 +198,9 @@ def test_context_and_bound_arguments_are_part_of_the_kept_key(session, kept):
 
     app = stoker.app(context=table(3))(times)
     assert list(stoker.map(app, [1, 2], keep=kept)) == [3, 6]
-    with pytest.raises(ConfigError, match=r"its results are of context table-\w+, and .*times has context table-\w+"):
+    with pytest.raises(
+        ConfigError, match=r"the file's results are of context table-\w+, and .*times has context table-\w+"
+    ):
         stoker.map(app.with_options(context=table(4)), [1, 2], keep=kept)
 
 
@@ -221,7 +223,7 @@ def test_progress_bar_starts_with_the_kept_results(session, tmp_path, kept, caps
 # ---- refusals
 
 
-def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
+def test_kept_file_accepts_a_changed_function_only_with_reuse(session, kept):
     def made(text):
         return {1: lambda item: item + 1, 2: lambda item: item + 2}[text]
 
@@ -230,7 +232,9 @@ def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
         stoker.map(made(2), [1, 2], keep=kept)
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept, reuse=True)) == [2, 3, 5]
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept)) == [2, 3, 5], "the warning was printed once"
-    with pytest.raises(ConfigError, match=r"it has results of .*, and this map calls len; name another file"):
+    with pytest.raises(
+        ConfigError, match=r"the file contains results of .*, and this map calls len; name another file"
+    ):
         stoker.map(len, ["a"], keep=kept, reuse=True)
     with pytest.raises(ConfigError, match=r"single items, and this map has batches of 2; name another file"):
         stoker.map(made(2), [1], keep=kept, batch_size=2, reuse=True)
@@ -259,7 +263,7 @@ def test_file_with_other_content_is_left_unchanged(session, kept):
 def test_two_maps_cannot_write_to_one_file(session, kept):
     stream = stoker.map(abs, [1, 2], keep=kept)
     with pytest.raises(
-        ConfigError, match=rf"pid {os.getpid()} .*is writing its results to this file; wait for its end"
+        ConfigError, match=rf"pid {os.getpid()} .*is writing results to this file; wait until that program ends"
     ):
         stoker.map(abs, [1, 2], keep=kept)
     stream.close()
@@ -338,7 +342,7 @@ def test_incomplete_header_is_rewritten_and_damaged_one_is_refused(kept):
     assert list(stoker.kept(kept)) == ["x"]
     damaged = kept.read_bytes().replace(b'"function":', b'"function";', 1)
     kept.write_bytes(damaged)
-    with pytest.raises(ConfigError, match="its first line is damaged"):
+    with pytest.raises(ConfigError, match="the first line is damaged"):
         open_kept(kept)
     assert kept.read_bytes() == damaged
 

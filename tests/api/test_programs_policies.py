@@ -42,7 +42,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site.toml"
 
 
-def test_own_policy_decides_and_its_file_may_go(site, tmp_path):
+def test_custom_policy_decides_after_its_file_is_deleted(site, tmp_path):
     with stoker.load(site, run_dir=str(tmp_path / "runs"), progress=False) as session:
         assert double(4).result(60) == 8
         with pytest.raises(CallDroppedError, match="this site takes no calls of low priority") as dropped:

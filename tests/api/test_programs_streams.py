@@ -79,11 +79,11 @@ def test_pieces_arrive_while_the_call_runs(tmp_path, until):
 
 
 @pytest.mark.parametrize("app", [count, count_later, count.function], ids=["app", "async app", "plain function"])
-def test_many_pieces_come_in_order(app):
+def test_stream_yields_pieces_in_order(app):
     assert list(stoker.stream(app, 1000)) == list(range(1000))
 
 
-def test_arrived_pieces_are_taken_together():
+def test_take_arrived_returns_all_arrived_pieces():
     with stoker.stream(count, 6, fail_at=5) as stream:
         assert next(stream) == 0
         got = [0]
@@ -311,7 +311,7 @@ def test_invalid_stream_options_are_refused_at_once():
         stoker.stream(3)
     with pytest.raises(ConfigError, match="rerun_may_differ"):
         stoker.stream(count, 3, rerun_may_differ="yes")
-    with pytest.raises(ConfigError, match="this call gives no pieces"):
+    with pytest.raises(ConfigError, match="this call sends no pieces"):
         stoker.app(abs)(-1).pieces()
     with pytest.raises(ConfigError, match="cache=True"):
         stoker.stream(stoker.app(cache=True)(count.function), 3)
@@ -334,7 +334,7 @@ async def numbers(count):
         yield each
 
 
-def test_a_map_in_an_event_loop_gives_what_a_map_gives():
+def test_amap_returns_the_results_of_map():
     async def run():
         got = [each async for each in stoker.amap(double, range(500), window=50)]
         awaited = [each async for each in stoker.amap(double, numbers(100))]
@@ -370,7 +370,7 @@ def test_event_loop_runs_while_a_map_has_no_result(tmp_path):
     asyncio.run(run())
 
 
-def test_an_async_map_that_fails_or_is_left_cancels_the_rest(session, until):
+def test_amap_that_fails_or_is_closed_cancels_waiting_calls(session, until):
     def sleep(number):
         time.sleep(60 if number else 0)
         return number

@@ -133,7 +133,7 @@ def test_progress_says_what_it_waits_for():
     assert (progress.numbers(), progress.waiting()) == ("220/600", "")
 
 
-GONE = "no pilot is here any more (the last one, p1, {} ago: its job was preempted; block b2: queued for {})"
+GONE = "no pilot is connected any more (the last one, p1, {} ago: its job was preempted; block b2: queued for {})"
 
 
 def lines_of(progress, facts, polls, *, first_at=0.0):
@@ -157,7 +157,7 @@ def test_wait_is_reported_once_a_minute_or_when_it_changes():
     assert lines_of(progress, lambda _: hot, 200) == [(0.0, "context llm-a   hot, 1 load of 0.4 s")]
     assert [at for at, _ in lines_of(progress, gone, 2 * 150, first_at=100.0)] == [100.0, 160.0, 220.0]
     (line,) = lines_of(progress, gone, 2 * 60, first_at=280.0)
-    assert line[1].startswith("waiting for a pilot: no pilot is here any more (the last one, p1, 4 min 40 s ago")
+    assert line[1].startswith("waiting for a pilot: no pilot is connected any more (the last one, p1, 4 min 40 s ago")
 
     def other(now):
         return ContextFacts(loads=1, waits_for=GONE.replace("p1", "p2").format(show_seconds(now), "1.0 s"))

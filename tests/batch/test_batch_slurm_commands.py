@@ -122,7 +122,7 @@ def test_failed_job_ends_with_its_last_output(slurm, batch_of):
     assert "it was like this" in look.reason
 
 
-def test_a_slurmctld_that_hangs_is_trouble_and_the_limit_holds(slurm, batch_of):
+def test_slurm_command_that_hangs_ends_at_command_limit(slurm, batch_of):
     slurm.freeze("slurmctld")
     with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
         batch_of(command_limit="1 s").query(["1"])

@@ -80,7 +80,7 @@ def test_pilots_receive_the_resources_that_the_site_requests(slurm, world):
     slurm.wait(block.job, *OVER)
 
 
-def test_a_block_of_two_nodes_brings_two_pilots(slurm, world):
+def test_block_of_two_nodes_starts_two_pilots(slurm, world):
     site = write_site(world.path, provider={"nodes": 2, "gpus": "a10:1"})
     with stoker.load(site, run_dir=str(world.runs)) as session:
         status = status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
@@ -152,7 +152,7 @@ def test_probe_with_a_pending_pilot_proves_nothing(slurm, world):
     assert world.left() == []
 
 
-def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
+def test_pilot_that_cannot_connect_to_the_manager_is_reported(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
     # pilots get the loopback address of the head, which on a node is the node itself

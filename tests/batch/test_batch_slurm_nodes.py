@@ -79,7 +79,7 @@ def test_bad_node_is_used_again_if_no_other_is_left(slurm, world, break_node):
         until(lambda: any("n1" in line for job in slurm.queue() for line in job), what="a block on n1 again")
 
 
-def test_site_that_excludes_no_node_keeps_the_bad_one(slurm, world, break_node):
+def test_site_with_exclude_nodes_0_keeps_the_bad_node(slurm, world, break_node):
     break_node("n1")
     site = write_site(world.path, provider={"exclude_nodes": 0}, pilot={"probe": break_node.probe})
     with stoker.load(site, run_dir=str(world.runs)) as session:

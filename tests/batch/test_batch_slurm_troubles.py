@@ -211,7 +211,7 @@ print(json.dumps([nodes, status.lost_pilots, status.rerun_calls, status.failed])
 
 
 @pytest.mark.long
-def test_slow_node_is_kept_and_gets_fewer_calls(make_cluster, world, monkeypatch):
+def test_pilot_with_a_slow_network_stays_and_gets_fewer_calls(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), namespaces=True))
     slow = cluster.machines["n1"].inside("tc", "qdisc", "add", "dev", "eth0", *RATE)

@@ -43,7 +43,7 @@ def test_init_finds_the_cluster_and_writes_a_fitting_site_file(slurm, world):
     assert "preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2" in made.stdout
     checked = stoker(world, "doctor", "site.toml")
     assert "site backfill: partition, account, walltime and GPUs are available" in checked.stdout
-    assert "site backfill: Slurm would take this: Job " in checked.stdout
+    assert "site backfill: Slurm would accept this script: Job " in checked.stdout
     assert "partitions backfill (preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2), main (" in checked.stdout
 
 
@@ -55,13 +55,15 @@ def test_dry_run_prints_the_job_and_submits_nothing(slurm, world):
     assert "#SBATCH --gres=gpu:a10:1" in shown.stdout
     assert "stoker.pilot.main --session" in shown.stdout
     assert re.search(
-        r"^# site lab: Slurm would take this: Job \d+ to start at .* in partition backfill$", shown.stdout, re.M
+        r"^# site lab: Slurm would accept this script: Job \d+ to start at .* in partition backfill$",
+        shown.stdout,
+        re.M,
     )
     assert not (world.home / "sessions.d").exists()
     assert slurm_jobs() == []
 
 
-def test_session_of_two_sites_keeps_contexts_hot(slurm, world):
+def test_session_of_two_sites_keeps_contexts_loaded(slurm, world):
     write_site(world.path, provider={"gpus": "a10:1"})
     write_site(world.path, name="titan", provider={"gpus": "titanx:1"}, pilot={"init_blocks": 0})
     said = stoker(world, "up", "lab.toml", "titan.toml")
@@ -79,7 +81,7 @@ def test_session_of_two_sites_keeps_contexts_hot(slurm, world):
     assert re.search(r"pilots +1 here", status.stdout), status.stdout
     ended = stoker(world, "down", session)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 calls done, 1 pilot released, 1 job ended; nothing of it is left running" in ended.stdout
+    assert "2 calls done, 1 pilot released, 1 job ended; no process or job remains" in ended.stdout
     until(lambda: slurm_jobs() == [], what="no job in the queue")
     assert world.left() == []
 
@@ -110,12 +112,12 @@ def test_dry_run_reports_that_slurm_does_not_answer(world, monkeypatch):
     monkeypatch.setenv("PATH", str(commands))
     said = stoker(world, "up", "lab.toml", "--dry-run")
     assert said.returncode == 0, said.stderr
-    assert "# site lab: Slurm was not asked whether it takes this: no sbatch on the PATH of this host" in said.stdout
+    assert "# site lab: Slurm did not check this script: no sbatch on the PATH of this host" in said.stdout
     (commands / "sbatch").write_text(f"#!{python}\nimport time; time.sleep(600)\n")
     (commands / "sbatch").chmod(0o755)
     said = stoker(world, "up", "lab.toml", "--dry-run")
     assert said.returncode == 0, said.stderr
-    assert "Slurm could not be asked whether it takes this: sbatch has not answered for 1 s" in said.stdout
+    assert "Slurm could not check this script: sbatch has not answered for 1 s" in said.stdout
 
 
 def test_refused_site_reports_its_reason_and_stays_only_on_request(slurm, world):

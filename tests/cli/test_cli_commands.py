@@ -56,10 +56,13 @@ def test_every_command_accepts_its_session_as_argument_and_option(stoker: Stoker
         assert str(stoker(command, *first, *form).exception).startswith("no session 'zz' on this machine")
     both = stoker(command, *first, "zz", "--session", "yy")
     assert both.exit_code == 2
-    assert "SESSION is zz and --session is yy; give one of them" in both.output
+    assert "SESSION is zz and --session is yy; use only one of them" in both.output
     shown = " ".join(stoker(command, "--help").output.split())
     assert "[SESSION]" in shown.partition(" Options: ")[0]
-    assert "--session SESSION The same as the argument SESSION: its id, a beginning of it, or its folder. [the" in shown
+    assert (
+        "--session SESSION The same as the argument SESSION: the session's id, a prefix of the id, or its folder. [the"
+        in shown
+    )
 
 
 def test_run_command_finds_the_applications(stoker: Stoker):
@@ -234,7 +237,7 @@ def test_damaged_measurements_are_reported():
     path.write_bytes(b"not a database at all, whatever it says" * 100)
     damaged = next(doctor.measurement_store())
     assert damaged.level is Level.WARN
-    assert damaged.fix == f"move it away, and Stoker makes a new one: mv {path} {path}.damaged"
+    assert damaged.fix == f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
     path.unlink()
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE measured (recipe TEXT)")
@@ -355,7 +358,7 @@ def test_wait_time_is_refused_without_a_wait_and_below_zero(stoker: Stoker):
     ("options", "said"),
     [
         (["--tests"], "--tests needs a site file, which describes the job: stoker doctor site.toml --tests"),
-        (["here.toml", "--tests", "--probe"], "--probe and --tests: give one of them"),
+        (["here.toml", "--tests", "--probe"], "--probe and --tests: use only one of these options"),
         (["here.toml", "-k", "peer"], "-k is for --tests"),
     ],
 )
@@ -401,7 +404,7 @@ def test_unwritable_output_is_an_error_and_closed_output_is_not(
     ("words", "said"),
     [
         (["explain"], "name a call, pilot, library, context or block; `stoker calls` lists calls"),
-        (["replay", "c-2"], "c-2 is a call, and stoker replay takes a session; `stoker explain c-2` shows the call"),
+        (["replay", "c-2"], "c-2 is a call, and stoker replay requires a session; `stoker explain c-2` shows the call"),
         (["run", "mine"], "did you mean ./mine.py?"),
         (["serve", "models.toml", "--max-body", "32"], 'the unit of 32 is missing; write "32 GB" or "32 MB"'),
         (["serve", "models.toml", "--max-body", "0 MB"], "is not a valid size"),

@@ -60,9 +60,7 @@ def test_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path
     done = stoker.ok("run", "--detach", "waits.py", "--epochs", "3")
     run = named_run("waits-1")
     first, *ways = done.stdout.splitlines()
-    assert first.startswith(
-        f"waits-1 runs on {run.facts.host} (pid {run.facts.pid}) and keeps running when you log out"
-    )
+    assert first.startswith(f"waits-1 runs on {run.facts.host} (pid {run.facts.pid}) and continues after you log out")
     assert str(run.log) in first
     assert [" ".join(way.split()[:4]) for way in ways] == [
         "follow stoker logs waits-1", "attach stoker attach waits-1", "stop stoker down waits-1",
@@ -119,7 +117,7 @@ def test_run_without_its_keeper_runs_to_its_end(stoker: Stoker, waits: Path):
     until(lambda: not run.is_running())
     attached = stoker("attach", run.name)
     assert attached.exit_code == 1
-    words = "ended without an exit status (killed, or its host was restarted)"
+    words = "ended without an exit status (process killed or host restarted)"
     assert f"{run.name}: {words}" in attached.stderr
     assert words in stoker("sessions").stdout
 

@@ -168,7 +168,7 @@ def test_private_home_folder_is_reported():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ProviderKind if kind is not ProviderKind.SLURM])
-def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind):
+def test_init_writes_a_valid_site_file_for_each_batch_system(kind: ProviderKind):
     command = "" if kind is ProviderKind.LOCAL else "/usr/bin/submit"
     made = init.draft(around(kind=kind, slurm=None, command=command, queues=("gpuq", "long")))
     site = parse_site(made.text, file="site.toml")

@@ -64,8 +64,8 @@ def test_doctor_clears_an_excluded_node(stoker: Stoker):
     keep(BAD, msgspec.structs.replace(BAD, source="other"), msgspec.structs.replace(BAD, node="n3"))
     said = stoker.ok("doctor", "--clear", "n2").output
     assert said.splitlines() == [
-        "blocks of site gpu may start on n2 again; running sessions notice it within 10 s",
-        "blocks of site other may start on n2 again; running sessions notice it within 10 s",
+        "blocks of site gpu may start on n2 again; running sessions notice the change within 10 s",
+        "blocks of site other may start on n2 again; running sessions notice the change within 10 s",
     ]
     assert [record.node for record in node_store.excluded_nodes()] == ["n3"]
     again = stoker("doctor", "--clear", "n2")

@@ -58,7 +58,7 @@ def test_plan_shows_time_resources_and_uncertainty(stoker: Stoker, site: str):
 
 
 @pytest.mark.usefixtures("measured")
-def test_cost_is_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str):
+def test_cost_is_device_hours_times_the_price_of_the_site(stoker: Stoker, site: str):
     def cost_lines(price: float) -> list[str]:
         lines = render(msgspec.structs.replace(found, price=price))
         return [line for line in lines if line.startswith("  cost ")]

@@ -39,7 +39,7 @@ NODE = PilotStatus(
 BUSY = msgspec.structs.replace(
     NOTHING, uptime_s=8040, queued=51_200, running=128, done=10_412, failed=3, rate=38.2, left_s=1320,
     pilots=(NODE,), contexts=(LLM,), blocks={"0": "running", "1": "pending: Priority"}, lost_pilots=9, rerun_calls=61,
-    refused={"a frame that is not in the protocol": 2},
+    refused={"a frame that the protocol does not define": 2},
     libraries=(
         LibraryStatus(1, "llm-7f3a", "ready", "", "n014-ab12", ("cuda:0",), 1, 240, 1, 1),
         LibraryStatus(2, "llm-7f3a", "loading", "fetching", "n014-ab12", ("cpu:0",), 0, 0, 0, 0),
@@ -272,11 +272,11 @@ def test_down_reports_finished_work_and_ended_jobs():
     before = msgspec.structs.replace(BUSY, cancelled=2, jobs=jobs)
     assert down.ended(before, name="k3v9") == (
         "session k3v9 has ended: 10,412 calls done, 3 failed, 51,330 cancelled, 1 pilot released, 2 jobs ended;"
-        " nothing of it is left running"
+        " no process or job remains"
     )
     one = msgspec.structs.replace(NOTHING, done=1)
-    assert down.ended(one, name="k3v9") == "session k3v9 has ended: 1 call done; nothing of it is left running"
-    assert down.ended(None, name="k3v9") == "session k3v9 has ended already; nothing of it is left running"
+    assert down.ended(one, name="k3v9") == "session k3v9 has ended: 1 call done; no process or job remains"
+    assert down.ended(None, name="k3v9") == "session k3v9 has ended already; no process or job remains"
 
 
 @pytest.mark.parametrize(

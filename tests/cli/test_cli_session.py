@@ -227,7 +227,7 @@ def test_manager_that_does_not_answer_is_a_clear_error(
         folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{silent.getsockname()[1]}", key_pair().public))
         lease.take(folder.lease)
         with pytest.raises(
-            SessionError, match=r"does not answer within 0\.2 s; its log may say why: .*manager\.log"
+            SessionError, match=r"does not answer within 0\.2 s; its log may show why: .*manager\.log"
         ) as why:
             Observer(folder, timeout_s=0.2).__enter__()
     assert f"kill it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
@@ -295,7 +295,7 @@ def test_output_of_the_job_of_a_block_is_a_log(stoker: Stoker, manager: Manager)
     assert sorted(both.stdout.splitlines()) == ["module: command not found", "on n014"]
     assert sorted(both.stderr.splitlines()) == ["b1.err:", "b1.out:"]
     assert stoker("logs", "b1.out").output == "on n014\n"
-    assert str(stoker("logs", "b1", "-f").exception) == "b1 could be b1.err, b1.out; write one of them"
+    assert str(stoker("logs", "b1", "-f").exception) == "b1 matches b1.err, b1.out; write one of these names"
     assert "no call, pilot, library, context or block of this name" in str(stoker("logs", "b7").exception)
     assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
 

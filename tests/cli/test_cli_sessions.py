@@ -54,7 +54,7 @@ def test_sessions_command_lists_known_sessions_with_their_state(stoker: Stoker, 
     shown = stoker.ok("sessions")
     states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if "/" in line}
     assert states == {"test": "up", "lost": "lost", "old1": "over"}
-    assert "stoker attach ID starts it again" in shown.output
+    assert "stoker attach ID restarts the manager" in shown.output
     told = msgspec.json.decode(stoker("sessions", "--json").output)["sessions"]
     assert {(each["session"], each["state"]) for each in told} == set(states.items())
 

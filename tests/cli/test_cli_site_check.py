@@ -43,7 +43,7 @@ def test_walltime_over_the_limit_is_refused(partition: str, limit: str):
     said = str(caught.value)
     assert said.startswith("site lab: [provider] walltime 72 h is more than partition ")
     assert limit in said
-    assert said.endswith("its jobs would wait forever")
+    assert said.endswith("jobs of this site would wait forever")
 
 
 @pytest.mark.parametrize(

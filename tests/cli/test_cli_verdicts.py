@@ -253,7 +253,7 @@ def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, c
 def test_pilot_that_left_as_planned_has_no_verdict(folder: SessionFolder):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     assert explain.verdict_of(folder, story("n1", "joined", "gone: the session ended", headline="gone")) is None
-    lost = story("n1", "counted as lost: unexplained", "came back", headline="here; 1 call ended there")
+    lost = story("n1", "counted as lost: unexplained", "reconnected", headline="here; 1 call ended there")
     assert explain.verdict_of(folder, lost) is None
 
 

@@ -36,5 +36,5 @@ def test_invalid_probe_setting_is_refused(line: str, why: str) -> None:
 
 def test_probe_setting_without_effect_under_taskvine_is_refused() -> None:
     site = parse_site('engine = "taskvine"\n[pilot]\nprobe = "/opt/probe"\n', file="site.toml")
-    with pytest.raises(ConfigError, match="the devices of its workers are not probed"):
+    with pytest.raises(ConfigError, match="TaskVine workers do not probe devices"):
         refuse_site(site)

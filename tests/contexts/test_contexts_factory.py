@@ -185,7 +185,7 @@ def test_missing_or_invalid_files_are_refused(files: str, given: Any, says: str)
         loader(given)
 
 
-def test_preload_is_what_the_loader_imports() -> None:
+def test_preload_defaults_to_the_imports_of_the_loader() -> None:
     def loader() -> Any:
         import os.path
 

@@ -91,7 +91,7 @@ def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> N
     c.event(AdviceArrived(OfContext("gone"), cost))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfPace(99, 7), PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfContext("bare"), DISK))  # type: ignore[arg-type]
-    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice on a subject of another kind": 1}
+    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice for another kind of subject": 1}
     c.end("1")
     assert c.ended["1"].ok
 

@@ -266,10 +266,10 @@ def test_block_that_lost_its_pilots_is_not_counted(cluster: Make) -> None:
 def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"
-    assert "running: a pilot of it is here" in c.story("b1")
+    assert "running: its first pilot has joined" in c.story("b1")
 
 
-def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None:
+def test_demand_submits_enough_blocks_for_finish_within(cluster: Make) -> None:
     rule = Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0)
     c = cluster(pilots=1).sources(rule)
     c.call("w").hot(run_s=6.0)
@@ -277,7 +277,7 @@ def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None
     assert len(c.asked()) == 5  # fifty waiting calls are 300 s of work, due in 60 s
 
 
-def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> None:
+def test_idle_pilot_without_libraries_is_released_first(cluster: Make) -> None:
     c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, least=1, most=2, idle_s=50.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
     c.call("c1").ready().end("c1").forget().wait(60.0)
@@ -384,7 +384,7 @@ def test_early_pilot_deaths_delay_requests_and_are_reported(cluster: Make) -> No
     # no pause after the first loss; then pauses of 2, 4, 8, 16, 32 s, at most a minute
     assert asked == [0, 0, 2, 6, 14, 30, 62]
     assert not c.ended
-    assert "7 blocks in a row brought pilots that loaded nothing" in c.status().trouble["backfill"]
+    assert "7 blocks in a row started pilots that loaded no library" in c.status().trouble["backfill"]
     assert "PREEMPTED" in c.story("c-1")
     c.wait(10.0)
     [id] = c.asked()
@@ -410,7 +410,7 @@ def cancelled(c: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("rule", [Rule.OPPORTUNISTIC, Rule.DEMAND])
 @pytest.mark.parametrize("least", [0, 1, 2])
-def test_waiting_blocks_are_withdrawn_when_no_call_needs_them(cluster: Make, rule: Rule, least: int) -> None:
+def test_queued_blocks_are_cancelled_when_no_call_needs_them(cluster: Make, rule: Rule, least: int) -> None:
     source = Source("lab", rule, first=0, least=least, most=3, keep_pending=2, idle_s=600.0, finish_within_s=1.0)
     c = cluster().sources(source).call("runs", "w1", "w2")
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1)).ready()

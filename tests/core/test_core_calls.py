@@ -134,7 +134,7 @@ def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> N
     assert not full.taking
 
 
-def test_a_library_retires_after_its_share_and_another_comes(cluster: Make) -> None:
+def test_library_is_replaced_after_calls_per_library_calls(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("once", calls_per_library=1)).calls(2, context="once")
     c.ready()
     assert c.held(context="once") == ["1"]

@@ -46,7 +46,7 @@ def test_returning_client_gets_only_missing_results(cluster: Make) -> None:
 def test_client_cannot_acknowledge_results_that_do_not_exist(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1").client("ana", received=7).end("2")
     assert set(c.ended) == {"1", "2"}
-    assert c.refused == {"client has more results than there are": 1}
+    assert c.refused == {"client acknowledged more results than were sent": 1}
 
 
 def test_repeated_and_early_frames_of_a_client_are_ignored(cluster: Make) -> None:

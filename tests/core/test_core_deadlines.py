@@ -16,7 +16,7 @@ def due(c: Cluster, seconds: float, *, drop: bool = False) -> Objective:
     return Objective(deadline_at=c.now + seconds, drop_late=drop)
 
 
-def test_the_nearest_deadline_comes_first_within_a_priority(cluster: Make) -> None:
+def test_nearest_deadline_runs_first_within_a_priority(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget()
     c.call("none").call("far", objective=due(c, 90)).call("near", objective=due(c, 60)).call("none too")
     c.call("urgent", priority=1).call("nearest, of less weight", priority=-1, objective=due(c, 10))
@@ -33,7 +33,7 @@ def test_calls_with_deadlines_submitted_together_are_sorted(cluster: Make) -> No
     assert c.runs("p1") == ["due"]
 
 
-def test_what_is_past_its_deadline_is_dropped_with_the_time(cluster: Make) -> None:
+def test_waiting_call_is_dropped_at_its_deadline(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget()
     c.call("late", objective=due(c, 5, drop=True)).call("also", objective=due(c, 9, drop=True)).wait(5.5)
     assert set(c.ended) == {"late"}

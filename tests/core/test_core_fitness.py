@@ -61,9 +61,9 @@ def test_unfit_pilot_is_reported_with_advice(cluster: Make) -> None:
     run_out(c, "p2")
     status = c.status()
     assert status.trouble == {p: f"a on {p}: the disk is full; make room there" for p in ("p1", "p2")}
-    assert "2 of 2 pilots that are here cannot hold a: a on p1: the disk is full" in status.contexts[-1].waits_for
-    assert "cannot hold a: a on p1: the disk is full; make room there" in c.story("p1")
-    assert "2 of 2 pilots that are here cannot hold a" in c.story("a")
+    assert "2 of 2 connected pilots cannot load a: a on p1: the disk is full" in status.contexts[-1].waits_for
+    assert "cannot load a: a on p1: the disk is full; make room there" in c.story("p1")
+    assert "2 of 2 connected pilots cannot load a" in c.story("a")
 
 
 def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Make) -> None:

@@ -47,7 +47,7 @@ def lost(made: Cluster, pilot: str) -> Cluster:
     return made.report(pilot, say.CallsEnded(library.id, [end]))
 
 
-def test_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
+def test_gang_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
     order = ranks(three)
     assert places(three) == {name: GangPlace(rank, 3) for rank, name in enumerate(order)}
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def test_only_rank_0_reports_an_address(three: Cluster) -> None:
     three.forget()
     three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
     three.nothing_else_was_said()
-    assert three.refused == {"meeting place of a gang that is not one": 1}
+    assert three.refused == {"address of rank 0 for a call that is not a gang call": 1}
 
 
 def test_member_of_a_disconnected_pilot_gets_the_address_again(three: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_rank_that_lost_the_others_does_not_end_the_call(three: Cluster) -> None
     assert isinstance(call.holder, Gang)
     assert len(call.holder.members) >= 2
     assert call.spec.progress == b"five done"
-    assert "lost the other ranks: connection reset by peer" in three.story(show_call(call.id))
+    assert "lost its connection to the other ranks: connection reset by peer" in three.story(show_call(call.id))
 
 
 def test_late_end_of_one_rank_does_not_end_the_call(three: Cluster) -> None:
@@ -313,7 +313,7 @@ def test_only_good_calls_with_progress_are_learned_from() -> None:
     assert made.context().paces.share_left(features) == pytest.approx(0.4)
 
 
-def test_work_is_tokens_where_a_call_says_them() -> None:
+def test_work_of_a_call_is_its_tokens_if_given() -> None:
     assert (work_of(None), work_of(Features(items=5)), work_of(Features(5, 100))) == (1.0, 5.0, 500.0)
 
 
@@ -453,7 +453,7 @@ def test_reserved_libraries_of_a_cancelled_gang_are_released(cluster: Make) -> N
 
 
 @pytest.mark.parametrize("pilots", [1, 2])
-def test_gang_that_fits_nowhere_fails_and_names_what_is_there(cluster: Make, pilots: int) -> None:
+def test_gang_that_fits_nowhere_fails_and_names_the_possible_size(cluster: Make, pilots: int) -> None:
     made = cluster().sources(Source("lab", first=1, most=2, slots=1))
     made.join(*(f"p{n}" for n in range(pilots)), block="b1")
     made.call("gang", gang=(4, 4)).call("fits", gang=(2, 2)).call("one")

@@ -30,8 +30,8 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load("bare", "p1", (), 0), "needs one device or more"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each listed once"),  # type: ignore[arg-type]
+        (Load("bare", "p1", (), 0), "needs at least one device"),  # type: ignore[arg-type]
+        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each device only once"),  # type: ignore[arg-type]
         (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
         (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]
         (Load("what", "p1", ("cpu:0",), 0), "no context what"),  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def test_stopping_library_keeps_its_memory_until_it_has_exited(cluster: Make) ->
     assert hand.c.ended["1"].ok
 
 
-def test_a_library_over_several_devices_is_promised_memory_on_each(cluster: Make) -> None:
+def test_library_reserves_memory_on_each_of_its_devices(cluster: Make) -> None:
     c = cluster().join("p1", of=devices(3)).define(recipe("wide", memory="5 GB", devices=2))
     c.calls(2, context="wide")
     assert c.hears("p1", to_pilot.StartLibrary).devices == ("cpu:0", "cpu:1")

@@ -277,7 +277,7 @@ def test_late_messages_change_nothing(peers: Peers) -> None:
 def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
-    assert "big.gguf (1.1 GB) comes from its origin" in peers.story("lib-1")
+    assert "big.gguf (1.1 GB) is fetched from its origin" in peers.story("lib-1")
     assert "llm is starting (fetching from its origin) on cpu:0 of p1" in peers.story("1")
     assert peers.status().libraries[0].phase == "fetching from its origin"
     big, small = peers.status().objects
@@ -320,7 +320,7 @@ def test_loader_learns_that_another_pilot_has_a_snapshot(peers: Peers) -> None:
     peers.want("p2", refs=(SNAPSHOT,))
     (fetch,) = peers.orders("p2")
     assert ([peer.pilot for peer in fetch.peers], fetch.origin, fetch.manifest) == (["p1"], False, b"digests")
-    assert "file-abc-float32-1 (5.2 MB) comes from peer p1" in peers.story("lib-2")
+    assert "file-abc-float32-1 (5.2 MB) is fetched from peer p1" in peers.story("lib-2")
     assert [(one.name, one.holders, one.fetching) for one in peers.status().objects] == [(SNAPSHOT.name, 1, 1)]
 
 

@@ -72,7 +72,7 @@ def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
     assert not are_pieces(FromPilot(PilotId("p1"), 3, [message]))
     c.report("p1", message)
     c.tell("ana", say.PiecesTaken(c.ids["s"], RUN, 0))
-    assert c.refused == {"pieces in a frame that is journalled": 2}
+    assert c.refused == {"pieces in a frame for the journal": 2}
     c.nothing_else_was_said()
 
 

@@ -90,10 +90,10 @@ def test_impossible_sleep_changes_nothing(c: Cluster, wrong: str) -> None:
 
 
 def test_library_is_woken_only_after_it_fell_asleep(c: Cluster) -> None:
-    with pytest.raises(PolicyError, match="only one that sleeps"):
+    with pytest.raises(PolicyError, match="only a sleeping library"):
         order(c, Wake(lib(c).id))
     order(c, Sleep(lib(c).id))
-    with pytest.raises(PolicyError, match="only one that sleeps"):
+    with pytest.raises(PolicyError, match="only a sleeping library"):
         order(c, Wake(lib(c).id))
 
 

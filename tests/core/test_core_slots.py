@@ -217,7 +217,7 @@ def test_pilot_without_the_gpus_of_its_site_is_released(cluster: Make) -> None:
     assert c.hears("p1", to_pilot.Exit).reason == LACKS
     assert c.pilot().state is PilotState.DRAINING
     status = c.status()
-    assert status.trouble["gpus"] == f"its last block did not help: {LACKS}"
+    assert status.trouble["gpus"] == f"the pilots of its last block were not usable: {LACKS}"
     assert LACKS in "\n".join(render(status))
     assert LACKS in status.contexts[0].waits_for
     assert LACKS in c.story("p1")

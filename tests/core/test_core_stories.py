@@ -53,7 +53,7 @@ def test_logs_of_an_open_call_show_its_wait_reason(cluster: Make) -> None:
         "until then: stoker logs lib-1 -f",
     ]
     assert nothing_kept(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
-        "c-3 had not ended when its session did (session k3v9 ended at 09:24:20)"
+        "c-3 had not ended when its session ended (session k3v9 ended at 09:24:20)"
     )
     c.tell("ana", say.Cancel([c.ids["3"]]))  # type: ignore[list-item]
     assert nothing_kept(c.the_story("c-3")).startswith(
@@ -69,7 +69,7 @@ def test_call_behind_others_in_its_library_shows_its_position(cluster: Make) -> 
 
 def test_disconnected_pilot_is_shown_as_such(cluster: Make) -> None:
     c = cluster(pilots=1).cut("p1").call("c1")
-    assert "no pilot is here (1 cut off" in c.story("c-1")
+    assert "no pilot is connected (1 cut off" in c.story("c-1")
     assert "cut" in c.story("p1").splitlines()[0]
 
 
@@ -92,7 +92,10 @@ def test_requeued_call_shows_the_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1")
     story = c.story("1")
     assert "p1 was lost (silent for 15 s): back in the queue, not counted as a try" in story
-    assert "no pilot is here any more (the last one, p1, 0.0 ms ago: silent for 15 s; no block was submitted)" in story
+    assert (
+        "no pilot is connected any more (the last one, p1, 0.0 ms ago: silent for 15 s; no block was submitted)"
+        in story
+    )
     c.join("p2").ready().die(c.library("p2"), "c1")
     assert "its library died (ended by signal 9 (killed)), 1 of 2" in c.story("1")
 
@@ -241,7 +244,7 @@ def test_ended_call_names_its_library_pilot_and_device(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")
     c.calls(1).tell("ana", say.Cancel([3]))  # type: ignore[list-item]
-    assert "it was sent to no library" in c.story("c-3") or "sent to lib-1 (cpu:0 of p1)" in c.story("c-3")
+    assert "the call was not sent to a library" in c.story("c-3") or "sent to lib-1 (cpu:0 of p1)" in c.story("c-3")
 
 
 def test_ended_libraries_and_lost_pilots_can_be_explained(cluster: Make) -> None:
@@ -250,8 +253,8 @@ def test_ended_libraries_and_lost_pilots_can_be_explained(cluster: Make) -> None
     assert "ended: ended by signal 9" in c.story("lib-1")
     assert "lib-1 (llm): ended" in c.story("p1")
     c.lose("p1")
-    assert "gone with its pilot: silent for 15 s" in c.story("lib-2")
-    assert "lib-2 (llm): gone with its pilot" in c.story("p1")
+    assert "lost with its pilot: silent for 15 s" in c.story("lib-2")
+    assert "lib-2 (llm): lost with its pilot" in c.story("p1")
     assert "lib-1 on p1: ended" in c.story("llm")
 
 
@@ -268,7 +271,7 @@ def test_unique_prefix_of_a_name_is_enough(cluster: Make) -> None:
     assert c.the_story("n014").subject == "n014-ab12"
     assert c.the_story("llm-7").subject == "llm-7f3a"
     several = c.the_story("n021")
-    assert (several.found, several.headline) == (False, "could be n021-cd34, n021-ef56; write more of the name")
+    assert (several.found, several.headline) == (False, "matches n021-cd34, n021-ef56; write a longer prefix")
     c.lose("n021-cd34")
     assert c.the_story("n021").subject == "n021-ef56", "one that is here comes first"
     assert c.the_story("n021-cd").subject == "n021-cd34", "one that is gone is known"

@@ -41,7 +41,7 @@ def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Ma
     kill_pilots(c, "bad", times=1)
     failure = c.failure("bad")
     assert (failure.kind, failure.pilot) == (FailureKind.POISON, last)
-    assert "its pilot or library died 4 times while it ran, the last time alone:" in failure.message
+    assert "its pilot or library died 4 times while it ran, the last time with no other call:" in failure.message
     assert failure.message.count("unexplained, gone: silent for 15 s") == 4
     assert "p1, 1.0 s after the call was submitted" in failure.message
 
@@ -220,7 +220,7 @@ def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None
         c.end(hangs, failure=failure).report(
             "p1", say.LibraryGone(library.id, failure, running=(c.ids["long"],))
         ).ready()
-    assert "from now on it runs alone in a library" in c.story(show_call(c.the_call("long").id))
+    assert "the call runs alone in a library from now on" in c.story(show_call(c.the_call("long").id))
     c.call("hangs", context="room")
     assert c.held(context="room") == ["long"], "the other one waits, or has a library of its own"
     c.end("long").end("hangs")

@@ -51,7 +51,7 @@ def test_page_shows_the_commands_that_the_test_runs() -> None:
 @pytest.mark.long
 def test_detached_program_is_followed_to_its_end(place: Place) -> None:
     begun = place.run(COMMANDS[0])
-    assert re.match(r"long-1 runs on \S+ \(pid \d+\) and keeps running when you log out; its log is /", begun.stdout)
+    assert re.match(r"long-1 runs on \S+ \(pid \d+\) and continues after you log out; its log is /", begun.stdout)
     page = re.search(r"^long-1 runs on(?:.*\n){4}", text_of(PAGE), re.MULTILINE)
     assert page is not None
     assert begun.stdout.splitlines()[1:] == page[0].splitlines()[1:]

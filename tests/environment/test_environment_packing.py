@@ -37,7 +37,7 @@ def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
 
 
 @pytest.mark.long
-def test_it_runs_from_another_place(packed: Packed, tmp_path: Path):
+def test_packed_environment_runs_from_another_folder(packed: Packed, tmp_path: Path):
     folder = tmp_path / "a place"
     folder.mkdir()
     unpack(Path(packed.packages.source), folder)

@@ -17,7 +17,7 @@ from stoker.site import Provider, ProviderKind, Site
 FAKE = Path(__file__).with_name("fake_kubernetes")
 
 
-def test_a_block_is_a_pod(tmp_path: Path) -> None:
+def test_kubernetes_block_runs_as_a_pod(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, str(FAKE / "scenario.py"), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(FAKE)},

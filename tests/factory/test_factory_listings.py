@@ -77,7 +77,7 @@ def said(jobs: dict[str, ListedJob]) -> list[tuple[BlockPhase, str]]:
     return [(job.phase, job.reason) for job in jobs.values()]
 
 
-def test_pbs() -> None:
+def test_pbs_listing_is_parsed() -> None:
     jobs = read_pbs(json.dumps(PBS))
     assert said(jobs) == [
         (PENDING, "Not Running: Insufficient amount of resource: ngpus"),
@@ -224,7 +224,7 @@ def test_job_id_is_found_among_other_output_lines(world: World, kind: ProviderKi
 @kinds
 def test_job_without_a_certain_id_is_found_by_its_name(world: World, kind: ProviderKind) -> None:
     world.put(BANNERS[kind][0], "echo 2026; echo 2027")
-    with pytest.raises(Unanswered, match="no clear job id"):
+    with pytest.raises(Unanswered, match="no unique job id"):
         world.batch.submit(BlockId("b0"))
     name = {ProviderKind.GRID_ENGINE: "b2"}.get(kind, "b0")
     assert world.batch.find()[IDS[kind]] == name

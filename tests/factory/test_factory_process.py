@@ -73,7 +73,7 @@ def test_refused_and_unknown_blocks_are_reported(manager: ManagerEnd, folder: Se
     manager.submit("b0")
     assert "Invalid partition name specified" in manager.hear("b0", REFUSED).reason
     manager.submit("b1", source="moon")
-    assert manager.hear("b1", REFUSED).reason == "the session has no site file of the name moon; it has lab"
+    assert manager.hear("b1", REFUSED).reason == "the session has no site file named moon; its site files: lab"
     manager.cancel("b9")
     assert manager.hear("b9", ENDED).reason == "cancelled: it was never submitted"
 
@@ -104,7 +104,7 @@ def test_hanging_sbatch_is_reported_and_submits_nothing_twice(manager: ManagerEn
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
 
 
-def test_job_that_listings_lack_is_lost_after_the_lag(
+def test_job_absent_from_listings_is_lost_after_listing_lag(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     write_sites(folder.sites, [slurm_site(), slurm_site("slow", listing_lag_s=Duration(3600))])
@@ -165,7 +165,7 @@ def test_shutdown_cancels_a_job_without_a_known_id(
     for command in ("squeue", "sbatch"):
         slurm.fault(command, silent=True)
     manager.submit("b0")
-    manager.hear_trouble("its output has no clear job id: exit code 0, no output")
+    manager.hear_trouble("the output contains no unique job id: exit code 0, no output")
     assert manager.end(factory) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 

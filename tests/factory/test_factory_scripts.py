@@ -50,7 +50,7 @@ def head(script: str, mark: str = "#SBATCH") -> list[str]:
     return [line.removeprefix(mark).strip() for line in script.splitlines() if line.startswith(mark)]
 
 
-def test_slurm_is_asked_for_all_that_the_site_says() -> None:
+def test_sbatch_script_contains_every_setting_of_the_site() -> None:
     wanted = site(
         partition="backfill",
         account="phys-lab",
@@ -135,11 +135,11 @@ def test_command_of_a_local_pilot_has_no_walltime(tmp_path: Path) -> None:
     assert "--walltime-s" not in words
 
 
-def test_walltimes_are_whole_minutes() -> None:
+def test_walltime_is_written_in_whole_minutes() -> None:
     assert [walltime_s(site(walltime_s=Duration(s))) for s in (60, 61, 3600)] == [60, 120, 3600]
 
 
-def test_pbs() -> None:
+def test_pbs_script_is_rendered() -> None:
     wanted = site(
         ProviderKind.PBS, queue="gpu", gpus="a100:2", cores=8, nodes=2, memory_bytes=Size(2**30), options=("-r n",)
     )

@@ -81,7 +81,7 @@ def test_calls_run_in_blocks_and_no_job_remains(slurm: FakeSlurm, tmp_path: Path
 
 
 @pytest.mark.long
-def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_session_runs_blocks_on_two_sites(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     (tmp_path / "here.toml").write_text(LOCAL)
     with stoker.load(site(tmp_path, more='"here.toml"'), run_dir=str(tmp_path / "runs")) as session:
@@ -134,7 +134,7 @@ def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_
     on_demand = site(tmp_path, pilot="init_blocks = 0", policy="opportunistic")
     with stoker.load(on_demand, run_dir=str(tmp_path / "runs")) as session:
         log = session.folder / "factory.log"
-        hello = "the manager knows of 0 blocks"
+        hello = "the manager reports 0 blocks"
         until(lambda: log.exists() and log.read_text().count(hello) == 1, what="the first hello", seconds=60)
         [factory] = running(session.folder, FACTORY)
         os.kill(factory.pid, signal.SIGKILL)

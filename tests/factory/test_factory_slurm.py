@@ -148,7 +148,7 @@ def test_host_without_slurm_conf_refuses_no_block(batch: SlurmBatch, slurm: Fake
 
 def test_sbatch_without_a_job_id_in_its_output_is_trouble(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
-    with pytest.raises(BatchTrouble, match="no clear job id"):
+    with pytest.raises(BatchTrouble, match="no unique job id"):
         batch.submit(B7)
 
 

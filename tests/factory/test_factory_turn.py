@@ -62,8 +62,8 @@ def test_factory_reports_its_activity_from_its_start(manager: ManagerEnd, folder
     factory = manager.start_factory()
     said(folder, "the factory starts", f"pid {factory.pid}", f"started by pid {os.getpid()}")
     assert manager.sockets is not None
-    said(folder, "saying hello", manager.sockets.address)
-    said(folder, "knows of 0 blocks")
+    said(folder, "sending a hello", manager.sockets.address)
+    said(folder, "reports 0 blocks")
 
 
 def test_waiting_factory_names_the_holder_and_leaves(manager: ManagerEnd, folder: SessionFolder) -> None:

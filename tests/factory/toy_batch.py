@@ -48,7 +48,7 @@ class ToyBatch:
         if self.lossy:
             raise Unanswered("submit has not answered for 30 s")
         if self.noisy:
-            raise UnnamedJob("its output has no clear job id: bye")
+            raise UnnamedJob("the output contains no unique job id: bye")
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:

@@ -150,7 +150,7 @@ def test_node_with_a_small_disk_loses_no_call_and_is_reported(session, tmp_path)
 
         [(name, said)] = until(disks, why="the small disk is reported")
         assert "No space left on device; free disk space there, or set [pilot] scratch to another disk" in said
-        assert "cannot hold length" in str(session.explain(name))
+        assert "cannot load length" in str(session.explain(name))
         go.touch()
         assert [future.result(60) for future in futures] == [8_000_000 + number for number in range(8)]
         status = session.status()

@@ -126,7 +126,7 @@ def test_poison_call_in_a_map_is_raised_at_its_position(shared, tmp_path):
         next(results)
 
 
-def test_a_call_that_eats_more_memory_than_its_context_declares(shared):
+def test_call_fails_if_it_exceeds_the_memory_of_its_context(shared):
     @stoker.context(memory="300 MB")
     def small():
         return 0

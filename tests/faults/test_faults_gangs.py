@@ -194,7 +194,7 @@ name = "{policy}"
 
 
 @pytest.mark.parametrize("policy", ["default", "prompt-tuner"])
-def test_a_gang_that_fits_nowhere_fails_and_holds_nobody_up(world, tmp_path, policy):
+def test_gang_too_large_for_all_pilots_fails_and_blocks_no_call(world, tmp_path, policy):
     site = tmp_path / "two.toml"
     site.write_text(TWO.format(policy=policy))
     recipe = loaded(str(tmp_path / "log"))

@@ -73,7 +73,7 @@ def test_unknown_option_is_refused(world):
         pass
 
 
-def test_a_pilot_that_cannot_start_ends_the_session_with_its_reason(world, tmp_path):
+def test_session_ends_with_the_reason_if_no_pilot_can_start(world, tmp_path):
     site = tmp_path / "lab.toml"
     (tmp_path / "file").write_text("")
     site.write_text(f'[pilot]\nscratch = "{tmp_path}/file"\n')

@@ -133,7 +133,7 @@ def test_differing_rerun_ends_the_stream_and_names_the_position(quick, world, tm
 
 
 @pytest.mark.long
-def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_path, go):
+def test_second_run_may_differ_with_rerun_may_differ(quick, world, tmp_path, go):
     stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])

@@ -126,7 +126,7 @@ def test_all_contents_of_messages_can_be_written() -> None:
 def test_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
     layout = {**found.head.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
-    with pytest.raises(Unreadable, match="Client has other fields"):
+    with pytest.raises(Unreadable, match="the fields of Client have changed"):
         snapshot.load(found.core, layout)
     with pytest.raises(Unreadable, match="no class Janitor"):
         snapshot.load(found.core, {**found.head.layout, "stoker.manager.core.state:Janitor": ["id"]})
@@ -243,7 +243,7 @@ def test_same_version_continues_despite_a_different_decision(toy: Toy, tmp_path:
     came = restore_manager(tmp_path / "journal", "k3v9", default_policies())
     assert came.core is not None
     (notice,) = came.notices
-    assert "a replay decides otherwise" in notice
+    assert "a replay decides differently" in notice
 
 
 def test_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_damaged_record_shifts_no_later_comparison(path: Path, record: bytes) ->
     assert verify(path, session="test", policies=default_policies()).difference is None
     live.hello("emil", wrong=True)
     (notice,) = live.restart()
-    assert "a replay decides otherwise" in notice
+    assert "a replay decides differently" in notice
 
 
 def test_truncated_record_is_not_reported_as_damage(tmp_path: Path) -> None:

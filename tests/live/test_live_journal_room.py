@@ -339,7 +339,9 @@ def test_calls_are_sent_before_the_sync_and_results_after_it(start: Callable[...
 @pytest.mark.parametrize(
     ("options", "syncs"), [((), False), (("--sync", "yes"), True), (("--sync", "no", "--detached"), False)]
 )
-def test_who_syncs(start: Callable[..., Disk], peers: Peers, options: tuple[str, ...], syncs: bool) -> None:
+def test_sync_option_sets_whether_the_journal_syncs(
+    start: Callable[..., Disk], peers: Peers, options: tuple[str, ...], syncs: bool
+) -> None:
     disk = start(*options)
     disk.go.touch()
     [client] = welcomed(peers, "client")

@@ -86,7 +86,7 @@ def test_hello_of_a_future_version_names_both_versions(client: Peer, peers: Peer
 
 def test_bytes_that_are_no_hello_get_no_answer(client: Peer, pilot: Peer, peers: Peers) -> None:
     def refused() -> int:
-        return client.status().refused.get("frame that is not in the protocol", 0)
+        return client.status().refused.get("frame that the protocol does not define", 0)
 
     peer = peers("pilot", hello=False)
     for count, message in enumerate(({"type": "submit", "protocol": "two"}, {"type": "pilot-hello"}, "hello", 7), 1):
@@ -116,7 +116,7 @@ def test_random_and_truncated_frames_change_nothing(client: Peer, pilot: Peer) -
     for frame in bad:
         client.socket.send(frame)
         pilot.socket.send(frame)
-    until(lambda: client.status().refused.get("frame that is not in the protocol", 0) >= 2 * len(bad))
+    until(lambda: client.status().refused.get("frame that the protocol does not define", 0) >= 2 * len(bad))
     after = client.status()
     assert (after.queued, after.running, after.done) == (before.queued, before.running, before.done)
     client.submit(0)

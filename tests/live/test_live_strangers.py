@@ -165,7 +165,9 @@ def test_manager_survives_garbage_from_known_peers(folder: SessionFolder, manage
         for frame in frames:
             peer.socket.send(frame)
     bad = len(rude) * (len(frames) - 50)  # a frame with only a number is valid
-    until(lambda: kind.status().refused.get("frame that is not in the protocol", 0) >= bad, what="all are refused")
+    until(
+        lambda: kind.status().refused.get("frame that the protocol does not define", 0) >= bad, what="all are refused"
+    )
     after = kind.status()
     assert (after.queued, after.running, after.done) == (0, 0, 0)
     assert manager.process is not None
@@ -194,7 +196,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
         rude.send(wire.encode([pilot_hello(there.session)]))
 
     def refused() -> int:
-        return client.status().refused.get("frame that is not in the protocol", 0)
+        return client.status().refused.get("frame that the protocol does not define", 0)
 
     try:
         until(lambda: refused() == len(NO_NAMES), what="all are refused")

@@ -41,7 +41,7 @@ def wait_for(path):
 # ---- test_htex/test_priority_queue
 
 
-def test_calls_of_higher_priority_overtake(load, tmp_path, until):
+def test_calls_of_higher_priority_run_first(load, tmp_path, until):
     executor = load(site=_site(tmp_path, 'devices = "cpu:1"'))
 
     @python_app
@@ -84,7 +84,7 @@ def test_blocks_that_never_start_a_pilot_end_the_executor(load, local, until, en
 
 
 @pytest.mark.long
-def test_a_provider_that_raises_is_the_executors_end_too(load, local):
+def test_provider_that_raises_fails_the_executor(load, local):
     provider = local()
     provider.submit = _raise
     executor = load(provider=provider)
@@ -98,7 +98,7 @@ def _raise(*args, **kwargs):
 
 
 @pytest.mark.long
-def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
+def test_block_error_handler_receives_failed_blocks(load, local, until):
     asked = []
     executor = load(
         provider=local(worker_init="exit 3"),
@@ -112,7 +112,7 @@ def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
 
 
 @pytest.mark.long
-def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
+def test_scaled_in_blocks_finish_their_running_calls(load, local, until):
     executor = load(provider=local(min_blocks=0, max_blocks=2))
     assert double(1).result(60) == 2
     assert executor.scale_out_facade(1) == ["1"]
@@ -171,7 +171,7 @@ def test_manager_that_cannot_run_ends_the_executor_with_its_log(load, caplog):
 
 
 @pytest.mark.long
-def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path, monkeypatch):
+def test_calls_report_to_parsl_monitoring_by_the_chosen_radio(load, tmp_path, monkeypatch):
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
     from parsl.monitoring import MonitoringHub

@@ -44,7 +44,7 @@ def test_apps_maps_and_contexts_run_in_the_named_folder(load, tmp_path):
 
 
 @pytest.mark.long
-def test_apps_and_maps_run_on_the_executors_that_they_name(load, local):
+def test_apps_and_maps_run_on_their_named_executors(load, local):
     load(others=(ThreadPoolExecutor(label="threads"), StokerExecutor(label="other", provider=local())))
 
     def pilot(item):
@@ -64,7 +64,7 @@ def test_apps_and_maps_run_on_the_executors_that_they_name(load, local):
     assert stoker.app(executors=["stoker"])(abs)(-1).result(60) == 1
 
 
-def test_retries_are_parsls_own_and_not_for_maps(load, tmp_path):
+def test_parsl_retries_apply_to_apps_but_not_to_maps(load, tmp_path):
     load(config={"retries": 2})
 
     @python_app
@@ -91,7 +91,7 @@ def test_retries_are_parsls_own_and_not_for_maps(load, tmp_path):
 
 
 @pytest.mark.long
-def test_a_block_that_is_scaled_in_is_cancelled_when_its_time_is_over(load, local, until):
+def test_scaled_in_block_is_cancelled_after_drain_s(load, local, until):
     executor = load(provider=local(min_blocks=0), drain_s=0.5, config={"strategy": "none"})
     future = nap(300)
     until(lambda: executor.ask_status().running == 1)
@@ -133,7 +133,7 @@ class PutsInPlace(Staging):
         return wrapped
 
 
-def test_files_are_staged_by_the_providers_that_were_named(load, tmp_path, monkeypatch):
+def test_storage_access_providers_stage_files(load, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "data.txt").write_text("staged")
     monkeypatch.chdir(tmp_path)

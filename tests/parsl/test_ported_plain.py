@@ -38,7 +38,7 @@ def double(x: int, parsl_resource_specification: dict[str, Any] | None = None) -
 
 
 @pytest.mark.usefixtures("executor")
-def test_specifications_are_checked() -> None:
+def test_unknown_key_of_a_resource_specification_is_refused() -> None:
     assert double(2, parsl_resource_specification={"priority": 1}).result(60) == 4
     for wrong in ({"cores": 1, "memory": 1}, {"cpus": 1}):
         with pytest.raises(InvalidResourceSpecification, match=r"is not a key|are not keys"):
@@ -46,7 +46,7 @@ def test_specifications_are_checked() -> None:
 
 
 @pytest.mark.usefixtures("executor")
-def test_arguments_that_are_ignored_for_the_cache() -> None:
+def test_memoization_ignores_the_arguments_in_ignore_for_cache() -> None:
     @stoker.app(cache=True, ignore_for_cache=["label"])
     def who(number: int, label: str = "") -> tuple[int, str]:
         return number, label

@@ -378,7 +378,7 @@ def test_unrelated_resize_attribute_of_a_context_is_ignored(served: FakeManager,
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [5]
 
 
-def test_slots_run_side_by_side_each_with_its_own_folder_and_output(served: FakeManager, tmp_path: Path) -> None:
+def test_slots_run_concurrently_with_separate_folders_and_output(served: FakeManager, tmp_path: Path) -> None:
     def meet(name: str, place: str) -> str:
         Path(name).write_text(name)
         print(f"I am {name}")

@@ -123,7 +123,7 @@ def test_refused_pilot_exits_and_its_job_output_has_the_reason(
     assert last == "stoker-pilot: the manager refused this pilot: both sides need the same version of Stoker"
 
 
-def test_a_pilot_without_its_manager_ends_after_the_lease(alone: FakeManager) -> None:
+def test_pilot_without_its_manager_ends_after_the_lease(alone: FakeManager) -> None:
     alone.ready(recipe())
     alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
     alone.results(alone.run(_sleep, [(0.0,)]))

@@ -228,7 +228,7 @@ def test_loader_that_prints_megabytes_succeeds(served: FakeManager) -> None:
     assert served.results(served.run(lambda context: context, [()], takes_context=True)) == [5]
 
 
-def test_a_loader_that_hangs(served: FakeManager) -> None:
+def test_loader_that_hangs_fails_after_load_limit(served: FakeManager) -> None:
     served.start(recipe(_sleep, 60.0, needs=Needs(load_limit_s=0.5)))
     left = served.gone()
     assert left.loading
@@ -309,7 +309,7 @@ def test_children_that_fork_twice_die_with_their_library(served: FakeManager) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("awareness", [Awareness.NONE, Awareness.DISK])
-def test_without_awareness_each_call_has_a_fresh_interpreter(served: FakeManager, awareness: Awareness) -> None:
+def test_call_without_awareness_runs_in_a_new_interpreter(served: FakeManager, awareness: Awareness) -> None:
     def fresh() -> tuple[int, bool]:
         import sys
 

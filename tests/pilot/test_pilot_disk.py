@@ -174,7 +174,7 @@ def test_scratch_folder_may_be_set_by_the_node(tmp_path: Path, monkeypatch: pyte
         base_folder("$NO_DISK")
 
 
-def test_a_context_that_wants_more_disk_than_is_free_goes_elsewhere(served: FakeManager) -> None:
+def test_library_fails_to_start_if_the_free_disk_is_too_small(served: FakeManager) -> None:
     served.start(recipe(needs=Needs(disk_bytes=1 << 60)))
     said = blamed(served)
     assert "free on its scratch disk" in said

@@ -31,7 +31,7 @@ def probe(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_free_device_is_probed_as_often_as_the_site_says(manager: FakeManager, tmp_path: Path) -> None:
+def test_free_device_is_probed_at_the_interval_of_the_site(manager: FakeManager, tmp_path: Path) -> None:
     asked, refuses = tmp_path / "asked", tmp_path / "refuses"
     text = f"[ ! -e {refuses} ] || {{ echo $1 is upside down; exit 5; }}"
     start(manager, f'probe = "{probe(tmp_path, text)}"', 'probe_every = "1 s"')
@@ -60,7 +60,7 @@ def cache_folder(manager: FakeManager) -> Path:
     return manager.base / "scratch" / f"stoker-{os.getuid()}" / "cache"
 
 
-def test_the_cache_holds_no_more_than_the_site_allows(manager: FakeManager, tmp_path: Path) -> None:
+def test_object_cache_never_exceeds_cache_size(manager: FakeManager, tmp_path: Path) -> None:
     first, second = objects(tmp_path, "one", "two")
     start(manager, f'cache_size = "{SIZE * 3 // 2} B"')
     manager.hello()
@@ -71,7 +71,7 @@ def test_the_cache_holds_no_more_than_the_site_allows(manager: FakeManager, tmp_
         manager.gone(number)
 
 
-def test_what_was_not_used_for_the_age_that_the_site_says_is_gone(manager: FakeManager, tmp_path: Path) -> None:
+def test_cached_object_unused_for_cache_age_is_deleted(manager: FakeManager, tmp_path: Path) -> None:
     week, hour = objects(tmp_path, "week", "hour")
     cache = ObjectCache(cache_folder(manager), bound_bytes=10**9)
     for ref, age_s in ((week, 7 * 86400), (hour, 3600)):

@@ -64,7 +64,7 @@ def _meet(context: Any, number: int) -> tuple[int, str]:
     return number, threading.current_thread().name
 
 
-def test_a_context_that_says_so_runs_its_calls_side_by_side(served: FakeManager) -> None:
+def test_context_that_reports_slots_runs_calls_concurrently(served: FakeManager) -> None:
     assert served.ready(recipe(_load_with_meeting, Roomy(8), slots=0)).slots == 8
     found = served.results(served.run(_meet, [(n,) for n in range(8)], takes_context=True), wait_s=90)
     assert [number for number, _ in found] == list(range(8)), "none begins after another has ended"

@@ -97,7 +97,7 @@ def test_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) -> N
     assert {key: t.served()[key] - before[key] for key in before} == {"r64": 1, "r128": 1, "r256": 1}
 
 
-def test_a_call_is_demoted_from_a_congested_to_an_emptier_runtime(family: Any) -> None:
+def test_calls_go_to_a_larger_runtime_if_the_smallest_is_congested(family: Any) -> None:
     t = warmed(family(), devices=3)
     assert t.hot() == {"r64": 1, "r128": 1, "r256": 1}
     t.many(34, tokens=20)

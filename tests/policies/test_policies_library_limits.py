@@ -45,7 +45,7 @@ def unloaded(c: Cluster, context: str = "a") -> Cluster:
 # ---- the largest number
 
 
-def test_no_more_libraries_than_allowed_are_loaded(cluster: Make) -> None:
+def test_loaded_libraries_never_exceed_max_libraries(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(most=1)).calls(50, context="a").wait(5)
     assert c.lives_on("a") == ["p1"]
     c.hot(context="a", load_s=0.1, run_s=0.0).wait(60)
@@ -185,10 +185,10 @@ def served(cluster: Make, request: pytest.FixtureRequest) -> Cluster:
     return c.call("x", context="a").ready().end("x")
 
 
-def test_a_library_is_unloaded_after_its_keep_alive_and_reloaded(served: Cluster) -> None:
+def test_library_is_unloaded_after_keep_alive_and_reloaded(served: Cluster) -> None:
     assert states(served.wait(1.9)) == [LibraryState.READY]
     assert states(served.wait(0.2)) == [LibraryState.STOPPING]
-    assert "it has served nothing for 2 s" in served.library(context="a").notes[-1][1]
+    assert "it was idle for 2 s" in served.library(context="a").notes[-1][1]
     unloaded(served).forget()
     assert served.pilot().devices["cpu:0"].free_bytes == served.pilot().devices["cpu:0"].facts.memory_bytes
     served.call("y", context="a")
@@ -217,7 +217,7 @@ def test_busy_library_at_the_end_of_its_keep_alive_stays(served: Cluster) -> Non
     assert states(served.wait(0.2)) == [LibraryState.STOPPING]
 
 
-def test_the_least_number_stays_and_an_idle_session_does_nothing(cluster: Make) -> None:
+def test_min_libraries_stay_loaded_in_an_idle_session(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(least=1, keep_alive_s=2.0)).calls(3, context="a").ready().end("1", "2", "3")
     c.wait(10)
     assert sorted(state.value for state in states(c)) == ["ready", "stopping", "stopping"]
@@ -231,7 +231,7 @@ def test_zero_keep_alive_unloads_at_once_and_negative_is_refused(cluster: Make) 
     assert states(c) == [LibraryState.STOPPING]
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
     [action] = IdleTimers(0.0).idle(c.core.state, c.library(context="a"))
-    assert action == Unload(c.library(context="a").id, "it has served nothing for 0 s")
+    assert action == Unload(c.library(context="a").id, "it was idle for 0 s")
     with pytest.raises(ValueError, match="keep_alive_s = -1"):
         IdleTimers(-1)
     assert IdleTimers(1.0).fired(c.core.state, "somebody-else") == ()

@@ -136,13 +136,13 @@ def test_function_with_too_many_parameters_is_not_suggested(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("seam", "own", "why"),
     [
-        ("residency", "First", r"has no wanted, measured; it answers at dispatch: .*\(\[policy\] dispatch = …\)"),
-        ("dispatch", "Never", r"has no place, pull, dry, window; it answers at residency: "),
-        ("residency", "Blocks", r"has no wanted, measured; it answers at provisioning: .*\(\[policy\] name = …\)"),
+        ("residency", "First", r"lacks wanted, measured; it implements dispatch: .*\(\[policy\] dispatch = …\)"),
+        ("dispatch", "Never", r"lacks place, pull, dry, window; it implements residency: "),
+        ("residency", "Blocks", r"lacks wanted, measured; it implements provisioning: .*\(\[policy\] name = …\)"),
     ],
 )
 def test_policy_named_at_a_seam_without_its_methods_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is named for {seam}, but {why}"):
+    with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is the {seam} policy, but {why}"):
         check_policies([site(**{seam: f"{mine}/mine.py:{own}"})])
     check_policies([site(**{seam: f"{mine}/mine.py:Both"})])
     check_policies([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
@@ -162,11 +162,11 @@ def test_user_policy_decides(mine: Path) -> None:
 
 
 FAULTS = {
-    "mine.py:Nevr": r"there is no class or function Nevr in it; it has Never, .*, Nobody, .*, patient, everything$",
-    "mine.py:value": r"there is no class or function value in it",
-    "mine.py:Half": r"it answers at residency, but has no measured, idle, honours, period_s, round, rests, timer, "
-    r"advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
-    "mine.py:Broken": r"it cannot be made: ValueError: no way",
+    "mine.py:Nevr": r"the module has no class or function Nevr; it has Never, .*, Nobody, .*, patient, everything$",
+    "mine.py:value": r"the module has no class or function value",
+    "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, rests, "
+    r"timer, advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
+    "mine.py:Broken": r"the policy object cannot be created: ValueError: no way",
     "mine.py:Nobody": r"it has no method of a seam; a policy has at least one of place \(dispatch\), wanted"
     r" \(residency\), "
     r"demand \(provisioning\)",
@@ -240,7 +240,7 @@ def test_sites_of_a_session_name_the_same_policy_or_none(mine: Path) -> None:
 # ---- in a session's folder
 
 
-def test_a_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
+def test_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
     folder.make()
     keep_policies(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])
@@ -251,7 +251,7 @@ def test_a_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_pat
     assert policies_of(folder).dispatch is not made.dispatch
 
 
-def test_two_files_of_one_name_stay_apart(mine: Path, tmp_path: Path) -> None:
+def test_policy_files_of_the_same_name_stay_separate(mine: Path, tmp_path: Path) -> None:
     other = mine / "other"
     other.mkdir()
     (other / "mine.py").write_text(re.sub(r"\bFirst\b", "Second", MINE))
@@ -316,7 +316,7 @@ def test_packages_with_one_name_in_two_folders_stay_separate(lab: Path, tmp_path
 def test_settings_are_keyword_arguments_of_the_policy(mine: Path) -> None:
     made = find("mine.py:Never", folder=mine).make(patience_s=7.0)
     assert made.residency.patience_s == 7.0  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"policy mine\.py:First: it cannot be made: TypeError: .*patience"):
+    with pytest.raises(ConfigError, match=r"First: the policy object cannot be created: TypeError: .*patience"):
         find("mine.py:First", folder=mine).make(patience_s=7.0)
 
 

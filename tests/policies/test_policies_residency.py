@@ -110,7 +110,7 @@ BIGGER = "the CPU devices of one pilot have 4.0 GB together: ask for more in the
         ({"devices": 3}, "NVIDIA A10", "24 GB", "needs 3 devices of one kind on one pilot"),
     ],
 )  # fmt: skip
-def test_context_without_a_place_says_what_it_lacks(
+def test_error_names_what_pilots_lack_for_a_context(
     cluster: Make, wants: dict[str, Any], kind: str, memory: str, said: str
 ) -> None:
     c = cluster().define(recipe("big", **wants)).join("p1", of=devices(2, kind=kind, memory=memory))
@@ -124,7 +124,7 @@ def test_no_context_is_impossible_before_the_first_pilot(cluster: Make) -> None:
     assert c.lives_on("big") == ["p1"]
 
 
-def test_on_a_gpu_only_device_memory_counts(cluster: Make) -> None:
+def test_gpu_context_is_placed_by_device_memory_alone(cluster: Make) -> None:
     c = cluster().join("p1", of=devices(1, kind="NVIDIA A10", memory="24 GB"))
     c.define(recipe("a", memory="60 GB", device_memory_bytes=7 * 10**9)).call("1", context="a")
     start = c.hears("p1", to_pilot.StartLibrary)

@@ -207,7 +207,7 @@ def test_late_advice_delays_nothing(toy: Make) -> None:
 # ---- variants
 
 
-def test_a_call_goes_to_the_best_variant_that_is_free(toy: Make) -> None:
+def test_call_is_sent_to_the_best_free_variant(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Variants()))
     t.pilot("p1", devices=2)
     t.context("short", declares="6 GB").context("long", declares="6 GB")

@@ -196,7 +196,7 @@ def test_context_that_failed_to_wake_sleeps_no_more() -> None:
     c.call("a2", context="a").asleep(of(c, "b"), keeps="1 GB", host="5 GB").forget()
     c.die(of(c, "a"), failure=Failure(FailureKind.CONTEXT, "wake() of the context a raised OSError: no"))
     c.ready(sleeps=True).end("a2").forget()  # a load serves the call of the context
-    assert "it sleeps no more: wake() of the context a raised OSError: no" in c.story("a")
+    assert "its libraries no longer sleep: wake() of the context a raised OSError: no" in c.story("a")
     c.call("b2", context="b")
     assert c.hears("p1", to_pilot.StopLibrary).library == of(c, "a").id
 

@@ -207,7 +207,7 @@ def test_smaller_neighbour_ends_after_the_pilot_has_accepted() -> None:
     assert order.preempts == (victim.id,)
     assert order.reserve_bytes == pytest.approx((4 + 1.5 * 1.25) * GB)
     assert lab.hears("cpu", to_pilot.EvictCall).call == lab.ids["b0"]
-    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "a grows next to it"
+    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "a grows on the same device"
     assert grower.promised_bytes == order.reserve_bytes
     lab.report("cpu", say.LibraryResized(grower.id, order.reserve_bytes, ordered_bytes=order.reserve_bytes))
     assert not grower.resizing
@@ -415,7 +415,7 @@ def test_idle_instance_is_unloaded_after_a_second(lab: Lab) -> None:
     lab.offered("cpu")
     lab.end("x").wait(0.9).nothing_else_was_said()
     lab.wait(0.3)
-    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it has served nothing for 1 s"
+    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it was idle for 1 s"
 
 
 def test_idle_instance_stays_for_its_own_keep_alive() -> None:
@@ -424,7 +424,7 @@ def test_idle_instance_stays_for_its_own_keep_alive() -> None:
     lab.offered("cpu")
     lab.end("x").wait(19).nothing_else_was_said()
     lab.wait(1.5)
-    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it has served nothing for 20 s"
+    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it was idle for 20 s"
 
 
 def test_minimum_number_of_instances_is_loaded_and_stays() -> None:
@@ -512,7 +512,7 @@ def test_idle_instance_is_evicted_at_once_for_space() -> None:
     lab.started("cpu")
     lab.offered("cpu")
     lab.end("x").ask("y", context="b")
-    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "b needs the memory, and no call runs here"
+    assert lab.hears("cpu", to_pilot.StopLibrary).reason == "b needs the memory, and this library runs no call"
     assert lab.started("cpu")[0] == "b"
 
 
@@ -555,7 +555,7 @@ def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:
     assert found["a"] == counts
     assert "offers that pilots refused: 3 decode-round, 1 memory" in lab.story("a")
     for end in lab.ended.values():
-        assert end.failure.message.endswith("; no library took it: late")  # type: ignore[union-attr]
+        assert end.failure.message.endswith("; no library accepted the call: late")  # type: ignore[union-attr]
 
 
 def test_model_that_fits_no_device_is_reported() -> None:

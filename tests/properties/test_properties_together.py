@@ -35,8 +35,8 @@ CONTEXTS = {
 LATE = frozenset({
     # a repeated frame, or a frame before the hello that follows a broken connection
     "repeated or early frame of a pilot",
-    "frame of a pilot that is not known",  # the pilot was declared lost
-    "frame of a pilot before the hello that it was asked for",
+    "frame of an unknown pilot",  # the pilot was declared lost
+    "frame of a pilot before the hello that the manager requested",
     # the manager repeated the order after a hello, and the pilot answered twice
     "resize that the manager did not order",
 })  # fmt: skip
@@ -240,7 +240,7 @@ class Cores(RuleBasedStateMachine):
     def each_library_ended_once(self) -> None:
         for library in self.cluster.core.state.gone_libraries.values():
             told = Counter(text.partition(":")[0] for _, text in library.notes)
-            ends = told["ended"] + told["gone with its pilot"] - told["reconnected with its pilot"]
+            ends = told["ended"] + told["lost with its pilot"] - told["reconnected with its pilot"]
             assert ends == 1, library.notes
 
     def teardown(self) -> None:

@@ -144,7 +144,7 @@ def test_frozen_and_replaced_manager_stops_when_it_wakes(nodes: LoginNodes) -> N
     assert first.wait(60) == TAKEN_OVER
     assert nodes.holder() == "login2"
     assert second.poll() is None
-    assert "no longer the session's: its manager is pid 1 on login2" in nodes.folder.manager_log.read_text()
+    assert "no longer manages the session: its manager is pid 1 on login2" in nodes.folder.manager_log.read_text()
 
 
 @pytest.mark.long

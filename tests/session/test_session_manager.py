@@ -130,7 +130,7 @@ def test_replaced_manager_stops_at_once(managers: Managers) -> None:
     other = msgspec.structs.replace(lease.read(path), token="another", host="login2", machine="another")
     until(lambda: first.poll() is not None or insist(path, other))
     assert first.returncode == 3
-    assert "no longer the session's: its manager is pid" in managers.folder.manager_log.read_text()
+    assert "no longer manages the session: its manager is pid" in managers.folder.manager_log.read_text()
     assert lease.read(path) == other
 
 
@@ -153,7 +153,7 @@ def test_manager_whose_port_is_taken_listens_on_another_port(managers: Managers)
             link.close()
 
 
-def test_ports_and_interface_are_kept_to(managers: Managers) -> None:
+def test_manager_listens_only_on_given_ports_and_interface(managers: Managers) -> None:
     free = free_ports(2)
     with socket.create_server(("127.0.0.1", free + 1)):
         manager = managers.start("--ports", f"{free}-{free + 1}", "--interface", "lo")

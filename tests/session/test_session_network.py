@@ -83,7 +83,7 @@ def test_unanswered_program_names_the_log_to_read(
         folder.write(SessionFile("test", wire.VERSION, address, key_pair().public))
         link = Link(folder)
         try:
-            with pytest.raises(SessionError, match="accepts connections but does not answer; its log may say why"):
+            with pytest.raises(SessionError, match="accepts connections but does not answer; its log may show why"):
                 link.wait_joined(0.3)
         finally:
             link.close()
@@ -99,7 +99,7 @@ def test_program_reports_that_its_manager_does_not_listen(
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
     link = Link(folder)
     try:
-        with pytest.raises(SessionError, match=r"at tcp://127\.0\.0\.1:1 does not listen there any more; its log"):
+        with pytest.raises(SessionError, match=r"at tcp://127\.0\.0\.1:1 no longer listens there; its log"):
             link.wait_joined(0.3)
     finally:
         link.close()

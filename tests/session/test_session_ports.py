@@ -98,7 +98,7 @@ def test_lost_session_restarts_on_another_port(world: World) -> None:
     assert port_of(other) == port
     assert states(world) == {name: "lost", other.read().session: "up"}
     shown = stoker(world, "status", name)
-    assert f"the manager of session {name} is gone; `stoker attach {name}` starts it again" in shown.stdout
+    assert f"the manager of session {name} has ended; `stoker attach {name}` restarts the manager" in shown.stdout
 
     code, out, err = run(world, name)
     assert (code, out) == (0, "2\n"), err
@@ -152,7 +152,7 @@ def test_frozen_manager_counts_as_running(manager: Manager, monkeypatch: pytest.
 
     assert manager.process is not None
     manager.process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(presence, "_gives_sign", no_answer_is_waited_for)
+    monkeypatch.setattr(presence, "_answers_or_renews", no_answer_is_waited_for)
     assert presence.is_up(manager.folder)
 
 

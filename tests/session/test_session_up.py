@@ -325,7 +325,7 @@ def test_attach_restarts_a_manager_whose_keeper_is_dead(up: Up) -> None:
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
     up.kill_managers()
     gone = stoker(up.world, "status", up.name)
-    assert f"is gone; `stoker attach {up.name}` starts it again" in gone.stdout
+    assert f"has ended; `stoker attach {up.name}` restarts the manager" in gone.stdout
     attached = up.world.spawn(
         [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
     )
@@ -372,7 +372,7 @@ def test_down_ends_everything_and_the_session_stays_ended(world: World, tmp_path
     assert said.returncode == 0, said.stderr
     assert said.stdout == (
         f"session {up.name} has ended: 0 calls done, 1 cancelled, 1 pilot released, 1 job ended; "
-        "nothing of it is left running\n"
+        "no process or job remains\n"
     )
     assert "stay on their nodes" in said.stderr
     assert (world.scratch / f"stoker-{os.getuid()}" / "cache").is_dir()
@@ -384,7 +384,7 @@ def test_down_ends_everything_and_the_session_stays_ended(world: World, tmp_path
     again = stoker(world, "down", up.name)
     assert (again.returncode, again.stdout) == (
         0,
-        f"session {up.name} has ended already; nothing of it is left running\n",
+        f"session {up.name} has ended already; no process or job remains\n",
     )
     assert "no session is up; `stoker up SITE` starts one" in stoker(world, "attach").stderr
     assert "is over: stoker down" in stoker(world, "attach", up.name).stderr
@@ -416,8 +416,8 @@ def test_down_ends_a_session_without_a_manager(world: World, tmp_path: Path) -> 
     up.kill_managers()
     said = stoker(world, "down", up.name)
     assert said.returncode == 0, said.stderr
-    assert "its manager is gone; it is started again to end its pilots and jobs" in said.stderr
-    assert "nothing of it is left running" in said.stdout
+    assert "the manager has ended; it is restarted to end its pilots and jobs" in said.stderr
+    assert "no process or job remains" in said.stdout
     assert world.left() == []
 
 
@@ -432,7 +432,7 @@ def test_concurrent_down_commands_all_report_the_end(world: World, tmp_path: Pat
     said = [process.communicate(timeout=100) for process in downs]
     assert [process.returncode for process in downs] == [0, 0, 0], said
     assert any(f"session {name} has ended: " in out for out, _ in said)
-    assert all(f"session {name} has ended" in out and "nothing of it is left running" in out for out, _ in said)
+    assert all(f"session {name} has ended" in out and "no process or job remains" in out for out, _ in said)
     assert not any("does not answer" in err or "exit code" in err for _, err in said)
     world.empty()
 

@@ -126,7 +126,7 @@ def test_policies_do_not_know_the_number_of_output_tokens() -> None:
     assert {each.input_length for each in dispatch.seen} == {9}
 
 
-def test_an_objective_grows_with_the_input_up_to_a_limit() -> None:
+def test_objective_grows_with_the_input_up_to_a_limit() -> None:
     assert [SLINFER.first_token_s(length) for length in (1, 256, 1024, 100_000)] == [0.5, 0.5, 2.0, 8.0]
     arrivals = [
         Arrival(0.0, "llm", input_length=8, output=1),

@@ -186,7 +186,7 @@ class _Odd(HottestFirst):
     [
         (None, "None is not a plan; return a sequence of actions"),
         (("load it",), "'load it' is not an action"),
-        ((Unload(LibraryId(99), "unknown"),), r"there is no library 99; dispatch wanted Unload\(library=99"),
+        ((Unload(LibraryId(99), "unknown"),), r"no library 99; the dispatch policy returned Unload\(library=99"),
     ],
 )
 def test_answer_with_unknown_names_stops_the_run_with_the_plan(answer: object, why: str) -> None:
@@ -302,7 +302,7 @@ def test_events_happen_in_order_of_time_and_then_of_insertion() -> None:
         pass
     assert happened == ["first", "in the same microsecond", "late"]
     assert agenda.now == 2.0
-    with pytest.raises(ValueError, match=r"nothing can happen at 1\.0 s"):
+    with pytest.raises(ValueError, match=r"no event can be scheduled at 1\.0 s"):
         agenda.at(1.0, happened.append, "past")
 
 

@@ -166,7 +166,7 @@ def test_run_with_a_stopped_clock_is_stopped() -> None:
     for ended in range(MOST_STILL):
         watch(7.0, ended)
     watch(7.0, 3)
-    with pytest.raises(SimulationError, match=r"the clock stands still at 7\.0"):
+    with pytest.raises(SimulationError, match=r"simulated time stays at 7\.0"):
         watch(7.0, 4)
 
 

@@ -74,7 +74,7 @@ def test_philly_jobs_are_sorted_and_become_one_call_per_gpu(tmp_path: Path, writ
 def test_single_philly_cluster_can_be_read(tmp_path: Path, write: Write) -> None:
     trace = write(P, PHILLY, cluster="11cb48")
     assert [call.at_s for call in read_trace(trace, folder=tmp_path)] == [0.0, 2902.0]
-    with pytest.raises(ConfigError, match="no call is left of it"):
+    with pytest.raises(ConfigError, match="no call matches start, for and cluster"):
         read_trace(write(P, PHILLY, cluster="another"), folder=tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_any_workload_is_opened_through_one_function(tmp_path: Path, write: Writ
     ("format", "text", "problem"),
     [
         (P, "", "trace: the file is empty"),
-        (P, PHILLY.splitlines()[0], "trace: it holds no calls"),
+        (P, PHILLY.splitlines()[0], "trace: the file contains no calls"),
         (P, PHILLY.replace("duration", "time", 1), r"line 1: duration: the header lacks this column"),
         (P, PHILLY.replace(",66.0,1", ",-66.0,1"), r"line 2: duration: '-66\.0' is not a number of"),
         (P, PHILLY.replace(",66.0,1", ",0,1"), r"line 2: duration: 0 s is 0 items"),

@@ -20,15 +20,15 @@ def load():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[provider]\nkind = "pbs"', 'kind = "pbs": its factory is used with "local", "slurm", "condor"'),
+        ('[provider]\nkind = "pbs"', 'kind = "pbs": the TaskVine factory supports only "local", "slurm", "condor"'),
         ('sites = ["other.toml"]', "sites: a session with TaskVine has one site"),
         ('[provider]\nkind = "slurm"\nnodes = 2', "nodes = 2: a worker is one node"),
-        ('[environment]\nkind = "packed"', 'kind = "packed": its libraries run in this environment'),
-        ('[policy]\nprovisioning = "demand"', 'provisioning = "demand": its factory decides'),
-        ("[policy]\nkeep_pending = 7", "keep_pending: its factory decides"),
+        ('[environment]\nkind = "packed"', 'kind = "packed": TaskVine libraries run in this environment'),
+        ('[policy]\nprovisioning = "demand"', 'provisioning = "demand": TaskVine sets'),
+        ("[policy]\nkeep_pending = 7", "keep_pending: TaskVine sets"),
     ],
 )
-def test_a_setting_of_a_site_is_refused(text, said):
+def test_unsupported_site_setting_is_refused(text, said):
     site = parse_site(f'name = "pool"\nengine = "taskvine"\n{text}\n', file="site.toml")
     with pytest.raises(ConfigError) as caught:
         refusals.refuse_site(site)
@@ -39,7 +39,7 @@ def test_a_setting_of_a_site_is_refused(text, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"device_memory": "4 GB"}, "device_memory: it gives a library whole GPUs"),
+        ({"device_memory": "4 GB"}, "device_memory: TaskVine gives a library whole GPUs"),
         ({"slots": 2}, "slots = 2: "),
         ({"awareness": "disk"}, 'awareness = "disk": '),
         ({"calls_per_library": 5}, "calls_per_library: "),
@@ -56,11 +56,11 @@ def test_option_of_a_context_is_refused(options, said):
 @pytest.mark.parametrize(
     ("specification", "said"),
     [
-        ({"deadline_s": "1 h"}, "deadline: it runs calls in the order of their submission"),
+        ({"deadline_s": "1 h"}, "deadline: TaskVine runs calls in the order of their submission"),
         ({"latency_s": 2}, "latency: "),
         ({"ttft_s": 2}, "ttft: "),
         ({"ttft_per_token_s": 0.01}, "ttft_per_token: "),
-        ({"gang": 2}, "gang = (2, 2): it starts one library per call"),
+        ({"gang": 2}, "gang = (2, 2): TaskVine starts one library per call"),
         ({"stream": True}, "stream: a call that runs in a library sends nothing before its end"),
     ],
 )

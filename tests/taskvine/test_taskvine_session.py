@@ -170,7 +170,7 @@ def test_contexts_that_need_the_same_slots_run_in_turn(pool, log):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"deadline": "1 h"}, "deadline: it runs calls"), ({"stream": True}, "stream: a call")]
+    ("options", "said"), [({"deadline": "1 h"}, "deadline: TaskVine runs calls"), ({"stream": True}, "stream: a call")]
 )
 def test_unsupported_options_are_refused_before_sending(pool, log, options, said):
     @stoker.app(context=table(["refused"], str(log)), **options)

@@ -61,7 +61,7 @@ def note(path, line):
     os.write(descriptor, f"{line}\\n".encode())
     os.close(descriptor)
 """
-SAID = 'engine = "taskvine" cannot honour deadline: it runs calls in the order of their submission\n14\n'
+SAID = 'engine = "taskvine" cannot honour deadline: TaskVine runs calls in the order of their submission\n14\n'
 
 
 class Up:
@@ -119,7 +119,7 @@ def test_programs_use_contexts_loaded_by_other_programs(up: Up) -> None:
     said = stoker(up.world, "down", up.name)
     assert said.returncode == 0, said.stderr
     assert said.stdout == (
-        f"session {up.name} has ended: 6 calls done, 1 pilot released, 1 job ended; nothing of it is left running\n"
+        f"session {up.name} has ended: 6 calls done, 1 pilot released, 1 job ended; no process or job remains\n"
     )
     assert up.world.left() == []
 
@@ -169,4 +169,4 @@ def test_remaining_processes_are_named_with_the_command_to_end_them(up: Up) -> N
     kill(up.of("vine_factory"), signal.SIGCONT)
     until(lambda: not up.world.left(), limit_s=60)
     again = stoker(up.world, "down", up.name)
-    assert again.stdout == f"session {up.name} has ended already; nothing of it is left running\n"
+    assert again.stdout == f"session {up.name} has ended already; no process or job remains\n"

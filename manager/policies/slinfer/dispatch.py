@@ -158,7 +158,7 @@ class OfferByHeadroom(HottestFirst):
             if self._drops and (late_s := _late_s(view, call)) > 0:
                 why = f"its first token would come more than {late_s:.2f} s late"
                 if last := self._why.get(call.id):
-                    why += f"; no library took it: {last}"
+                    why += f"; no library accepted the call: {last}"
                 yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))
             else:
                 yield from self._plan(view, call)

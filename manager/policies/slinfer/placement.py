@@ -190,7 +190,7 @@ def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tu
 
 def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: Context) -> tuple[list[Action], int]:
     """Return actions that stop libraries, or let them sleep, for `size` bytes of a context; and the free bytes."""
-    why = f"{of.recipe.name} needs the memory, and no call runs here"
+    why = f"{of.recipe.name} needs the memory, and this library runs no call"
     if not any(map(may_sleep, gone)):
         return [Unload(library.id, why) for library in gone], room
     plan, rooms = make_place({device: size}, gone, why=why, sleeps=True)

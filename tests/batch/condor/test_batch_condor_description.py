@@ -69,7 +69,7 @@ def test_unset_options_are_left_to_the_pool(ad_of: Any) -> None:
     assert ad.eval("RequestMemory") == 2048, "HTCondor would ask for 1 MB, the size of the script"
 
 
-def test_files_travel_only_where_they_are_not_shared(ad_of: Any) -> None:
+def test_files_are_sent_only_if_shared_files_is_false(ad_of: Any) -> None:
     ad = ad_of(describe(site(), session="k3v9", block="b7"))
     assert (ad["ShouldTransferFiles"], ad["TransferOutput"]) == ("IF_NEEDED", "")
     bare = parse_site(f'{SITE}shared_files = false\n[environment]\nkind = "packed"\n', file="pool.toml")
@@ -84,7 +84,7 @@ def test_file_that_cannot_be_transferred_is_refused(name: str) -> None:
         describe(site(), session="k3v9", block="b7", files=[name])
 
 
-def test_options_go_in_as_they_stand_and_what_is_ours_comes_after(ad_of: Any) -> None:
+def test_condor_options_precede_stokers_own_lines(ad_of: Any) -> None:
     given = "options = ['+ProjectName = \"stoker\"', 'request_disk = 5', '+StokerBlock = \"b8\"', 'priority = 3']"
     ad = ad_of(describe(site(given), session="k3v9", block="b7"))
     assert (ad["ProjectName"], ad.eval("RequestDisk"), ad["JobPrio"], ad["StokerBlock"]) == ("stoker", 5, 3, "b7")

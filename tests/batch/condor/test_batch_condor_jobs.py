@@ -95,7 +95,7 @@ def test_failed_job_reports_its_last_output(pool: Pool, submit: Callable[..., Co
     assert seen(batch, job, ENDED) == "killed by signal 9 (SIGKILL)"
 
 
-def test_it_gets_the_gpus_that_it_asks_for(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+def test_condor_job_gets_the_requested_gpus(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
     batch = submit('gpus = "titan-x:1"\ncores = 3', command="env")
     seen(batch, batch.submit(B7), ENDED)
     environ = dict(line.split("=", 1) for line in output(tmp_path).splitlines() if "=" in line)
@@ -344,7 +344,7 @@ def test_cancel_accepts_finished_and_unknown_jobs(pool: Pool, submit: Callable[.
 
 
 def test_unknown_job_is_absent(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    how = "gone from the queue, and condor_history does not know it"
+    how = "gone from the queue, and condor_history does not list the job"
     assert look(submit(), "999.0") == BatchJobStatus(ENDED, how, absent=True)
 
 
@@ -388,7 +388,7 @@ def test_bad_requirement_is_refused_in_the_words_of_condor(pool: Pool, submit: C
     assert pool.queued() == []
 
 
-def test_requirements_choose_the_machine(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_condor_requirements_select_the_machine(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit("requirements = 'TARGET.HasScratch'", command="true")
     job = batch.submit(B7)
     seen(batch, job, ENDED)
@@ -460,7 +460,7 @@ def test_pool_without_history_still_reports_the_end_of_a_job(
     )
     batch = submit(command="true")
     job = batch.submit(B7)
-    assert re.search("exit code 0|does not know it", seen(batch, job, ENDED)), (
+    assert re.search("exit code 0|does not list the job", seen(batch, job, ENDED)), (
         "the job may be listed before it leaves the queue"
     )
 
