@@ -13,7 +13,7 @@ from benchmarks import quoted_records
 from benchmarks.harness import ROOT
 from benchmarks.papers.pervasive import report as context
 from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
-from benchmarks.papers.pervasive.__main__ import read as read_context
+from benchmarks.papers.pervasive.__main__ import read_record as read_context
 from benchmarks.papers.prompt_tuner import report as tuner
 from benchmarks.papers.prompt_tuner.record import read, show
 from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, OURS
@@ -39,7 +39,7 @@ def quotes() -> list[Quote]:
     )
     found.append(_quote(performance, "In the simulator, medium load", condition))
     found.append(_quote(performance, "Bars against these baselines", _judged(page)))
-    found.append(_quote(performance, "Of the context paper", context.quote(read_context(FOLDER / CONTEXT_RECORD))))
+    found.append(_quote(performance, "Of the context paper", context.quotation(read_context(FOLDER / CONTEXT_RECORD))))
     found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
     lines = (
         *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.whole_run(),

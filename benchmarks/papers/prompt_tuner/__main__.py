@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         runs={"type": Path, "default": Path("runs/reproduce-tuner"), "help": "folder for runs [%(default)s]"},
         page_only=None, quick=None,
     )  # fmt: skip
-    asked = common.parsed(ask, arguments)
+    asked = common.parse_options(ask, arguments)
     if asked.runs.exists() and not asked.runs.is_dir():
         ask.error(f"--runs {asked.runs}: not a folder")
     stopped = f"the page is unchanged; the same command continues {asked.runs}"
@@ -52,7 +52,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
 def evaluate(runs: Runs, *, look: bool) -> Record:
     clock, grid = Clock("python -m benchmarks.papers.prompt_tuner"), read_grid()
     grid = quick(grid) if look else grid
-    book = book_of(runs, grid, tell=common.progress("runs"), smaller=QUICK_SMALLER if look else 1)
+    book = book_of(runs, grid, tell=common.progress_printer("runs"), smaller=QUICK_SMALLER if look else 1)
     book.bring(judged(search(book), grid))
     return Record(clock.facts(), grid, tuple(sorted(book.kept.values(), key=lambda run: run.name)))
 

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, results, write_bytes
+from benchmarks.papers.common import RELEASE, run_tasks, write_bytes
 from benchmarks.papers.prompt_tuner import grid as grids
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
 from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
@@ -58,7 +58,7 @@ class Runs:
 
     def _do(self, todo: list[Case]) -> Iterator[tuple[Case, Result]]:
         try:
-            for place, result in results(simulated, todo, jobs=self._jobs):
+            for place, result in run_tasks(simulated, todo, jobs=self._jobs):
                 yield todo[place], result
         except DiedError as error:
             raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None

@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         only={"action": "append", "choices": [*BASELINES, SLINFER], "help": "of a table; repeat for several"},
         out=None, quick=None, skip=None,
     )  # fmt: skip
-    asked = common.parsed(ask, arguments)
+    asked = common.parse_options(ask, arguments)
     return common.exit_status(
         lambda: _reproduce(asked), stopped=f"the same again goes on with {asked.out / RECORDS}", missing=missing(),
         skip=asked.skip,

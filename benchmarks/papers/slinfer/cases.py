@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
+from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
 from benchmarks.papers.slinfer import authors, worlds
 from benchmarks.papers.slinfer.data import OBJECTIVE, read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
@@ -116,6 +116,7 @@ LONGEST = {"LongBench": 32_768}
 
 def records(path: Path) -> Store[Case, Result]:
     store: Store[Case, Result] = Store(
-        read_results(path, list[Result]) or (), write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n")
+        read_results(path, list[Result]) or (),
+        write=lambda: write_bytes(path, b"[" + json_lines(store.in_order()) + b"]\n"),
     )
     return store

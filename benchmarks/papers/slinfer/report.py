@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.common import Store, filled, table
+from benchmarks.papers.common import Store, table, wrapped_text
 from benchmarks.papers.slinfer import authors, tables
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case, Result
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S
@@ -173,7 +173,7 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
         figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(), figure_24=of.figure_24(),
         figure_31=of.figure_31(),
     )  # fmt: skip
-    return filled(text)
+    return wrapped_text(text)
 
 
 def met(result: Result | None) -> str:
