@@ -87,7 +87,7 @@ def _folder(place: Place) -> Any:
     return folder
 
 
-def _how(model: Any, some: list[str]) -> str:
+def _compilation_text(model: Any, some: list[str]) -> str:
     return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
 
 
@@ -102,7 +102,7 @@ def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[li
     rate = count / (time.perf_counter() - began)
     answer[f"{what}: texts/s"] = rate
     if "compiled" in what:
-        answer[f"{what}: how"] = stoker.app(context=context)(_how)(calls[-1]).result(30)
+        answer[f"{what}: how"] = stoker.app(context=context)(_compilation_text)(calls[-1]).result(30)
     return rate
 
 

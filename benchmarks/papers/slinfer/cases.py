@@ -91,7 +91,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)
-        return worlds.elastic(sizes, nodes, longest=longest), lambda: authors.slinfer(
+        return worlds.elastic_world(sizes, nodes, longest=longest), lambda: authors.slinfer(
             rows, case.sizes[0], **case.settings
         )
     if system not in BASELINES:
@@ -101,7 +101,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = msgspec.structs.replace(nodes, cpus=0)
     if system == SLLM_CS_STATIC:
         nodes = msgspec.structs.replace(nodes, parts=2)
-    world = worlds.limited(sizes, nodes, share=share)
+    world = worlds.limited_world(sizes, nodes, share=share)
     together = max(share, nodes.parts)
     names = {(f"model-{number}", kind): size for number, size in enumerate(sizes) for kind in (CPU, GPU)}
     limits = {(name, kind): worlds.limit_of(size, kind, together) for (name, kind), size in names.items()}
