@@ -38,12 +38,13 @@ def quotes() -> list[Quote]:
         " scheduler learns from earlier jobs, as in the paper:"
     )
     found.append(_quote(performance, "In the simulator, medium load", condition))
-    found.append(_quote(performance, "Bars against these baselines", _judged(page)))
+    found.append(_quote(performance, "Bars against these baselines", _judged_text(page)))
     found.append(_quote(performance, "Of the context paper", context.quotation(read_context(FOLDER / CONTEXT_RECORD))))
-    found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
+    found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front_page_rows()]
     lines = (
-        *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.whole_run(),
-        quoted_records.preempted(), quoted_records.fidelity(), quoted_records.gpu(), quoted_records.tuning(),
+        *quoted_records.peer_rows(), *quoted_records.awareness(), *quoted_records.lost_rows(),
+        quoted_records.whole_run(), quoted_records.preempted_row(), quoted_records.fidelity(),
+        quoted_records.gpu(), quoted_records.tuning(),
     )  # fmt: skip
     found += [_quote(performance, begins, line) for begins, line in lines]
     benchmarks, bank = ROOT / "benchmarks" / "FINDINGS.md", ROOT / "docs" / "prompt-bank.md"
@@ -71,7 +72,7 @@ def _schedulers(page: tuner.Page) -> list[tuple[str, str]]:
     return [(f"| {cells[0]} |", row(*cells)) for cells in lines]
 
 
-def _judged(page: tuner.Page) -> str:
+def _judged_text(page: tuner.Page) -> str:
     told = []
     for bar in tuner.baseline_bars(page):
         said = f"; the paper has {bar.paper}" if bar.paper else ""

@@ -44,7 +44,7 @@ def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
     loads = spread([run["load"] for run in runs], digits=1)
     lines = [f"{streams} streams at once; median (min-max) of {pairs} pairs; load before each side {loads}"]
     for percent, bar_ms in BARS_MS.items():
-        times = {side: [at(run["ttft_ms"], percent) for run in theirs] for side, theirs in by_side.items()}
+        times = {side: [percentile(run["ttft_ms"], percent) for run in theirs] for side, theirs in by_side.items()}
         added = [a - b for a, b in zip(times["gateway"], times["direct"], strict=True)]
         sides = ", ".join(f"{side} {spread(each, digits=1)}" for side, each in times.items())
         verdict = "met" if statistics.median(added) <= bar_ms else "missed"
@@ -52,7 +52,7 @@ def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
             f"  first token, p{percent}, ms: {sides}; added {spread(added, digits=1)}; bar {bar_ms}: {verdict}"
         )
     for side, theirs in by_side.items():
-        late = spread([100 * at(run["late"], 50) for run in theirs], digits=1)
+        late = spread([100 * percentile(run["late"], 50) for run in theirs], digits=1)
         parts = {part: statistics.median([run["cpu_us"][part] for run in theirs]) for part in theirs[0]["cpu_us"]}
         cpu = ", ".join(f"{part} {us:.0f}" for part, us in parts.items())
         lines.append(f"  {side}: streams take {late} % longer than their pace; processor time a token, us: {cpu}")
@@ -60,7 +60,7 @@ def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
     return "\n".join([*lines, f"  the gateway's memory at the end, MB: {memory}\n"])
 
 
-def at(numbers: list[float], percent: int) -> float:
+def percentile(numbers: list[float], percent: int) -> float:
     return numbers[min(len(numbers) - 1, len(numbers) * percent // 100)]
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.run import again, checked
+from stoker.apps.prompt_tuning.run import check_jobs, restart_command
 from stoker.errors import ConfigError, RecipeError
 
 JOB = """\
@@ -129,7 +129,7 @@ def test_a_missing_model_a_twin_name_and_too_many_ranks(here):
 )
 def test_the_resume_command_has_every_option_of_the_stopped_one(given):
     options = SubmissionOptions(**given)
-    words = shlex.split(again([Path("a job.toml"), Path("b.toml")], options))
+    words = shlex.split(restart_command([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]
     read = submit_jobs.make_context("submit", words[3:]).params
     assert read.pop("jobs") == (Path("a job.toml"), Path("b.toml"))
@@ -145,7 +145,7 @@ def test_the_resume_command_has_every_option_of_the_stopped_one(given):
 
 
 def test_the_command_that_goes_on_is_short_where_nothing_was_given():
-    assert again([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
+    assert restart_command([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
 
 
 def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
@@ -153,4 +153,4 @@ def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
     assert isinstance(error, ConfigError)
     assert str(error).startswith("good.toml: --late drop has no effect on jobs without a deadline")
     write(here, name="due", until='slo = "1 h"')
-    assert list(checked([Path("good.toml"), Path("due.toml")], SubmissionOptions(late="drop"))) == ["good", "due"]
+    assert list(check_jobs([Path("good.toml"), Path("due.toml")], SubmissionOptions(late="drop"))) == ["good", "due"]

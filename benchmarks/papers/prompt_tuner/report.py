@@ -345,7 +345,7 @@ def _models(page: Page) -> str:
 
 def _own_measurements_text() -> str:
     return f"""Our own measurements, with another model, do not give two of these numbers: for `speedup`,
-        {quoted_records.against_induced()}; for `gang_efficiency`, {quoted_records.communication()}."""
+        {quoted_records.induced_prompt_text()}; for `gang_efficiency`, {quoted_records.communication()}."""
 
 
 def _value_text(what: object) -> str:
