@@ -64,7 +64,7 @@ class Measured(msgspec.Struct, frozen=True):
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Run benchmarks; without a NAME, all of them:\n\n{_listed()}",
+        description=f"Run benchmarks; without a NAME, all of them:\n\n{_benchmark_list()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run [all]")
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for the page [%(default)s]")
     asked = parser.parse_args(arguments)
     if asked.list:
-        print(_listed())
+        print(_benchmark_list())
         return 0
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         begun = time.perf_counter()
         try:
             module, function, _ = BENCHMARKS[name]
-            table: Table = getattr(import_module(module), function)(_say, quick=asked.quick)
+            table: Table = getattr(import_module(module), function)(_print_progress, quick=asked.quick)
         except Exception:
             traceback.print_exc()
             failed.append(name)
@@ -105,12 +105,12 @@ def main(arguments: list[str] | None = None) -> int:
         msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     )
     (asked.out / PAGE).write_text(page.write(tables, failed, facts, quick=asked.quick))
-    status = conclude(tables, failed, quick=asked.quick)
+    status = print_outcome(tables, failed, quick=asked.quick)
     print(f"the bars as a picture: {asked.out / PAGE}")
     return status
 
 
-def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
+def print_outcome(tables: list[Table], failed: list[str], *, quick: bool) -> int:
     missed = [table.name for table in tables if not passes(table, quick=quick)]
     skipped = [table.name for table in tables if table.skipped]
     for what, names in (("failed", failed), ("not every bar is met", missed), ("skipped", skipped)):
@@ -127,7 +127,7 @@ def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
     return 0
 
 
-def _listed() -> str:
+def _benchmark_list() -> str:
     lines = []
     for subject, names in SUBJECTS.items():
         lines.append(f"{subject}:")
@@ -137,7 +137,7 @@ def _listed() -> str:
     return "\n".join(lines)
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)
 
 

@@ -38,32 +38,32 @@ class Case(msgspec.Struct, frozen=True):
     own_side: bool = False
 
 
-def _rate(found: dict[str, Any]) -> float:
+def _calls_per_s(found: dict[str, Any]) -> float:
     return float(found["calls_per_s"])
 
 
-def _events(queued: str) -> Callable[[dict[str, Any]], float]:
+def _events_per_s(queued: str) -> Callable[[dict[str, Any]], float]:
     return lambda found: statistics.median(found["events_per_second"][queued])
 
 
 _NOOP = ("benchmarks.engine.noop", "--executor", "stoker", "--how")
 _EVENTS = ("benchmarks.engine.core_events", "--json", "--repeats", "3", "--queued")
 CASES = {
-    "noop": Case((*_NOOP, "app", "--calls", "10000"), _rate, "calls/s"),
-    "map": Case((*_NOOP, "map", "--calls", "100000"), _rate, "calls/s"),
+    "noop": Case((*_NOOP, "app", "--calls", "10000"), _calls_per_s, "calls/s"),
+    "map": Case((*_NOOP, "map", "--calls", "100000"), _calls_per_s, "calls/s"),
     "sequential": Case((*_NOOP, "sequential"), lambda found: found["p50_ms"], "ms", more_is_better=False),
-    "core_events": Case((*_EVENTS, "1000"), _events("1000"), "events/s"),
-    "core_events_100000": Case((*_EVENTS, "100000"), _events("100000"), "events/s"),
+    "core_events": Case((*_EVENTS, "1000"), _events_per_s("1000"), "events/s"),
+    "core_events_100000": Case((*_EVENTS, "100000"), _events_per_s("100000"), "events/s"),
     "simulator": Case(
         ("benchmarks.scale.simulator", "steady"), lambda found: found["events"] / found["spent_s"], "events/s"
     ),
     "restart": Case(("benchmarks.reliability.recovery", "restart"), lambda found: found["at_work_s"], "s", False),
     "lost_pilot": Case(("benchmarks.reliability.lost_pilot", "killed"), lambda found: found["seconds"], "s", False),
-    "many_pilots": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "2000"), _rate, "calls/s"),
+    "many_pilots": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "2000"), _calls_per_s, "calls/s"),
     "cold_load": Case(("benchmarks.engine.loads", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
     "eviction": Case(("benchmarks.engine.loads", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
     "facts": Case(("benchmarks.engine.loads", "demo"), lambda found: found["seconds"], "s", False, own_side=True),
-    "one_pilot": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "1"), _rate, "calls/s"),
+    "one_pilot": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "1"), _calls_per_s, "calls/s"),
 }
 
 
@@ -74,7 +74,7 @@ def environment_of(checkout: Path, modules: Path, home: str) -> tuple[str, dict[
     return str(python), {**os.environ, "PYTHONPATH": str(modules), "PATH": path, "STOKER_HOME": home}
 
 
-def side(checkout: Path, case: Case) -> float:
+def measure_side(checkout: Path, case: Case) -> float:
     with tempfile.TemporaryDirectory(prefix="before-") as own:
         python, environment = environment_of(checkout, ROOT if case.own_side else checkout, own)
         command = [python, "-m", *case.arguments]
@@ -88,7 +88,7 @@ def side(checkout: Path, case: Case) -> float:
 def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {"here": [], "other": [], "better": []}
     for pair in range(pairs):
-        found = take_turns(pair, {"here": lambda: side(here, case), "other": lambda: side(other, case)})
+        found = take_turns(pair, {"here": lambda: measure_side(here, case), "other": lambda: measure_side(other, case)})
         ours, theirs = found["here"], found["other"]
         better = ours / theirs if case.more_is_better else theirs / ours
         for name, number in (*found.items(), ("better", better)):

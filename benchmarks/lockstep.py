@@ -56,7 +56,7 @@ class Side:
         return line
 
 
-def repeat(here: Path, other: Path, case: str, *, rounds: int, chance: random.Random) -> list[list[float]]:
+def run_alternately(here: Path, other: Path, case: str, *, rounds: int, chance: random.Random) -> list[list[float]]:
     found = []
     with ExitStack() as stack:
         sides: dict[Path, Side] = {}
@@ -76,7 +76,7 @@ def main() -> int:
     for name in asked.cases:
         repeats, loads = [], []
         for _ in range(asked.repeats):
-            repeats.append(repeat(ROOT, asked.other, name, rounds=asked.rounds, chance=chance))
+            repeats.append(run_alternately(ROOT, asked.other, name, rounds=asked.rounds, chance=chance))
             loads.append(os.getloadavg()[0])
         better = [statistics.median(theirs / ours for ours, theirs in rounds) for rounds in repeats]
         record["cases"][name] = {"seconds": repeats, "better": better, "load": loads}

@@ -27,7 +27,7 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-def judged(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
+def judge_lines(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
     found = [
         Judged(table.name, line, line.verdict(quick=quick))
         for table in tables
@@ -38,7 +38,7 @@ def judged(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
 
 
 def write(tables: Sequence[Table], failed: Sequence[str], facts: Facts, *, quick: bool = False) -> str:
-    every = judged(tables, quick=quick)
+    every = judge_lines(tables, quick=quick)
     counts = {verdict: sum(one.verdict is verdict for one in every) for verdict in _COLORS}
     skipped = [(table.name, table.skipped) for table in tables if table.skipped]
     title = f"{counts[Verdict.MET]} of {len(every)} bars met"
@@ -68,16 +68,16 @@ def _row(one: Judged) -> str:
     numbers = list(line.cells.values())[-1]
     verdict = f'<td class="missed">{one.verdict.value}' if one.verdict is Verdict.MISSED else f"<td>{one.verdict.value}"
     found = _text(spread(numbers, digits=line.last_digits))
-    cells = [_text(one.table), _text(line.what), found, str(bar), "".join(_picture(one))]
+    cells = [_text(one.table), _text(line.what), found, str(bar), "".join(_bar_svg(one))]
     return f"<tr><td>{'<td>'.join(cells)}{verdict}</tr>"
 
 
-def _picture(one: Judged) -> Iterator[str]:
+def _bar_svg(one: Judged) -> Iterator[str]:
     numbers = [number for number in list(one.line.cells.values())[-1] if math.isfinite(number)]
     yield f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img">'
     middle, color = _WIDTH / 2, _COLORS[one.verdict]
     yield f'<line x1="{middle}" x2="{middle}" y1="0" y2="{_HEIGHT}" stroke="#222"/>'
-    places = [place for number in numbers if (place := _place(one.line, number)) is not None]
+    places = [place for number in numbers if (place := _x_of(one.line, number)) is not None]
     if places:
         y = _HEIGHT / 2
         yield f'<line x1="{min(places):.0f}" x2="{max(places):.0f}" y1="{y}" y2="{y}" stroke="{color}"/>'
@@ -85,7 +85,7 @@ def _picture(one: Judged) -> Iterator[str]:
     yield "</svg>"
 
 
-def _place(line: Line, number: float) -> float | None:
+def _x_of(line: Line, number: float) -> float | None:
     assert line.bar is not None
     limit = line.bar.at_least if line.bar.at_least is not None else line.bar.at_most
     if limit is None or limit < 0 or number < 0:

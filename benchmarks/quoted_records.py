@@ -43,14 +43,14 @@ def read(name: str) -> BenchRecord:
     return msgspec.json.decode((RECORDS / f"{name}.json").read_bytes(), type=BenchRecord)
 
 
-def front() -> Iterator[tuple[str, str]]:
+def front_page_rows() -> Iterator[tuple[str, str]]:
     hot = _none_against_full(read("awareness"), "with a snapshot")
     full, alone = (statistics.median(hot.cells[side]) for side in ("full", "below full"))
     inferences, calls = hot.what.split(", ")[2:4]
     begins = "| 384 inferences"
     what = (
         f"{inferences} of SmolLM2-135M in {calls}: {full:.0f} s with the model kept; {alone:.0f} s with a new process"
-        f" per call, {_inline(hot.cells['ratio'], digits=1)} times as long"
+        f" per call, {_median_and_range(hot.cells['ratio'], digits=1)} times as long"
     )
     yield begins, row(what, "`make bench ARGS=awareness`", _record("awareness"))
     load = _gpu_loads()
@@ -65,7 +65,7 @@ def front() -> Iterator[tuple[str, str]]:
     begins = "| empty calls per second"
     what = (
         f"empty calls per second, against Parsl HTEX: {statistics.median(logging):.1f} times with Parsl's default log;"
-        f" {_inline(mine, digits=1)} without"
+        f" {_median_and_range(mine, digits=1)} without"
     )
     yield begins, row(what, "`make bench ARGS=noop`", _record("noop"))
 
@@ -74,7 +74,7 @@ def _record(name: str) -> str:
     return f"[{name}](benchmarks/records/{name}.json)"
 
 
-def peers() -> Iterator[tuple[str, str]]:
+def peer_rows() -> Iterator[tuple[str, str]]:
     noop = read("noop")
     for what, line in (
         ("no-op calls per second through `python_app`, against HTEX, Parsl's own log switched off", _HTEX),
@@ -84,13 +84,13 @@ def peers() -> Iterator[tuple[str, str]]:
          "stoker.map with batch_size=1, calls/s, against HTEX's python_app"),
         ("one call after another, p50 against HTEX's, without the log", "python_app, one after another, p50 in ms"),
     ):  # fmt: skip
-        yield _peer(what, "`make bench ARGS=noop`", noop, line)
+        yield _peer_row(what, "`make bench ARGS=noop`", noop, line)
     for record in map(read, _TASKVINE):
         what = f"calls per second, against TaskVine's direct `FunctionCall`, commit {record.facts.commit}"
-        yield _peer(what, "`make bench ARGS=taskvine`", record, _DIRECT)
+        yield _peer_row(what, "`make bench ARGS=taskvine`", record, _DIRECT)
 
 
-def lost() -> Iterator[tuple[str, str]]:
+def lost_rows() -> Iterator[tuple[str, str]]:
     restart, pilot = read("restart"), read("lost_pilot")
     back, killed, frozen = (
         restart.last("until it is back at work, s"),
@@ -98,19 +98,22 @@ def lost() -> Iterator[tuple[str, str]]:
         pilot.last("the pilot is frozen"),
     )
     begins = "| the manager is killed with 100,000 calls queued: until it works again |"
-    yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)}{_on(restart)} |"
+    yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)}{_on_machine(restart)} |"
     begins = "| a pilot is killed, or frozen, while it runs a call: until the call runs on the other one |"
-    yield begins, f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)}{_on(pilot)} |"
+    yield (
+        begins,
+        f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)}{_on_machine(pilot)} |",
+    )
 
 
-def preempted() -> tuple[str, str]:
+def preempted_row() -> tuple[str, str]:
     record = read("preemption")
     (line,) = record.tables[0].lines
     done = line.cells["goodput"]
     begins = "| share of the possible work that is done, while one of 8 pilots is preempted every 5 s |"
     return (
         begins,
-        f"{begins} `make bench ARGS=preemption` | {spread(done, digits=2)}, {len(done)} runs{_on(record)} |",
+        f"{begins} `make bench ARGS=preemption` | {spread(done, digits=2)}, {len(done)} runs{_on_machine(record)} |",
     )
 
 
@@ -177,7 +180,7 @@ def whole_run() -> tuple[str, str]:
 def quality() -> Iterator[tuple[str, str]]:
     found = []
     for place, (_, _, bar) in enumerate(prompt_quality.KINDS):
-        middle, low, high = _of_tasks(place)
+        middle, low, high = _task_ratio(place)
         judged = "" if bar is None else f"; bar {bar:g}: {'met' if middle >= bar else '**missed**'}"
         found.append((f"{middle:.2f}", f"{low:.2f} to {high:.2f}", judged))
     best, random, induced = (f"{middle} ({between}{judged})" for middle, between, judged in found)
@@ -198,22 +201,22 @@ def quality() -> Iterator[tuple[str, str]]:
 
 
 def chosen_prompt() -> str:
-    best, induced = ("{:.2f} ({:.2f} to {:.2f})".format(*_of_tasks(place)) for place in (0, 2))
+    best, induced = ("{:.2f} ({:.2f} to {:.2f})".format(*_task_ratio(place)) for place in (0, 2))
     return (
         f"the best of 8 needs {best} of the iterations of the one that a score chooses, and an induced one {induced}"
         " times as many: medians of ten tasks, 95 % intervals"
     )
 
 
-def against_induced() -> str:
-    middle, low, high = _of_tasks(2)
+def induced_prompt_text() -> str:
+    middle, low, high = _task_ratio(2)
     return (
         f"an induced prompt needs {middle:.2f} times the iterations of the one that a score chooses"
         f" (95 % interval {low:.2f} to {high:.2f}, SmolLM2-135M, `prompt_quality`)"
     )
 
 
-def _of_tasks(place: int) -> tuple[float, float, float]:
+def _task_ratio(place: int) -> tuple[float, float, float]:
     ratios = read("prompt_quality").last(prompt_quality.KINDS[place][0])
     return statistics.median(ratios), *prompt_quality.interval(ratios)
 
@@ -235,7 +238,7 @@ def prompt_spread() -> str:
     name = prompt_quality.SPREAD_LINE.format(prompt_quality.SPREAD, task)
     for what in (name, f"{name}, between evaluations"):
         (line,) = [line for line in table.lines if line.what == what]
-        found.append(prompt_quality.apart(line.cells["its ITA"]))
+        found.append(prompt_quality.spread_text(line.cells["its ITA"]))
     low, high = prompt_quality.SPREAD_SAID
     return (
         f"{prompt_quality.SPREAD} random prompts of `{task}` need {found[0]} (between evaluations {found[1]}); in"
@@ -312,7 +315,7 @@ def tuning() -> tuple[str, str]:
     )
 
 
-def _on(record: BenchRecord) -> str:
+def _on_machine(record: BenchRecord) -> str:
     return f"; {_machine(record.facts)}"
 
 
@@ -321,7 +324,7 @@ def _seconds(numbers: list[float]) -> str:
     return f"{figure} s {between}, {len(numbers)} runs"
 
 
-def _peer(what: str, command: str, record: BenchRecord, line: str) -> tuple[str, str]:
+def _peer_row(what: str, command: str, record: BenchRecord, line: str) -> tuple[str, str]:
     numbers = record.last(line)
     figure, _, between = spread(numbers, digits=record.line(line).last_digits).partition(" ")
     times = "" if "p50" in line else " times"
@@ -334,7 +337,7 @@ def _machine(facts: Facts) -> str:
     return f"{facts.machine.rpartition(', Python')[0]}, {load}, {facts.at}"
 
 
-def _inline(numbers: list[float], *, digits: int = 2) -> str:
+def _median_and_range(numbers: list[float], *, digits: int = 2) -> str:
     return f"{statistics.median(numbers):.{digits}f} ({_range(numbers, digits=digits)})"
 
 

@@ -13,9 +13,9 @@ from benchmarks import quoted_records
 from benchmarks.harness import ROOT
 from benchmarks.papers.pervasive import report as context
 from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
-from benchmarks.papers.pervasive.__main__ import read as read_context
+from benchmarks.papers.pervasive.__main__ import read_record as read_context
 from benchmarks.papers.prompt_tuner import report as tuner
-from benchmarks.papers.prompt_tuner.record import read, show
+from benchmarks.papers.prompt_tuner.record import mean_text, read_record
 from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, OURS
 from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
@@ -30,7 +30,7 @@ class Quote(NamedTuple):
 
 
 def quotes() -> list[Quote]:
-    page = tuner.Page(read(FOLDER / tuner.RECORD))
+    page = tuner.Page(read_record(FOLDER / tuner.RECORD))
     performance = ROOT / "docs" / "performance.md"
     found = [_quote(performance, begins, line) for begins, line in _schedulers(page)]
     condition = (
@@ -38,12 +38,13 @@ def quotes() -> list[Quote]:
         " scheduler learns from earlier jobs, as in the paper:"
     )
     found.append(_quote(performance, "In the simulator, medium load", condition))
-    found.append(_quote(performance, "Bars against these baselines", _judged(page)))
-    found.append(_quote(performance, "Of the context paper", context.quote(read_context(FOLDER / CONTEXT_RECORD))))
-    found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
+    found.append(_quote(performance, "Bars against these baselines", _judged_text(page)))
+    found.append(_quote(performance, "Of the context paper", context.quotation(read_context(FOLDER / CONTEXT_RECORD))))
+    found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front_page_rows()]
     lines = (
-        *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.whole_run(),
-        quoted_records.preempted(), quoted_records.fidelity(), quoted_records.gpu(), quoted_records.tuning(),
+        *quoted_records.peer_rows(), *quoted_records.awareness(), *quoted_records.lost_rows(),
+        quoted_records.whole_run(), quoted_records.preempted_row(), quoted_records.fidelity(),
+        quoted_records.gpu(), quoted_records.tuning(),
     )  # fmt: skip
     found += [_quote(performance, begins, line) for begins, line in lines]
     benchmarks, bank = ROOT / "benchmarks" / "FINDINGS.md", ROOT / "docs" / "prompt-bank.md"
@@ -64,16 +65,16 @@ def _quote(path: Path, begins: str, line: str) -> Quote:
 
 def _schedulers(page: tuner.Page) -> list[tuple[str, str]]:
     one = page.one
-    lines = [("`prompt-tuner`", f"{show(estimate(one.late(MEDIUM, OURS)))} %", "", "1")]
+    lines = [("`prompt-tuner`", f"{mean_text(estimate(one.late(MEDIUM, OURS)))} %", "", "1")]
     for name, system in page.baselines.items():
-        late, points = show(estimate(one.late(MEDIUM, system))), show(one.points(MEDIUM, system), sign=True)
-        lines.append((name, f"{late} %", points, show(one.times(MEDIUM, system), digits=2)))
+        late, points = mean_text(estimate(one.late(MEDIUM, system))), mean_text(one.points(MEDIUM, system), sign=True)
+        lines.append((name, f"{late} %", points, mean_text(one.times(MEDIUM, system), digits=2)))
     return [(f"| {cells[0]} |", row(*cells)) for cells in lines]
 
 
-def _judged(page: tuner.Page) -> str:
+def _judged_text(page: tuner.Page) -> str:
     told = []
-    for bar in tuner.against(page):
+    for bar in tuner.baseline_bars(page):
         said = f"; the paper has {bar.paper}" if bar.paper else ""
         told.append(f"{bar.name}, {bar.wanted:g} {bar.what} ({bar.verdict.strip('*')}{said})")
     return f"Bars against these baselines: {'; '.join(told)}."

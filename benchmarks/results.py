@@ -18,9 +18,9 @@ _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "loa
 """Names of facts in records. `here`: this checkout, in comparisons."""
 
 
-def lacks(record: Any) -> list[str]:
+def missing_parts(record: Any) -> list[str]:
     """Describe the missing parts of a record."""
-    said = [(name, value) for name, value in _said(record) if not any(word in str(value) for word in _UNKNOWN)]
+    said = [(name, value) for name, value in _facts_in(record) if not any(word in str(value) for word in _UNKNOWN)]
     found = [f"no {what}" for what, names in _NAMES.items() if not any(name in names for name, _ in said)]
     commits = [str(value) for name, value in said if name in _NAMES["commit"]]
     if any("-dirty" in commit for commit in commits):
@@ -30,18 +30,18 @@ def lacks(record: Any) -> list[str]:
     return found
 
 
-def listed(folder: Path) -> dict[str, list[str]]:
+def records_with_gaps(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.json")):
-        if missing := lacks(msgspec.json.decode(path.read_bytes())):
+        if missing := missing_parts(msgspec.json.decode(path.read_bytes())):
             found.setdefault(", ".join(missing), []).append(path.name)
     return found
 
 
-def _said(record: Any) -> Iterator[tuple[str, Any]]:
+def _facts_in(record: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(record, list):
         for each in record:
-            yield from _said(each)
+            yield from _facts_in(each)
     elif isinstance(record, Mapping):
         for name, value in record.items():
             yield name, value
@@ -52,7 +52,7 @@ def _said(record: Any) -> Iterator[tuple[str, Any]]:
             elif name == "machine" and "load average" in str(value):
                 yield "load", value
             else:
-                yield from _said(value)
+                yield from _facts_in(value)
 
 
 HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ HEAD = (
 
 
 def write() -> str:
-    lacking = [row(what, ", ".join(map(_link, names))) for what, names in listed(RECORDS).items()]
+    lacking = [row(what, ", ".join(map(_link, names))) for what, names in records_with_gaps(RECORDS).items()]
     said = "What records lack; all others have a command, a commit and a load:"
     parts = [HEAD, said, "", *head("lacking", "records"), *lacking, ""]
     for path in sorted(RECORDS.glob("*.json")):
@@ -81,7 +81,7 @@ def write() -> str:
             parts.append(_record(path.name, found))
         elif isinstance(found, dict) and "rehearsal" in found:
             title, *lines = render(found).splitlines()
-            parts += [f"#{title}, record {_link(path.name)}", *map(_deeper, lines), ""]
+            parts += [f"#{title}, record {_link(path.name)}", *map(_one_heading_lower, lines), ""]
     return "\n".join(parts)
 
 
@@ -93,12 +93,12 @@ def _record(name: str, found: dict[str, Any]) -> str:
     facts = found["facts"]
     said = msgspec.convert(facts, Facts).line() if isinstance(facts, dict) else ", ".join(facts)
     tables = msgspec.convert(found["tables"], list[Table])
-    lines = [_deeper(line) for table in tables for line in show(table)]
+    lines = [_one_heading_lower(line) for table in tables for line in show(table)]
     heading = f"## {', '.join(table.name for table in tables)}: load {_load(facts)}"
     return "\n".join([heading, "", paragraph(f"Record {_link(name)}: {said}."), "", *lines])
 
 
-def _deeper(line: str) -> str:
+def _one_heading_lower(line: str) -> str:
     return f"#{line}" if line.startswith("## ") else line
 
 

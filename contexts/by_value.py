@@ -34,7 +34,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.function_code import SourceLines, know, lines_of, names_in_class_bodies
+from stoker.contexts.function_code import SourceLines, lines_of, names_in_class_bodies, register_source_files
 from stoker.contexts.user_code import is_installed, lookup
 from stoker.contexts.user_modules import has_travelled
 
@@ -323,7 +323,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
                 self.modules.append(obj)
                 return _inside.dynamic_subimport, (obj.__name__, {}), state, None, None, _fill
         elif isinstance(obj, SourceLines):
-            return know, (lines_of(function.__code__ for function in self.functions),)
+            return register_source_files, (lines_of(function.__code__ for function in self.functions),)
         elif isinstance(obj, SUSPECTS):
             stream = next((name for name in _STREAMS if obj is getattr(sys, name, None)), None)
             if stream is not None:

@@ -16,7 +16,7 @@ from stoker.contexts import ambient
 from stoker.contexts.compiling import RuntimeShape, compile_runtime
 from stoker.contexts.encoding import EncoderModel
 from stoker.contexts.model_source import sentence_facts
-from stoker.contexts.streamed_model import StreamedWeights, be_quiet, dtype_of
+from stoker.contexts.streamed_model import StreamedWeights, dtype_of, silence_transformers
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def load_encoder(
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
-    be_quiet()
+    silence_transformers()
     device = ambient.device()
     more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
     config = AutoConfig.from_pretrained(path, **more)

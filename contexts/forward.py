@@ -85,7 +85,7 @@ class PrefixCache(Generic[KV]):
             self._trim()
         return prefix
 
-    def saw(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
+    def keep_recent(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
         """Keep a whole prompt as a recent prefix."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
@@ -280,7 +280,7 @@ class ModelRunner:
             layers = _layers(cache)
             if len(rows) > 1:
                 layers = _cut(layers, lengths[0])
-            self.prefixes.saw(rows[0], layers, _size(layers))
+            self.prefixes.keep_recent(rows[0], layers, _size(layers))
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _accepts_tree_mask(self, ids: Ids) -> bool:
@@ -385,7 +385,7 @@ def _size(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)
 
 
-def go_on() -> None:
+def no_check() -> None:
     """Do nothing: the default `check` of `TailScorer.score`."""
 
 
@@ -399,7 +399,7 @@ class TailScorer(Protocol):
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = go_on,
+        check: Callable[[], None] = no_check,
     ) -> list[list[float]]:
         """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. All rows begin with
         `prefix`.
@@ -419,7 +419,7 @@ class RunnerScorer:
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = go_on,
+        check: Callable[[], None] = no_check,
     ) -> list[list[float]]:
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():

@@ -133,7 +133,7 @@ class SourceLines:
     """Marker in a pickled value that pickles the source lines of all functions before the marker."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return know, ({},)
+        return register_source_files, ({},)
 
 
 def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]:
@@ -155,7 +155,7 @@ def _block(file: str, code: types.CodeType) -> list[str]:
     return inspect.getblock(lines[first - 1 :]) if 1 <= first <= len(lines) else []
 
 
-def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
+def register_source_files(files: Mapping[str, Mapping[int, list[str]]]) -> None:
     """Add source lines to `linecache` for tracebacks."""
     for name, blocks in files.items():
         if os.path.exists(name):

@@ -16,7 +16,7 @@ from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.language_model import CausalLM
 from stoker.contexts.model_source import divides_heads
 from stoker.contexts.snapshot import load_parts
-from stoker.contexts.streamed_model import be_quiet, dtype_of
+from stoker.contexts.streamed_model import dtype_of, silence_transformers
 from stoker.errors import StokerError
 from stoker.units import show_seconds
 
@@ -44,7 +44,7 @@ def load_model(
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
-    be_quiet()
+    silence_transformers()
     devices = tuple(dict.fromkeys(ambient.devices()))
     device = devices[0]
     wanted = dtype_of(dtype, path=path, device=device)
@@ -93,13 +93,13 @@ def why_vllm(engine: str, *, device: str) -> str:
     except ModuleNotFoundError as error:
         if asked and error.name == "vllm":
             raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
-        return _broken(error, asked=asked)
+        return _unusable_vllm(error, asked=asked)
     except Exception as error:  # vLLM may be compiled for other devices or for another PyTorch
-        return _broken(error, asked=asked)
+        return _unusable_vllm(error, asked=asked)
     return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"
 
 
-def _broken(error: Exception, *, asked: bool) -> str:
+def _unusable_vllm(error: Exception, *, asked: bool) -> str:
     if asked:
         raise StokerError(
             f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'

@@ -477,5 +477,5 @@ def dtype_of(dtype: str, *, path: str, device: str) -> Any:
     return torch.bfloat16 if path.endswith(".gguf") else "auto"
 
 
-def be_quiet() -> None:
+def silence_transformers() -> None:
     transformers_logging.disable_progress_bar()

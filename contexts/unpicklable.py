@@ -26,9 +26,9 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
     except Exception:  # an error of the search must not hide the original error
         path, culprit, why = "", value, error
     if kind := future_kind(culprit):
-        return _of_future(path, kind, what=what)
+        return _future_advice(path, kind, what=what)
     if isinstance(why, OpenHandle):
-        return _of_handle(path, why, is_itself=is_handle(culprit), what=what)
+        return _handle_advice(path, why, is_itself=is_handle(culprit), what=what)
     place = f" at {path}" if path else ""
     if what in ("result", "checkpoint"):
         goes, advice = "back to the program", "Return what it is made from instead: numbers, texts, arrays"
@@ -47,7 +47,7 @@ def future_kind(value: Any) -> str:
     return ""
 
 
-def _of_future(path: str, kind: str, *, what: str) -> str:
+def _future_advice(path: str, kind: str, *, what: str) -> str:
     value = "its .result()" if kind == "a future" else "the value that it gives when awaited"
     if what in ("result", "checkpoint"):
         place = f"holds {kind} at {path}" if path else f"is {kind}"
@@ -63,7 +63,7 @@ def _of_future(path: str, kind: str, *, what: str) -> str:
     return f"the {what} can't be sent to a library{place}: {kind} can't leave the program. Use {value}."
 
 
-def _of_handle(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
+def _handle_advice(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
     verb = "is" if is_itself else "holds"
     if what in _FROM_LIBRARY:
         place = f"holds {handle.what} at {path}" if path else f"{verb} {handle.what}"

@@ -153,7 +153,7 @@ _PARTS = 100
 _LOOK_S = 0.5
 
 
-def measure(
+def call_with_progress(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
     """Call the app with a request on the context of a recipe, in a new session or in `session`, and show progress.
@@ -167,7 +167,7 @@ def measure(
                 ask = facts_of(loaded, {recipe.key})
                 with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
                     future = app.with_options(context=recipe)(request)
-                    for said in reports(future):
+                    for said in progress_reports(future):
                         progress.advance(int(_PARTS * said.done / said.total) - progress.done)
                 return future.result()
         except Stopped:
@@ -175,7 +175,7 @@ def measure(
             return None
 
 
-def reports(future: AppCallFuture) -> Iterator[CallProgress]:
+def progress_reports(future: AppCallFuture) -> Iterator[CallProgress]:
     while True:
         try:
             future.exception(timeout=_LOOK_S)

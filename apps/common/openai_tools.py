@@ -62,7 +62,7 @@ class Tools(msgspec.Struct, frozen=True):
         calls, definitions = [], {}
         for number, (name, schema) in enumerate(parameters.items()):
             place = f"parameters{number}"
-            definitions[place] = _moved(schema, f"#/$defs/{place}")
+            definitions[place] = _moved_schema(schema, f"#/$defs/{place}")
             properties = {"name": {"enum": [name]}, "parameters": {"$ref": f"#/$defs/{place}"}}
             required = ["name", "parameters"]
             calls.append(
@@ -129,15 +129,15 @@ def _parameters(tool: Body) -> dict[str, Any]:
     return parameters
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _moved_schema(schema: Any, place: str) -> Any:
     """Return a schema for another place in a document, with adjusted references."""
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_moved_schema(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
     return {
         key: place + value.removeprefix("#")
         if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, place)
+        else _moved_schema(value, place)
         for key, value in schema.items()
     }

@@ -47,13 +47,13 @@ def template_messages(request: ApiRequest, template: str, format: ToolFormat) ->
 
 
 def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
-    found: dict[str, Any] = _said(message, message.role, message.content)
+    found: dict[str, Any] = _message_with_content(message, message.role, message.content)
     if message.calls:
         found["tool_calls"] = [
             {
                 "id": _call_id(call.id, format),
                 "type": "function",
-                "function": {"name": call.name, "arguments": _parsed(call.arguments)},
+                "function": {"name": call.name, "arguments": _parsed_arguments(call.arguments)},
             }
             for call in message.calls
         ]
@@ -64,15 +64,17 @@ def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
 
 def _plain_message(message: ChatMessage) -> dict[str, Any]:
     if message.role == "tool":
-        return _said(message, "user", f"<tool_response>\n{message.content}\n</tool_response>")
+        return _message_with_content(message, "user", f"<tool_response>\n{message.content}\n</tool_response>")
     calls = [
-        f"<tool_call>\n{json_text({'name': call.name, 'arguments': _parsed(call.arguments)})}\n</tool_call>"
+        f"<tool_call>\n{json_text({'name': call.name, 'arguments': _parsed_arguments(call.arguments)})}\n</tool_call>"
         for call in message.calls
     ]
-    return _said(message, message.role, "\n".join(text for text in (message.content, *calls) if text or not calls))
+    return _message_with_content(
+        message, message.role, "\n".join(text for text in (message.content, *calls) if text or not calls)
+    )
 
 
-def _said(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
+def _message_with_content(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
     found = {"role": role, "content": content}
     if message.name:
         found["name"] = message.name
@@ -100,7 +102,7 @@ def _call_id(id: str, format: ToolFormat) -> str:
     return letters[-_SHORT_ID:].rjust(_SHORT_ID, "0") if format.has_short_ids else id
 
 
-def _parsed(arguments: str) -> Any:
+def _parsed_arguments(arguments: str) -> Any:
     """Return arguments as an object, which chat templates expect. Invalid JSON is returned unchanged."""
     try:
         return msgspec.json.decode(arguments or "{}")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stoker import encoder
-from stoker.apps.common.calls import INTERRUPTED, measure
+from stoker.apps.common.calls import INTERRUPTED, call_with_progress
 from stoker.apps.common.data_rows import is_empty, row_error
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
@@ -133,7 +133,9 @@ def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
     load_site(options.site or None)  # report an invalid site file before texts are counted
     counts = list(map(token_counter(options.model), texts)) if texts else []
     request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
-    profile: EncoderProfile | None = measure(measure_lengths, recipe, request, site=options.site, screen=screen)
+    profile: EncoderProfile | None = call_with_progress(
+        measure_lengths, recipe, request, site=options.site, screen=screen
+    )
     if profile is None:
         return INTERRUPTED
     kept = keep_encoder_profile(options.model, profile)

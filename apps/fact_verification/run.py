@@ -182,14 +182,14 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
     )
 
 
-def _given(options: VerificationOptions) -> str:
+def _option_text(options: VerificationOptions) -> str:
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
     return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
 
 
 def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
-    same = _given(options)
+    same = _option_text(options)
     steps = []
     if options.limit and options.limit < everything:
         about = ""

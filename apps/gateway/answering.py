@@ -36,7 +36,14 @@ from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_w
 from stoker.apps.gateway.scoring import Scoring, read_scoring
 from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
-from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
+from stoker.apps.gateway.wire import (
+    ClientLeft,
+    EventStream,
+    JSONAnswer,
+    JSONParts,
+    receive_body,
+    result_unless_disconnected,
+)
 from stoker.sessions import StokerApp
 from stoker.units import show_seconds
 
@@ -323,7 +330,9 @@ class Answering:
                     request, asked, model, app, name=name, running=running, at_once=tokens_are_due
                 )
             app = await model.app(asked.request, objectives)
-            response = await unless_gone(request, self._whole(asked, model, app, name=name, running=running))
+            response = await result_unless_disconnected(
+                request, self._whole(asked, model, app, name=name, running=running)
+            )
         except (ClientLeft, asyncio.CancelledError) as error:
             running.count_tokens(*tokens_asked(asked))
             running.leave(error)
@@ -382,7 +391,7 @@ class Answering:
             failed=lambda error: log_failure(error, request),
         )  # fmt: skip
         try:
-            await unless_gone(request, answer.begin())
+            await result_unless_disconnected(request, answer.begin())
         except BaseException:
             await answer.leave()
             raise

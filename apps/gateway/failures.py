@@ -52,11 +52,11 @@ def refusal_of(error: BaseException) -> Refusal:
         case RequestRefused():
             return Refusal(error.error)
         case NoDeviceError():
-            return _said("no device of this site can ever hold the model", "model_fits_nowhere", 503)
+            return _refusal("no device of this site can ever hold the model", "model_fits_nowhere", 503)
         case ContextError():  # several devices have already tried to load it
-            return _said("the model could not be loaded", "model_unavailable", 503)
+            return _refusal("the model could not be loaded", "model_unavailable", 503)
         case CallTimeoutError():
-            return _said("the request ran longer than its limit", "timeout", 504)
+            return _refusal("the request ran longer than its limit", "timeout", 504)
         case CallDroppedError() if retry_after_s := error.facts.get("retry_after_s"):
             text = (
                 f"the model cannot answer in time: {error.facts['reason']}. Ask again in {show_seconds(retry_after_s)}"
@@ -64,23 +64,23 @@ def refusal_of(error: BaseException) -> Refusal:
             refused = ApiError(text, type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503)
             return Refusal(refused, retry_after_s)
         case CallDroppedError():
-            return _said("the session has more requests than it can answer", "overloaded", 503, _BUSY_S)
+            return _refusal("the session has more requests than it can answer", "overloaded", 503, _BUSY_S)
         case CallCancelledError():
-            return _said("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S)
+            return _refusal("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S)
         case StreamDiffersError():
             said = "the request had to run again, and its new text differs from the text already sent"
-            return _said(said, "stream_differs", 500)
+            return _refusal(said, "stream_differs", 500)
         case SerializationError():
-            return _said("the answer could not be read", "result_unreadable", 500)
+            return _refusal("the answer could not be read", "result_unreadable", 500)
         case SessionError():
-            return _said("the session does not answer now", "session_unavailable", 503, _BUSY_S)
+            return _refusal("the session does not answer now", "session_unavailable", 503, _BUSY_S)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return _said(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
+            return _refusal(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
         case _:
-            return _said("the request failed", "call_failed", 500)
+            return _refusal("the request failed", "call_failed", 500)
 
 
-def _said(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
+def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
     text = f"{message}; the gateway's log says why, by the request id of this answer"
     return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)
 

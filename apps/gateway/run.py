@@ -105,7 +105,7 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
             screen.line(session_line(loaded))
             screen.line(f"  {how}")
-            for line in (*_trouble(models), *_where(options, keys, port=port, models=models)):
+            for line in (*_unserved_reasons(models), *_address_lines(options, keys, port=port, models=models)):
                 screen.line(line)
             if options.as_json:
                 screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
@@ -191,7 +191,7 @@ def _check_tls(options: GatewayOptions) -> None:
             raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _trouble(models: ServedModels) -> Iterator[str]:
+def _unserved_reasons(models: ServedModels) -> Iterator[str]:
     for model in models.values():
         try:
             model.prepare()
@@ -199,7 +199,7 @@ def _trouble(models: ServedModels) -> Iterator[str]:
             yield f"  warning: the model {model.name} cannot be used: {error.why}; the others are served"
 
 
-def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
+def _address_lines(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
     address = _address(options, port)
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
     if options.uds:

@@ -97,12 +97,12 @@ async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[lis
     If a call runs again with other pieces, all calls run once more, because the client has received no piece.
     """
     try:
-        return await _collected(app, requests)
+        return await _collect_pieces(app, requests)
     except StreamDiffersError:
-        return await _collected(app, requests)
+        return await _collect_pieces(app, requests)
 
 
-async def _collected(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
+async def _collect_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
     found: list[list[Piece]] = [[] for _ in requests]
     async with aclosing(joined_pieces(app, requests)) as pieces:
         async for place, some in pieces:

@@ -139,10 +139,10 @@ async def receive_body(request: Request, *, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientLeft."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(request.receive))
+    gone = asyncio.create_task(_client_disconnects(request.receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -192,7 +192,7 @@ class EventStream(Response):  # type: ignore[misc]
         del scope
         sending = asyncio.create_task(self._send(send))
         beside = asyncio.create_task(self._comment(send))
-        gone = asyncio.create_task(_gone(receive))
+        gone = asyncio.create_task(_client_disconnects(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -237,7 +237,7 @@ class EventStream(Response):  # type: ignore[misc]
                 await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
 
 
-async def _gone(receive: Receive) -> None:
+async def _client_disconnects(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

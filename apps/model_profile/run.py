@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import stoker
-from stoker.apps.common.calls import INTERRUPTED, measure
+from stoker.apps.common.calls import INTERRUPTED, call_with_progress
 from stoker.apps.model_profile.functions import MeasuredModel, measure_steps
 from stoker.console import Screen
 from stoker.contexts import Recipe, state_folder
@@ -59,7 +59,9 @@ def _number(power: int) -> str:
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
     """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError if the model cannot be measured."""
     recipe = stoker.causal_lm(model, dtype=dtype)
-    found: MeasuredModel | None = measure(measure_steps, recipe, quick, site=site, session=session, screen=screen)
+    found: MeasuredModel | None = call_with_progress(
+        measure_steps, recipe, quick, site=site, session=session, screen=screen
+    )
     if found is None:
         return INTERRUPTED
     profile, kept = found.profile, str(state_folder() / "performance.sqlite") if found.kept else ""

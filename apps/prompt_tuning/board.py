@@ -254,7 +254,7 @@ def clock(at: float | None, *, now: float) -> str:
     return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
+def late_notice(entry: BoardEntry, *, now: float, drops: bool) -> str:
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
         what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
@@ -331,7 +331,7 @@ class Display:
 
     def _tell_late(self, entry: BoardEntry, *, now: float) -> None:
         if entry.name not in self._late:
-            self._late[entry.name] = line = told_late(entry, now=now, drops=self._drops_late)
+            self._late[entry.name] = line = late_notice(entry, now=now, drops=self._drops_late)
             if self._place is None and entry.name not in self._shown_lines:
                 self._screen.line(f"  {line}")
             self._shown_lines.add(entry.name)

@@ -78,8 +78,8 @@ def submit_jobs(
     stopped resumes from its last checkpoint when it is submitted again.
     """
     from stoker.apps.prompt_tuning.run import (
-        detached,  # imported here, because Parsl would slow --help
-        submit,
+        submit,  # imported here, because Parsl would slow --help
+        submit_detached,
     )
 
     if bank and no_bank:
@@ -94,7 +94,7 @@ def submit_jobs(
     )  # fmt: skip
     if wait:
         context.exit(submit(jobs, options, screen=Screen(json_only=json_), json=json_))
-    context.exit(detached(jobs, options, json=json_))
+    context.exit(submit_detached(jobs, options, json=json_))
 
 
 @click.command(short_help="Show tuning jobs: how far each is, and when it ends.")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stoker
-from stoker.apps.common.calls import INTERRUPTED, Stopped, reports, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, Stopped, progress_reports, session_line, stop_on_signals
 from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, display
 from stoker.apps.prompt_tuning.serving import add_served, check_serving
 from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
-from stoker.apps.prompt_tuning.watch import Asker, SubmittedJob
+from stoker.apps.prompt_tuning.watch import SessionReader, SubmittedJob
 from stoker.config import Site, load_site, with_default_policy
 from stoker.console import Screen
 from stoker.errors import ConfigError
@@ -68,7 +68,7 @@ def submit(
         RecipeError: for a missing model.
         SessionError: for a session that cannot be started or joined.
     """
-    readies = checked(files, options)
+    readies = check_jobs(files, options)
     site = None if options.session else site_of(options.site)
     with contextlib.ExitStack() as stack:
         jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
@@ -83,14 +83,14 @@ def submit(
                 if submitted is not None:
                     submitted(session.id, [str(job.folder.path) for job in jobs])
                 with display(screen, drops=options.late == "drop", json=json) as shown:
-                    follow(jobs, session, shown)
+                    follow_jobs(jobs, session, shown)
         except Stopped:
             for job in jobs:
                 job.stop("stopped by its submitter")
             screen.line()
             screen.line("stopped: checkpoints are kept; this continues from them:")
             left = [file for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
-            screen.line(f"  {again(left, options)}")
+            screen.line(f"  {restart_command(left, options)}")
             return INTERRUPTED
         except BaseException as error:
             for job in jobs:
@@ -99,7 +99,7 @@ def submit(
     return _finish(jobs, options, screen=screen, json=json)
 
 
-def again(files: Sequence[Path], options: SubmissionOptions) -> str:
+def restart_command(files: Sequence[Path], options: SubmissionOptions) -> str:
     plain = SubmissionOptions()
     least, most = options.gang
     named = {
@@ -117,7 +117,7 @@ def again(files: Sequence[Path], options: SubmissionOptions) -> str:
     return f"stoker tune submit {shlex.join([*map(str, files), *words, *bank])}"
 
 
-def checked(files: Sequence[Path], options: SubmissionOptions) -> dict[str, CheckedJob]:
+def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, CheckedJob]:
     """Return the jobs of these files by name, with their data. Raises ConfigError, RecipeError."""
     readies: dict[str, CheckedJob] = {}
     for file in files:
@@ -145,8 +145,8 @@ def _is_due(ready: CheckedJob) -> bool:
     return bool(until.slo_s or until.deadline)
 
 
-def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> None:
-    asker = Asker(session)
+def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> None:
+    asker = SessionReader(session)
     try:
         while True:
             picture = asker.ask()
@@ -243,12 +243,12 @@ class DetachedReport(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
+def submit_detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
     """Submit jobs from a detached process, which continues to run. Return 0 once the jobs are submitted.
 
     Raises the errors of `run.submit`.
     """
-    checked(files, options)
+    check_jobs(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -328,7 +328,7 @@ def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, scre
         future = build_bank.with_options(context=recipe)(place, tuple(every.values()))
         ask = facts_of(session, {recipe.key})
         with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
-            for said in reports(future):
+            for said in progress_reports(future):
                 progress.total = int(said.total)
                 progress.advance(int(said.done) - progress.done)
         held: int = future.result()

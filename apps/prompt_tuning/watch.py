@@ -61,7 +61,7 @@ class SessionPicture(msgspec.Struct, frozen=True):
         return same.index(call.call) if call.call in same else 0
 
 
-class Asker:
+class SessionReader:
     """Queries a session for its state. After a failed query, the next query opens a new connection."""
 
     def __init__(self, session: Session) -> None:
@@ -114,7 +114,7 @@ def updated_entry(
     if picture is not None:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
     if listed is not None and picture is not None:
-        entry = _placed(entry, listed, picture, now)
+        entry = _with_place(entry, listed, picture, now)
     entry = _forecast(entry, call.forecast, ahead_s)
     if call.progress is not None:
         entry = _with_progress(entry, call.progress, now)
@@ -126,7 +126,7 @@ def updated_entry(
     return entry
 
 
-def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
+def _with_place(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
     if listed.state is ListedState.FAILED:
         return entry
     if entry.devices and entry.devices != listed.where:  # the call has lost a device or was preempted

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.baselines.elastic_flow_plan import Job, Share, admits, by_two, elastic, minimum_shares
+from benchmarks.baselines.elastic_flow_plan import Job, Share, admits, by_two, elastic_sizes, minimum_shares
 from benchmarks.baselines.replicas import (
     UNKNOWN_RUN_S,
     ByOrder,
@@ -28,13 +28,13 @@ from benchmarks.baselines.replicas import (
     Place,
     is_free,
     item_times_s,
-    left_of,
     library_at,
     load,
     load_s,
     place_of,
     policies_by_order,
     send,
+    share_left,
     starts_in_s,
 )
 from stoker.manager.core.nouns import Call, CallState, Device, Gang, Library
@@ -97,7 +97,7 @@ class ElasticFlow(InRounds):
         said = [action for call in calls if call.id not in self._admitted for action in self._admit(view, call, jobs)]
         hopes = [job for id, job in jobs.items() if self._admitted[id] or job.fixed]
         shares = minimum_shares(hopes, devices, now=view.now)
-        sizes = elastic(list(jobs.values()), shares, devices, now=view.now)
+        sizes = elastic_sizes(list(jobs.values()), shares, devices, now=view.now)
         units: dict[int, int] = {call.id: call.group.context.recipe.needs.devices for call in calls}
         self._sizes = {id: size // units[id] for id, size in sizes.items()}
         borders = [at for share in shares.values() for start, end, _ in share.pieces for at in (start, end)]
@@ -124,7 +124,7 @@ class ElasticFlow(InRounds):
     def _job(self, view: View, call: Call) -> Job:
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
-        times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
+        times, left, fresh = item_times_s(call), share_left(view, call, learn=self.learn), not call.spec.progress
         known = {smallest: call.group.cost.run_s or UNKNOWN_RUN_S} if times is None else times
         due = options.objective.deadline_at if times is not None else 0.0
         runs = call.holder is not None and call.id not in self._evicted
@@ -176,7 +176,7 @@ class ElasticFlow(InRounds):
             call for id, size in self._sizes.items()
             if size and (call := view.calls[id]).state is CallState.WAITING
         ]  # fmt: skip
-        line.sort(key=_turn)
+        line.sort(key=_queue_key)
         for call in line:
             context, places, wants = call.group.context, self._places[call.id], self._sizes[call.id]
             lacks = wants - len(places)
@@ -200,7 +200,7 @@ def _size(call: Call) -> int:
     return len(call.holder.members) if isinstance(call.holder, Gang) else 1
 
 
-def _turn(call: Call) -> tuple[float, ...]:
+def _queue_key(call: Call) -> tuple[float, ...]:
     due = call.group.options.objective.deadline_at or math.inf
     return -call.group.context.recipe.needs.devices, due, call.submitted_at, call.id
 

@@ -106,7 +106,7 @@ def fill(job: Job, size: int, free: Free) -> Share | None:
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
-        step = _below(job, min(size, spare))
+        step = _smaller_size(job, min(size, spare))
         if step is None:
             has = 0
             continue
@@ -151,7 +151,7 @@ def admits(job: Job, others: Sequence[Job], devices: int, *, now: float) -> bool
     return job.id in after and before.keys() <= after.keys()
 
 
-def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now: float) -> dict[int, int]:
+def elastic_sizes(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now: float) -> dict[int, int]:
     """Return the size of each job from now on: its share plus some free devices."""
     sizes = {job.id: job.size if job.fixed else shares[job.id].size_at(now) if job.id in shares else 0 for job in jobs}
     spare = devices - sum(sizes.values())
@@ -184,7 +184,7 @@ def _steps(job: Job, has: int) -> Iterator[_Step]:
             yield (size * job.lasts_s(size) - has * lasts_s) / (size - has), due, job.id, has, size
 
 
-def _below(job: Job, most: int) -> tuple[int, float] | None:
+def _smaller_size(job: Job, most: int) -> tuple[int, float] | None:
     found = None
     for step in job.run_s:
         if step[0] > most:

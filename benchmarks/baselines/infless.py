@@ -40,13 +40,13 @@ from benchmarks.baselines.replicas import (
     Place,
     is_free,
     item_times_s,
-    left_of,
     library_at,
     load,
     load_s,
     place_of,
     policies_by_order,
     send,
+    share_left,
     starts_in_s,
     waiting,
 )
@@ -69,16 +69,16 @@ class Traffic:
         self._instance_s = 0.0
         self._jobs = 0
 
-    def came(self, at: float) -> None:
+    def add_arrival(self, at: float) -> None:
         self._arrivals.append(at)
         while self._arrivals[0] < at - self.long_s:
             self._arrivals.popleft()
 
-    def takes(self, instance_s: float) -> None:
+    def set_instance_s(self, instance_s: float) -> None:
         self._jobs += 1
         self._instance_s += (instance_s - self._instance_s) / min(self._jobs, _RECENT)
 
-    def wants(self, now: float, *, window_s: float) -> int:
+    def wanted_instances(self, now: float, *, window_s: float) -> int:
         count = sum(at > now - window_s for at in self._arrivals) if window_s > 0 else 0
         return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
 
@@ -164,7 +164,7 @@ class Infless(InRounds):
             call = view.calls.get(id)
             if call is not None:
                 self._seen.add(id)
-                self._traffic_of(call.group.context).came(view.now)
+                self._traffic_of(call.group.context).add_arrival(view.now)
         self._seen &= view.calls.keys()
 
     def _traffic_of(self, context: Context) -> Traffic:
@@ -200,7 +200,7 @@ class Infless(InRounds):
                 plan += self._complete(view, call, stock)
                 plan += self._start(view, call)
             elif stock.count:
-                plan += self._staff(view, call, stock)
+                plan += self._assign_instances(view, call, stock)
         return plan
 
     def _start(self, view: View, call: Call) -> list[Action]:
@@ -222,11 +222,13 @@ class Infless(InRounds):
         if due and view.now + lasts[wanted] > due and len(places) >= min(lasts):
             del self._wanted[call.id]
             return []
-        members, orders = self._take(call.group.context, stock, wanted - len(places))
+        members, orders = self._take_devices(call.group.context, stock, wanted - len(places))
         places += [place_of(devices) for devices in members]
         return orders
 
-    def _take(self, context: Context, stock: _Stock, count: int) -> tuple[list[tuple[Device, ...]], list[Action]]:
+    def _take_devices(
+        self, context: Context, stock: _Stock, count: int
+    ) -> tuple[list[tuple[Device, ...]], list[Action]]:
         crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
         crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
         fresh = [stock.free.pop(0) for _ in range(min(count - len(crew), len(stock.free)))]
@@ -234,7 +236,7 @@ class Infless(InRounds):
         self._taken.update(device for devices in members for device in devices)
         return members, [load(context, devices) for devices in fresh]
 
-    def _staff(self, view: View, call: Call, stock: _Stock) -> list[Action]:
+    def _assign_instances(self, view: View, call: Call, stock: _Stock) -> list[Action]:
         context, objective = call.group.context, call.group.options.objective
         lasts = self._lasts_s(view, call)
         count = self._count(view, call, lasts, stock, most=max(lasts) if self.hold else stock.count)
@@ -249,9 +251,9 @@ class Infless(InRounds):
             if count > stock.count:
                 return []
         idle = stock.idle[:count]
-        members, orders = self._take(context, stock, count)
+        members, orders = self._take_devices(context, stock, count)
         if lasts[count] > 0:
-            self._traffic_of(context).takes(count * lasts[count])
+            self._traffic_of(context).set_instance_s(count * lasts[count])
         at_once = len(idle) == count
         plan: list[Action] = []
         if objective.deadline_at:
@@ -275,7 +277,7 @@ class Infless(InRounds):
         return 0
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
-        times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
+        times, left, fresh = item_times_s(call), share_left(view, call, learn=self.learn), not call.spec.progress
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
         return {
@@ -284,7 +286,7 @@ class Infless(InRounds):
         }
 
     def _scale(self, view: View, context: Context) -> list[Action]:
-        wants = self._traffic_of(context).wants(view.now, window_s=self.window_s)
+        wants = self._traffic_of(context).wanted_instances(view.now, window_s=self.window_s)
         if wants:
             self._again = min(self._again, view.now + _LOOK_AGAIN_S)
         alive = {place_of(x.devices): x for x in context.libraries.values() if x.usable}

@@ -139,7 +139,7 @@ def item_times_s(call: Call) -> dict[int, float] | None:
     return times
 
 
-def left_of(view: View, call: Call, *, learn: bool) -> float:
+def share_left(view: View, call: Call, *, learn: bool) -> float:
     """Return the maximum share of items that a call may still run; with `learn`, earlier calls may reduce the share."""
     said = view.reports.get(call.id)
     features = call.spec.features

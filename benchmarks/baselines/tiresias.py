@@ -72,13 +72,13 @@ class Tiresias(OneLine):
         self._active: dict[Context, dict[int, Job]] = {}
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
-        self._hear(view, changes)
+        self._note_changes(view, changes)
         yield from self._plan(view)
 
     def timer(self, view: View, key: str) -> Iterator[Action]:  # noqa: ARG002
         yield from self._plan(view)
 
-    def _hear(self, view: View, changes: Changes) -> None:
+    def _note_changes(self, view: View, changes: Changes) -> None:
         for id in changes.calls:
             job = self.jobs.get(id)
             if job is not None and id not in view.calls:
@@ -105,7 +105,7 @@ class Tiresias(OneLine):
         for context, queues in self._queues.items():
             active = self._active[context]
             for job in list(active.values()):
-                self._fall(view, job, queues)
+                self._demote(view, job, queues)
             chosen = _chosen(queues, sum(library.state is LibraryState.READY for library in context.libraries.values()))
             for job in list(active.values()):
                 if job.call.id not in chosen and not job.leaving:
@@ -114,14 +114,14 @@ class Tiresias(OneLine):
                 if job.since is None and job.call.state is CallState.WAITING:
                     yield from self._begin(view, job, active)
                 elif job.holds_until is not None and view.now >= job.holds_until - _ROUNDING_S:
-                    yield from self._go_on(job)
+                    yield from self._resume_job(job)
         due = min(
             (self._due_at(view, job) for active in self._active.values() for job in active.values()), default=math.inf
         )
         if due < math.inf:
             yield Timer(due, _DUE)
 
-    def _fall(self, view: View, job: Job, queues: list[list[Job]]) -> None:
+    def _demote(self, view: View, job: Job, queues: list[list[Job]]) -> None:
         service = job.service_gpu_s(view.now) + _ROUNDING_S
         level = sum(service >= threshold for threshold in self.thresholds_gpu_s)
         if level != job.level:
@@ -153,7 +153,7 @@ class Tiresias(OneLine):
         job.since = view.now
         active[job.call.id] = job
 
-    def _go_on(self, job: Job) -> Iterator[Action]:
+    def _resume_job(self, job: Job) -> Iterator[Action]:
         order = start(job.call)
         if order is not None:
             job.holds_until = None

@@ -79,7 +79,7 @@ def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], 
             url = f"http://127.0.0.1:{_PORT}/v1/chat/completions"
             body = {"model": "smollm2", "messages": _QUESTION, "max_tokens": 8}
             httpx.post(url, json=body, timeout=600).raise_for_status()  # This request loads the model.
-            pairs = [(_gap(url, leaves=False), _gap(url, leaves=True)) for _ in range(repeats)]
+            pairs = [(_token_gap_s(url, leaves=False), _token_gap_s(url, leaves=True)) for _ in range(repeats)]
             libraries = len({path.name for path in folder.rglob("lib-*.log")})
             return [alone for alone, _ in pairs], [gap for _, gap in pairs], libraries
         finally:
@@ -88,7 +88,7 @@ def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], 
             subprocess.run([*STOKER, "down", "--all"], cwd=folder, check=False, capture_output=True)
 
 
-def _gap(url: str, *, leaves: bool) -> float:
+def _token_gap_s(url: str, *, leaves: bool) -> float:
     body = {"model": "smollm2", "messages": _QUESTION, "temperature": 1.0, "seed": 1}
     times: list[float] = []
 
@@ -141,13 +141,13 @@ def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none", initialize_logging=False):
         for name, (method, recipe) in methods.items():
             app = stoker.app(context=recipe)(method)
-            follow = stoker.app(context=recipe)(_begins)
+            follow = stoker.app(context=recipe)(_begin_question)
             _, pid = follow().result()
             found[name] = [_free_slot(app, follow, str(folder / f"{name}-{number}"), pid) for number in range(repeats)]
     return found
 
 
-def _begins(model: Any) -> tuple[float, int]:
+def _begin_question(model: Any) -> tuple[float, int]:
     del model
     return time.monotonic(), os.getpid()
 

@@ -127,7 +127,7 @@ def measure(load: Load, *, events: int) -> float:
     return handled / load.spent_s
 
 
-def fill(core: Core, *, calls: int) -> None:
+def queue_calls(core: Core, *, calls: int) -> None:
     decode = wire.from_client()
     hello = wire.encode(
         [ClientHello(wire.VERSION, SESSION), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
@@ -145,18 +145,18 @@ def fill(core: Core, *, calls: int) -> None:
 def bytes_per_call(calls: int) -> dict[str, float]:
     """Return the bytes per queued call, in the process and in Python's allocator."""
     process = psutil.Process()
-    fill(Core("bench", default_policies()), calls=SUBMIT)
+    queue_calls(Core("bench", default_policies()), calls=SUBMIT)
     gc.collect()
     before = process.memory_info().rss
     core = Core("bench", default_policies())
-    fill(core, calls=calls)
+    queue_calls(core, calls=calls)
     gc.collect()
     resident = (process.memory_info().rss - before) / calls
     del core
     gc.collect()
     tracemalloc.start()
     core = Core("bench", default_policies())
-    fill(core, calls=calls)
+    queue_calls(core, calls=calls)
     gc.collect()
     traced = tracemalloc.get_traced_memory()[0] / calls
     tracemalloc.stop()

@@ -37,10 +37,10 @@ class Network:
     def __enter__(self) -> Network:
         try:
             _run("ip", "netns", "add", self._switch)
-            self._inside(self._switch, "ip", "link", "add", "br0", "type", "bridge")
-            self._inside(self._switch, "ip", "link", "set", "br0", "up")
+            self._run_in_namespace(self._switch, "ip", "link", "add", "br0", "type", "bridge")
+            self._run_in_namespace(self._switch, "ip", "link", "set", "br0", "up")
             for number in range(self._count):
-                self._plug(number)
+                self._connect_namespace(number)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -77,27 +77,29 @@ class Network:
         )
         return int(said.stdout)
 
-    def part(self, *numbers: int) -> None:
+    def isolate(self, *numbers: int) -> None:
         for number in numbers:
-            self._inside(self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on")
+            self._run_in_namespace(
+                self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on"
+            )
 
-    def _plug(self, number: int) -> None:
+    def _connect_namespace(self, number: int) -> None:
         name, port = self.name(number), f"v{number}"
         _run("ip", "netns", "add", name)
-        self._inside(name, "ip", "link", "set", "lo", "up")
-        self._inside(
+        self._run_in_namespace(name, "ip", "link", "set", "lo", "up")
+        self._run_in_namespace(
             self._switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name
         )  # fmt: skip
-        self._inside(self._switch, "ip", "link", "set", port, "master", "br0", "up")
-        self._inside(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
-        self._inside(name, "ip", "link", "set", "eth0", "up")
+        self._run_in_namespace(self._switch, "ip", "link", "set", port, "master", "br0", "up")
+        self._run_in_namespace(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
+        self._run_in_namespace(name, "ip", "link", "set", "eth0", "up")
         for namespace, device in ((name, "eth0"), (self._switch, port)):
-            self._inside(
+            self._run_in_namespace(
                 namespace, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self._rate, "burst", "256kb",
                 "latency", "60ms",
             )  # fmt: skip
 
-    def _inside(self, namespace: str, *words: str) -> None:
+    def _run_in_namespace(self, namespace: str, *words: str) -> None:
         _run("ip", "netns", "exec", namespace, *words)
 
 

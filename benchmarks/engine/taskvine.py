@@ -97,7 +97,7 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         while len(used) < options.workers:  # Wait for an answer of a library on each worker.
             for x in range(200):
                 call(x)
-            check(results(200, within_s=WARM_S), 200)
+            check_results(results(200, within_s=WARM_S), 200)
             if time.monotonic() > until:
                 raise RuntimeError(f"within {WARM_S:.0f} s {len(used)} of {options.workers} workers answered")
         found: dict[str, float] = {}
@@ -108,7 +108,7 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
                 call(x)
                 [same] = results(1)
                 times.append(time.perf_counter() - start)
-                check([same - x], 1)
+                check_results([same - x], 1)
             times.sort()
             found = {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
         used.clear()
@@ -117,13 +117,13 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
             call(x)
         got = results(options.calls)
         seconds = time.perf_counter() - start
-        check(got, options.calls)
+        check_results(got, options.calls)
         if len(used) != options.workers:
             raise RuntimeError(f"the calls ran on {len(used)} workers, not on {options.workers}")
         return {"calls_per_s": options.calls / seconds, **found}
 
 
-def check(got: list[Any], count: int) -> None:
+def check_results(got: list[Any], count: int) -> None:
     if sorted(got) != list(range(count)):
         raise RuntimeError(f"{count} calls brought back something else: {got[:5]}")
 

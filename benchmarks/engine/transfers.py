@@ -109,7 +109,7 @@ def _length(path: str) -> int:
     return os.path.getsize(path)
 
 
-def _stay(length: int, seconds: float) -> int:
+def _sleep_with_argument(length: int, seconds: float) -> int:
     time.sleep(seconds)
     return length
 
@@ -125,7 +125,7 @@ def main() -> None:
         network.enter(HEAD)
         started: list[subprocess.Popen[bytes]] = []
         if given.parted:
-            network.part(*range(1, given.pilots + 1))
+            network.isolate(*range(1, given.pilots + 1))
         try:
             print(json.dumps(_measure(Path(place), network, given, started)))
         finally:
@@ -204,7 +204,7 @@ def _submission(place: Path, size: int) -> Submission:
     ref = object_of(path)
     loader = payloads.dumps((_length, (ObjectPath(ref.name),), {}))
     recipe = Recipe(key=hashlib.sha256(loader).hexdigest()[:12], name="weights", loader=loader, objects=(ref,))
-    blob = payloads.dumps((_stay, True))
+    blob = payloads.dumps((_sleep_with_argument, True))
     function = FunctionBlob(key=FunctionKey(hashlib.sha256(blob).hexdigest()), name="stay", blob=blob)
     return Submission(function, recipe, CallOptions())
 

@@ -45,15 +45,17 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         case: partial(run_side, SIDE, "--libraries", str(count), "--iterations", str(total // count), *how)
         for case, (count, how) in _CASES.items()
     }
-    found = in_turns(sides, repeats, say, lambda case, one: f"{case} {beside(one):.2f} % ({one['gap_us']:.0f} us)")
+    found = in_turns(
+        sides, repeats, say, lambda case, one: f"{case} {overhead_percent(one):.2f} % ({one['gap_us']:.0f} us)"
+    )
     lines = []
     for case, several in found.items():
-        cells = {"idle us": [one["gap_us"] for one in several], "%": [beside(one) for one in several]}
+        cells = {"idle us": [one["gap_us"] for one in several], "%": [overhead_percent(one) for one in several]}
         lines.append(Line(what=case, cells=cells, bar=Bar(at_most=2.0) if "libraries" in case else None))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def beside(side: dict[str, float]) -> float:
+def overhead_percent(side: dict[str, float]) -> float:
     return 100 * (side["seconds"] / side["computed_s"] - 1)
 
 
@@ -62,7 +64,7 @@ def main() -> None:
     here = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
         ready = here.Barrier(asked.libraries + 1)
-        run = _bare if asked.bare else _library
+        run = _run_without_turns if asked.bare else _library
         numbers = range(asked.libraries)
         arguments = (folder, asked.libraries, asked.iterations, asked.step_ms / 1e3, ready)
         each = [here.Process(target=run, args=(number, *arguments)) for number in numbers]
@@ -116,7 +118,9 @@ def _library(number: int, folder: str, libraries: int, iterations: int, step_s: 
     turns.close()
 
 
-def _bare(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
+def _run_without_turns(
+    number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier
+) -> None:
     waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     waker.bind(str(Path(folder, f"waker-{number}")))
     following = str(Path(folder, f"waker-{(number + 1) % libraries}"))

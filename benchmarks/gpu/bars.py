@@ -30,11 +30,11 @@ def bars(record: dict[str, Any]) -> list[dict[str, str]]:
         value, how = measure(parts.get(part, {}).get("numbers", {}))
         met = None if value is None else (value > at_least if wanted.startswith("more") else value >= at_least)
         shown = "" if value is None else f"{value:.2f}{f' ({how})' if how else ''}"
-        rows.append(_row(bar, wanted, shown, met, rehearsal=rehearsal))
+        rows.append(_bar_row(bar, wanted, shown, met, rehearsal=rehearsal))
     return rows
 
 
-def _row(bar: str, wanted: str, measured: str, met: bool | None, *, rehearsal: bool) -> dict[str, str]:
+def _bar_row(bar: str, wanted: str, measured: str, met: bool | None, *, rehearsal: bool) -> dict[str, str]:
     verdict = "not measured" if met is None else "rehearsal" if rehearsal else "met" if met else "missed"
     return {"bar": bar, "wanted": wanted, "measured": measured, "met": verdict}
 
@@ -42,11 +42,11 @@ def _row(bar: str, wanted: str, measured: str, met: bool | None, *, rehearsal: b
 def _site_row(part: dict[str, Any] | None, *, rehearsal: bool) -> dict[str, str]:
     bar, wanted = "site suite", "every promise that can be tried holds"
     if part is None or not part["numbers"]:
-        return _row(bar, wanted, "", None, rehearsal=rehearsal)
+        return _bar_row(bar, wanted, "", None, rehearsal=rehearsal)
     counts = ", ".join(f"{part['numbers'].get(each, 0)} {each}" for each in ("holds", "fails", "not tried"))
     if part["status"] == "running":
-        return _row(bar, wanted, f"{counts} so far", None, rehearsal=rehearsal)
-    return _row(bar, wanted, f"{counts} ({part['status']})", part["status"] == "ok", rehearsal=rehearsal)
+        return _bar_row(bar, wanted, f"{counts} so far", None, rehearsal=rehearsal)
+    return _bar_row(bar, wanted, f"{counts} ({part['status']})", part["status"] == "ok", rehearsal=rehearsal)
 
 
 def _decode(batch: int) -> Callable[[Numbers], tuple[float | None, str]]:

@@ -77,7 +77,7 @@ class Suite:
         words = SITE_WORDS if self.results is not None else {}
         if not found:
             found = {
-                name.rpartition("::")[2]: said(words.get(word, word.lower()), why)
+                name.rpartition("::")[2]: outcome_line(words.get(word, word.lower()), why)
                 for name, word, why in _LINE.findall(log.read_text(errors="replace") if log.exists() else "")
             }
         outcomes = [each.partition(":")[0] for each in found.values()]
@@ -94,7 +94,7 @@ class Suite:
         return "ok", ""
 
 
-def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
+def site_suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
     if name == "tests":
         marked = [path for path in sorted(root.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
         words = ["-m", "gpu", "-v", "-rs", "--timeout", "70", *map(str, marked)]
@@ -111,10 +111,10 @@ def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
 def results_of(file: Path) -> dict[str, str]:
     try:
         promises = json.loads(file.read_text())["promises"]
-        return {each["title"]: said(each["verdict"], each.get("why", "")) for each in promises}
+        return {each["title"]: outcome_line(each["verdict"], each.get("why", "")) for each in promises}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
 
 
-def said(what: str, why: str) -> str:
+def outcome_line(what: str, why: str) -> str:
     return f"{what}: {' '.join(why.split())[:200]}" if why else what

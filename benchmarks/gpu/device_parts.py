@@ -61,14 +61,14 @@ def model(answer: Answer, place: Place) -> None:
 
 
 def turns(answer: Answer, _: Place) -> None:
-    from benchmarks.engine.turns import _CASES, SIDE, beside
+    from benchmarks.engine.turns import _CASES, SIDE, overhead_percent
     from benchmarks.harness import run_side
 
     total = 16 if REHEARSAL else 100
     for case, (count, how) in _CASES.items():
         one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how, timeout_s=20.0)
         answer[f"{case}: idle between two iterations, us"] = one["gap_us"]
-        answer[f"{case}: time besides the iterations, %"] = beside(one)
+        answer[f"{case}: time besides the iterations, %"] = overhead_percent(one)
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
@@ -87,7 +87,7 @@ def _folder(place: Place) -> Any:
     return folder
 
 
-def _how(model: Any, some: list[str]) -> str:
+def _compilation_text(model: Any, some: list[str]) -> str:
     return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
 
 
@@ -102,7 +102,7 @@ def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[li
     rate = count / (time.perf_counter() - began)
     answer[f"{what}: texts/s"] = rate
     if "compiled" in what:
-        answer[f"{what}: how"] = stoker.app(context=context)(_how)(calls[-1]).result(30)
+        answer[f"{what}: how"] = stoker.app(context=context)(_compilation_text)(calls[-1]).result(30)
     return rate
 
 

@@ -17,7 +17,16 @@ from typing import Any
 
 import stoker
 from benchmarks.gpu.bars import FULL_OF_NONE, OF_PINNED, WEIGHTS_ALONE
-from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory, device_name, drop, held
+from benchmarks.gpu.place import (
+    PINNED,
+    REHEARSAL,
+    Answer,
+    Place,
+    device_memory,
+    device_name,
+    drop_page_cache,
+    page_cache_share,
+)
 from stoker import causal_lm, context
 
 CLAIMS = 16
@@ -40,20 +49,20 @@ def awareness(answer: Answer, place: Place) -> None:
         recipe = causal_lm(place.model, dtype="bfloat16", awareness=level)
         share_s = 3.0 if REHEARSAL else min(15.0, place.left_s() / 4)
         with place.session(policy="exclusive"):
-            calls, seconds = _keep_asking(stoker.app(context=recipe)(_verify), share_s, in_flight=in_flight)
+            calls, seconds = _run_calls_for(stoker.app(context=recipe)(_verify), share_s, in_flight=in_flight)
             answer[f"{level}: calls of {CLAIMS} inferences"] = calls
             answer[f"{level}: from the first call to the last result, s"] = seconds
             rates[level] = calls * CLAIMS / seconds
             answer[f"{level}: inferences/s"] = rates[level]
             if level == "full":
-                calls, seconds = _keep_asking(stoker.app(context=recipe)(_verify), share_s / 3, in_flight=in_flight)
+                calls, seconds = _run_calls_for(stoker.app(context=recipe)(_verify), share_s / 3, in_flight=in_flight)
                 answer["full, without its load: inferences/s"] = calls * CLAIMS / seconds
         if level == "none":
             answer[FULL_OF_NONE] = rates["full"] / rates["none"]
     answer["full / disk, inferences/s"] = rates["full"] / rates["disk"]
 
 
-def _keep_asking(app: Any, seconds: float, *, in_flight: int) -> tuple[int, float]:
+def _run_calls_for(app: Any, seconds: float, *, in_flight: int) -> tuple[int, float]:
     began = time.perf_counter()
     waiting, ended = [app(number) for number in range(in_flight)], 0
     while waiting:
@@ -115,8 +124,8 @@ def load(answer: Answer, place: Place) -> None:
         loads.cold("from a snapshot, cold", pickled)
         loads.host_memory(place.model)
     shutil.rmtree(pickled)
-    _script(answer, place, loads.size)
-    _peer(answer, place)
+    _measure_script_load(answer, place, loads.size)
+    _measure_peer_transfer(answer, place)
     shutil.rmtree(place.work / "scratches", ignore_errors=True)  # the disk may be small
 
 
@@ -147,8 +156,8 @@ class _Loads:
         recipe = self.recipe(source)
         origin = stoker.app(context=recipe)(lambda llm: str(llm.origin))().result(100)
         whole_s = time.perf_counter() - began
-        start_s, load_s = _told(self.session, recipe)
-        own_s, stream = told_by(origin)
+        start_s, load_s = _load_times_of_context(self.session, recipe)
+        own_s, stream = load_times_of_origin(origin)
         self._answer[f"{what}: call to result, s"] = whole_s
         self._answer[f"{what}: start of the library, s"] = start_s
         self._answer[f"{what}: load, s"] = load_s
@@ -159,9 +168,9 @@ class _Loads:
 
     def cold(self, what: str, source: Path) -> None:
         files = [file for pattern in ("*.safetensors", "*.bin") for file in self._place.work.rglob(pattern)]
-        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: drop(files))
+        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: drop_page_cache(files))
         self.measure(what, source)
-        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: held(files))
+        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: page_cache_share(files))
 
     def _page_cache(self, what: str, look: Callable[[], float]) -> None:
         try:
@@ -179,13 +188,13 @@ class _Loads:
             self._answer[f"{what}: {OF_PINNED}"] = rate / self._pinned
 
 
-def told_by(origin: str) -> tuple[float, float]:
+def load_times_of_origin(origin: str) -> tuple[float, float]:
     own, stream = _OWN.search(origin), _STREAM.search(origin)
     own_s = float(own[1]) / (1000 if own[2] == "ms" else 1) if own else 0.0
     return own_s, float(stream[1]) if stream else 0.0
 
 
-def _told(session: Any, recipe: Any) -> tuple[float, float]:
+def _load_times_of_context(session: Any, recipe: Any) -> tuple[float, float]:
     numbers = [library.library for library in session.status().libraries if recipe.key[:4] in library.recipe]
     for number in reversed(numbers):
         for line in session.explain(f"lib-{number}").lines:
@@ -195,7 +204,7 @@ def _told(session: Any, recipe: Any) -> tuple[float, float]:
     return 0.0, known.load_s
 
 
-def _script(answer: Answer, place: Place, size: int) -> None:
+def _measure_script_load(answer: Answer, place: Place, size: int) -> None:
     words = [sys.executable, "-c", _SCRIPT, str(place.model), device_name()]
     began = time.perf_counter()
     said = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -218,7 +227,7 @@ print(imported - began, time.perf_counter() - imported)
 """
 
 
-def _peer(answer: Answer, place: Place) -> None:
+def _measure_peer_transfer(answer: Answer, place: Place) -> None:
     recipe = causal_lm(place.model, dtype="bfloat16", **device_memory("8 GB"))
     with place.session(pilots=2, policy="exclusive", own_scratch=True) as session:
         began = time.perf_counter()

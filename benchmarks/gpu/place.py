@@ -55,26 +55,26 @@ _libc.mmap.argtypes = [
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def drop(files: Iterable[Path]) -> float:
+def drop_page_cache(files: Iterable[Path]) -> float:
     """Ask the kernel to drop files from its page cache. Return the share that stays."""
     files = list(files)
     for file in files:
         with file.open("rb") as opened:
             os.fdatasync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return held(files)
+    return page_cache_share(files)
 
 
-def held(files: Iterable[Path]) -> float:
+def page_cache_share(files: Iterable[Path]) -> float:
     pages = inside = 0
     for file in {(each.stat().st_dev, each.stat().st_ino): each for each in files}.values():
-        of_file = _resident(file)
+        of_file = _resident_pages(file)
         pages += len(of_file)
         inside += sum(1 for page in of_file if page & 1)
     return inside / max(1, pages)
 
 
-def _resident(file: Path) -> bytes:
+def _resident_pages(file: Path) -> bytes:
     size = file.stat().st_size
     if not size:
         return b""

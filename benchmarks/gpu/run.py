@@ -129,7 +129,7 @@ class Run:
         except subprocess.TimeoutExpired:
             outcome = ("too slow", "torch and transformers were not imported in time", numbers)
         finally:
-            _end(imports)
+            _end_process_group(imports)
         return outcome
 
     def _install_wheels(self, numbers: Numbers) -> Outcome:
@@ -166,7 +166,7 @@ class Run:
         return ("failed", f"exit code {code}: {self._tail(name)}", numbers()) if code else ("ok", "", numbers())
 
     def _suite(self, name: str, limit_s: float) -> Outcome:
-        suite = budget.suite(name, root=ROOT, work=self.work, rehearse=self.asked.rehearse)
+        suite = budget.site_suite(name, root=ROOT, work=self.work, rehearse=self.asked.rehearse)
         if suite.missing:
             return "failed", suite.missing, {}
         log = self.out / "logs" / f"{name}.log"
@@ -217,7 +217,7 @@ class Run:
                         self._write()
             return None
         finally:
-            _end(process, how=how)
+            _end_process_group(process, how=how)
 
     def _start(self, words: list[str], log: Any, environ: dict[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -234,7 +234,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(process: subprocess.Popen[bytes], *, how: int = signal.SIGTERM) -> None:
+def _end_process_group(process: subprocess.Popen[bytes], *, how: int = signal.SIGTERM) -> None:
     if process.poll() is None:
         os.kill(process.pid, how)
         try:

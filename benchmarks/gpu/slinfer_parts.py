@@ -19,7 +19,7 @@ from benchmarks.gpu.bars import MET
 from benchmarks.gpu.place import REHEARSAL, Answer, Place, device_memory, device_name
 from benchmarks.harness import ROOT
 from benchmarks.serving.live_models import Live, write
-from benchmarks.serving.live_models_world import MODELS, Request, middle, requests_at
+from benchmarks.serving.live_models_world import MODELS, Request, median_of, requests_at
 from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import StokerApp
@@ -88,8 +88,10 @@ def slinfer(answer: Answer, place: Place) -> None:
             answer[f"{policy}: objectives met"] = met
             failed = ", ".join(f"{count} {name}" for name, count in models.failed.items())
             answer[f"{policy}: failed, dropped or cancelled at the end"] = failed or "none"
-            answer[f"{policy}: median time to first token, s"] = middle(each.ttft_s for each in times if each.seen)
-            answer[f"{policy}: median time per token, s"] = middle(each.mean_tpot_s for each in times if each.seen > 1)
+            answer[f"{policy}: median time to first token, s"] = median_of(each.ttft_s for each in times if each.seen)
+            answer[f"{policy}: median time per token, s"] = median_of(
+                each.mean_tpot_s for each in times if each.seen > 1
+            )
             for what, mean in zip(("devices used", "libraries"), watch.means(), strict=True):
                 answer[f"{policy}: {what}, mean"] = mean
             answer[f"{policy}: loads"] = sum(context.loads for context in session.status().contexts)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def number(*, most: int) -> Callable[[str], int]:
+def number_parser(*, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is needed")
@@ -41,7 +41,7 @@ def number(*, most: int) -> Callable[[str], int]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "out": {"type": Path, "help": "folder for page and records [docs/reproduction]"},
-    "jobs": {"type": number(most=1000), "default": os.cpu_count() or 1, "help": "processes [all cores]"},
+    "jobs": {"type": number_parser(most=1000), "default": os.cpu_count() or 1, "help": "processes [all cores]"},
     "skip": {"action": "store_true", "help": "exit with 0 if the data is missing"},
     "page-only": {"action": "store_true", "help": "write the page again from the record"},
     "quick": {"action": "store_true", "help": "a short run; needs --out"},
@@ -56,7 +56,7 @@ def options(paper: str, about: str | None, **own: dict[str, Any] | None) -> argp
     return ask
 
 
-def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+def parse_options(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     asked = ask.parse_args(arguments)
     if getattr(asked, "quick", False) and asked.out is None and getattr(asked, "table", True):
         ask.error("--quick needs --out: its page must not replace the whole page")
@@ -85,7 +85,7 @@ def say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def progress(what: str) -> Callable[[int, int], None]:
+def progress_printer(what: str) -> Callable[[int, int], None]:
     """Return a function that shows progress: one line in a terminal, up to ten lines elsewhere."""
 
     def tell(done: int, total: int) -> None:
@@ -99,16 +99,16 @@ def progress(what: str) -> Callable[[int, int], None]:
     return tell
 
 
-def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
+def run_tasks(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
     """Call `do` for each task in up to `jobs` processes. Yield index and result of each task."""
     if jobs <= 1 or len(todo) <= 1:
         yield from ((place, do(task)) for place, task in enumerate(todo))
         return
-    with Workers(partial(_placed, do), count=min(jobs, len(todo))) as workers:
+    with Workers(partial(_run_task, do), count=min(jobs, len(todo))) as workers:
         yield from workers.each(list(enumerate(todo)), hear=lambda *_: None)
 
 
-def _placed(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int, U]:  # noqa: ARG001 (Workers)
+def _run_task(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int, U]:  # noqa: ARG001 (Workers)
     return task[0], do(task[1])
 
 
@@ -122,7 +122,7 @@ def read_results(path: Path, kind: type[T]) -> T | None:
         raise ValueError(f"{path} holds no results: {error}; remove it to compute them again") from error
 
 
-def rows(several: Iterable[Any]) -> bytes:
+def json_lines(several: Iterable[Any]) -> bytes:
     return b",\n".join(msgspec.json.encode(row, order="deterministic") for row in several)
 
 
@@ -139,7 +139,7 @@ def _name(case: Any) -> str:
 def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
     """Write a JSON object with one line per part and per item of `runs`."""
     lines = [
-        b'"%s": %s' % (name.encode(), b"[\n%s]" % rows(part) if name == "runs" else msgspec.json.encode(part))
+        b'"%s": %s' % (name.encode(), b"[\n%s]" % json_lines(part) if name == "runs" else msgspec.json.encode(part))
         for name, part in parts.items()
     ]
     write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
@@ -164,7 +164,7 @@ class Store(Generic[T, U]):
 
     def bring(self, cases: Iterable[T], run: Callable[[T], U], *, tell: Callable[[str], None], jobs: int = 1) -> None:
         todo = self.missing(cases)
-        for done, (place, result) in enumerate(results(run, todo, jobs=jobs), 1):
+        for done, (place, result) in enumerate(run_tasks(run, todo, jobs=jobs), 1):
             self.found[_name(todo[place])] = result
             self._write()
             tell(f"{done} of {len(todo)}: {todo[place]}")
@@ -198,7 +198,7 @@ def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join([*head(*columns), *(row(*line) for line in lines), ""])
 
 
-def filled(text: str) -> str:
+def wrapped_text(text: str) -> str:
     return "\n\n".join(map(_filled_block, text.split("\n\n")))
 
 

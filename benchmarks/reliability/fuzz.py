@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.reliability.fuzz_cores import EVENTS, lives
 from benchmarks.reliability.fuzz_files import targets
-from benchmarks.reliability.fuzz_inputs import Target, damage
+from benchmarks.reliability.fuzz_inputs import Target, damage_bytes
 
 LONGEST_S = 2.0
 _MEMORY_BYTES = 3 << 30
@@ -47,7 +47,7 @@ def fuzz(
     counts: dict[str, list[int]] = {reader.name: [0, 0, 0] for reader in readers}
     for number in range(count):
         reader = deck[int(chance.random() * len(deck))]
-        data = damage(chance, chance.choice(reader.right), reader.right)
+        data = damage_bytes(chance, chance.choice(reader.right), reader.right)
         began = time.perf_counter()
         line = counts[reader.name]
         wrong = ""
@@ -67,7 +67,7 @@ def fuzz(
     return counts
 
 
-def live(*, count: int, seed: int, found: Callable[[dict[str, Any]], None]) -> dict[str, list[int]]:
+def run_lives(*, count: int, seed: int, found: Callable[[dict[str, Any]], None]) -> dict[str, list[int]]:
     counts = {}
     for name, life in lives().items():
         for number in range(count):
@@ -93,7 +93,7 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
 
         counts = fuzz(readers, count=share, seed=seed, found=found, told=lambda done: say.put((number, done)))
         if not asked.only:
-            counts |= live(count=share // _LIFE_EVERY // len(lives()), seed=seed, found=found)
+            counts |= run_lives(count=share // _LIFE_EVERY // len(lives()), seed=seed, found=found)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     say.put((number, counts, peak))
 
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", type=Path, metavar="FILE", help="read only the finds of this file again")
     asked = parser.parse_args(arguments)
     if asked.again is not None:
-        return _again(asked)
+        return _repeat_input(asked)
     began = time.monotonic()
     start = multiprocessing.get_context("spawn")
     say = start.Queue()
@@ -162,7 +162,7 @@ def _listen(
     return counts, finds, peak
 
 
-def _again(asked: argparse.Namespace) -> int:
+def _repeat_input(asked: argparse.Namespace) -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as place:
         readers = {reader.name: reader for reader in targets(Path(place), seed=asked.seed)}

@@ -42,7 +42,7 @@ _DEVICES = tuple(told.DeviceFacts(DeviceId(f"gpu:{n}"), "A10", 8 * _GB) for n in
 _FAILURE = Failure(FailureKind.CONTEXT, "no such file")
 
 
-def live(chance: random.Random, *, count: int) -> None:
+def run_life(chance: random.Random, *, count: int) -> None:
     _Life(chance).live(count)
 
 
@@ -238,7 +238,7 @@ _SIZES = (-1, 0, 1, 10, 50, 99, 100, 101, 2**63)
 def lives() -> dict[str, Callable[[random.Random], None]]:
     return {
         "manager core: every message": functools.partial(fuzz_manager.live, events=EVENTS),
-        "pilot core: every event": functools.partial(live, count=EVENTS), "pilot core: ledger": _ledger,
+        "pilot core: every event": functools.partial(run_life, count=EVENTS), "pilot core: ledger": _ledger,
         "pilot core: library": _library, "pilot core: turns": _turns, "pilot core: health": _health,
     }  # fmt: skip
 

@@ -51,7 +51,7 @@ _INTS = (0, 1, -1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63))
 _FLOATS = (0.0, 1.0, -1.0, 1e-9, 1e18, 1e308, math.inf, -math.inf, math.nan)
 
 
-def damage(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def damage_bytes(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     out = bytearray(data)
     for _ in range(1 + int(chance.random() * chance.random() * 4)):
         size = len(out)

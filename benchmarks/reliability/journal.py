@@ -128,7 +128,7 @@ class Past(DrivenCore):
         self.now = at
 
 
-def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
+def journal_of_idle_pilots(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
     past = Past(folder, pilots=pilots)
     read = wire.from_pilot()
     frame = wire.encode([Heartbeat()])
@@ -144,7 +144,7 @@ def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
     return past
 
 
-def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
+def journal_of_ended_calls(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
     past = Past(folder, pilots=pilots)
     past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
     submitted = done = turns = 0
@@ -166,7 +166,7 @@ def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 1
     return past
 
 
-def comes_back(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
+def measure_restart(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
     key = folder.read_key("server").public
     folder.write(SessionFile(SESSION, wire.VERSION, "tcp://127.0.0.1:21999", key, created_at=time.time()))
     began = time.perf_counter()
@@ -220,13 +220,21 @@ def main() -> None:
         make_folder(folder)
         begun = time.perf_counter()
         if asked.what == "idle":
-            past, open_calls, pilots = idle(folder, pilots=asked.pilots, hours=asked.hours), 0, asked.pilots
+            past, open_calls, pilots = (
+                journal_of_idle_pilots(folder, pilots=asked.pilots, hours=asked.hours),
+                0,
+                asked.pilots,
+            )
         else:
-            past, open_calls, pilots = ended(folder, calls=asked.calls, open_calls=asked.open), asked.open, 100
+            past, open_calls, pilots = (
+                journal_of_ended_calls(folder, calls=asked.calls, open_calls=asked.open),
+                asked.open,
+                100,
+            )
         past.compaction.close()
         past.journal.close()
         made_s = time.perf_counter() - begun
-        found = comes_back(folder, pilots=pilots, open_calls=open_calls)
+        found = measure_restart(folder, pilots=pilots, open_calls=open_calls)
         most, least = past.most_bytes, compaction.LEAST_BYTES
         print(json.dumps({**found, "journal_bytes": most, "least_bytes": least, "made_s": made_s}))
 

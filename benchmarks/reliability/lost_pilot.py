@@ -28,13 +28,13 @@ def model() -> int:
 
 
 @stoker.app(context=model())
-def short(_one: int, _number: int) -> int:
+def run_briefly(_one: int, _number: int) -> int:
     time.sleep(0.2)
     return os.getpid()
 
 
 @stoker.app(context=model())
-def long(_one: int, path: str) -> None:
+def run_until_killed(_one: int, path: str) -> None:
     with open(path, "a") as file:
         file.write(f"{time.time()} {os.getpid()}\n")
     time.sleep(LIMIT_S)
@@ -48,8 +48,8 @@ def main() -> None:
         session = stoker.load(site, run_dir=folder, strategy="none")
         frozen: list[psutil.Process] = []
         try:
-            until(lambda: len(set(stoker.map(short, range(20)))) == 2, LIMIT_S, "the context on two pilots")
-            long(str(path))
+            until(lambda: len(set(stoker.map(run_briefly, range(20)))) == 2, LIMIT_S, "the context on two pilots")
+            run_until_killed(str(path))
             _, pid = _line(path, 0)
             pilot = next(each for each in psutil.Process(pid).parents() if ("stoker.pilot.main" in each.cmdline()))
             everything = [pilot, *pilot.children(recursive=True)]

@@ -53,11 +53,11 @@ NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1
 
 
 @stoker.context
-def naps() -> Callable[[float], None]:
+def sleep_context() -> Callable[[float], None]:
     return time.sleep
 
 
-@stoker.app(context=naps())
+@stoker.app(context=sleep_context())
 def nap(sleep: Callable[[float], None], number: int) -> int:
     sleep(CALL_S)
     return number
@@ -77,7 +77,7 @@ class Every(threading.Thread):
         self.join()
 
 
-def push(cluster: Cluster, chance: random.Random) -> None:
+def preempt_one(cluster: Cluster, chance: random.Random) -> None:
     jobs = [line[0] for line in cluster.queue("--states=RUNNING", "--partition=backfill")]
     if nodes := sorted(filter(None, (cluster.job(job).get("NodeList") for job in jobs))):
         cluster.submit(f"sleep {PUSHED_S}", "--partition=main", "--exclusive", f"--nodelist={chance.choice(nodes)}")
@@ -113,7 +113,7 @@ def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, f
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:
         status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
         meter, chance = Meter(session), random.Random(seed)
-        both = Every(0.1, meter.look), Every(EVERY_S, lambda: push(cluster, chance))
+        both = Every(0.1, meter.look), Every(EVERY_S, lambda: preempt_one(cluster, chance))
         begun = time.monotonic()
         for thread in both:
             thread.start()

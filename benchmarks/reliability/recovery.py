@@ -126,7 +126,7 @@ class World:
         self.folder = SessionFolder(folder)
         make_folder(self.folder)
         self.start_manager()
-        _until(self.folder.file.exists, "the manager listens")
+        _wait_until(self.folder.file.exists, "the manager listens")
         self.link = Link(self.folder)
         self.link.wait_joined(60)
         command = [
@@ -134,7 +134,7 @@ class World:
             str(pilots), "--devices", str(devices), "--hold-after", str(hold_after),
         ]  # fmt: skip
         self.pilots = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        _until(lambda: len(self.status().pilots) == pilots, "all pilots have joined")
+        _wait_until(lambda: len(self.status().pilots) == pilots, "all pilots have joined")
 
     def start_manager(self) -> None:
         command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(self.folder.path)]
@@ -181,18 +181,20 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict[str, Any]:
+def measure_restart(folder: Path, *, queued: int, running: int, finished: int) -> dict[str, Any]:
     world = World(folder, pilots=running // 2, devices=2, hold_after=finished)
     counter = Counter()
     total = finished + running + queued
     world.submit(total, counter)
     counter.wait(finished)
-    _until(lambda: world.status().queued + world.status().running >= total - len(counter.ended), "all are accepted")
+    _wait_until(
+        lambda: world.status().queued + world.status().running >= total - len(counter.ended), "all are accepted"
+    )
     done, began = len(counter.ended), time.perf_counter()
     os.kill(world.manager.pid, signal.SIGKILL)
     world.manager.wait()
     world.start_manager()
-    _until(lambda: len([p for p in world.status().pilots if p.state == "here"]) == running // 2, "pilots are back")
+    _wait_until(lambda: len([p for p in world.status().pilots if p.state == "here"]) == running // 2, "pilots are back")
     back = time.perf_counter() - began
     world.pilots.send_signal(signal.SIGUSR1)
     counter.wait(done + 2 * running)  # more calls than ran before, so queued calls ran too
@@ -202,7 +204,7 @@ def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict
     return {"pilots_back_s": back, "at_work_s": at_work, "ran_again": found["again"], "ended_twice": counter.twice}
 
 
-def _until(true: Callable[[], Any], what: str) -> None:
+def _wait_until(true: Callable[[], Any], what: str) -> None:
     def asked() -> Any:
         with suppress(TimeoutError):
             return true()
@@ -218,7 +220,7 @@ def main() -> None:
         if asked.what == "rate":
             print(json.dumps(rate(place, pilots=asked.pilots, calls=asked.calls)))
         else:
-            print(json.dumps(restarted(place, queued=asked.queued, running=asked.running, finished=1000)))
+            print(json.dumps(measure_restart(place, queued=asked.queued, running=asked.running, finished=1000)))
 
 
 if __name__ == "__main__":

@@ -54,14 +54,14 @@ def main() -> None:
     ask.add_argument("--json", type=Path, help="file for all numbers")
     asked = ask.parse_args()
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
-        found, reasons, loads = _measure(asked, asked.model or _converted(folder))
+        found, reasons, loads = _measure(asked, asked.model or _convert_model(folder))
     for name, rates in found.items():
-        _say(f"{TITLES[name]:52} {spread(rates)} tokens/s")
+        _print_progress(f"{TITLES[name]:52} {spread(rates)} tokens/s")
     for above, below in RATIOS:
         if len(found.get(above, ())) == len(found.get(below, ())) > 0:
-            _say(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
+            _print_progress(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
     for name, reason in reasons.items():
-        _say(f"{TITLES[name]}: not measured: {reason}")
+        _print_progress(f"{TITLES[name]}: not measured: {reason}")
     if asked.json:
         record = {
             "machine": machine(), "at": f"{datetime.datetime.now():%Y-%m-%d %H:%M}", "rounds": asked.rounds,
@@ -88,7 +88,7 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
                 found.pop(name, None)
                 continue
             found.setdefault(name, []).append(max(rates))
-            _say(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s")
+            _print_progress(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s")
     return found, reasons, loads
 
 
@@ -111,13 +111,13 @@ def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[floa
         yield side["tokens"] / side["seconds"]
 
 
-def _converted(folder: str) -> str:
+def _convert_model(folder: str) -> str:
     environment = {**os.environ, "STOKER_SNAPSHOTS": folder, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _CONVERT]
     return output_of(command, timeout_s=300, folder=folder, environment=environment).splitlines()[-1]
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, flush=True)
 
 

@@ -101,7 +101,7 @@ def _static(asked: argparse.Namespace) -> Write:
     return write
 
 
-def _before(asked: argparse.Namespace) -> Write:
+def _static_before(asked: argparse.Namespace) -> Write:
     from stoker.contexts.engine import CausalLM  # type: ignore[import-not-found]  # of the checkout in `--before`
 
     model = CausalLM(*_parts(asked.model))
@@ -174,7 +174,7 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
-    "continuous": _continuous, "static": _static, "before": _before, "transformers": _transformers,
+    "continuous": _continuous, "static": _static, "before": _static_before, "transformers": _transformers,
     "vllm-script": _script, "vllm": _stoker_vllm,
 }  # fmt: skip
 

@@ -122,7 +122,7 @@ def request_of(chance: random.Random, *, at_s: float = 0.0, model: int | None = 
     return Request(at_s, number if model is None else model, text, chance.randint(*OUTPUT))
 
 
-def around(requests: Sequence[Request], met: Sequence[bool], at: int, *, after_s: float) -> list[int]:
+def requests_around(requests: Sequence[Request], met: Sequence[bool], at: int, *, after_s: float) -> list[int]:
     """Return the numbers of a request and of those that were accepted shortly before and after it."""
     middle = requests[at].at_s
     return [
@@ -209,7 +209,7 @@ async def clients(port: int, *, for_s: float) -> float:
     return ended / for_s
 
 
-async def single(port: int) -> list[Outcome]:
+async def single_requests(port: int) -> list[Outcome]:
     chance = random.Random("single")
     return [await ask(port, request_of(chance, model=number % MODELS)) for number in range(MODELS * SINGLE)]
 
@@ -244,7 +244,7 @@ def offers_in(metrics: str) -> Counter[str]:
 def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed, "load": [os.getloadavg()[0]]}
     with gateway(folder, "default", None) as port:
-        alone = asyncio.run(single(port))
+        alone = asyncio.run(single_requests(port))
         asyncio.run(clients(port, for_s=CLIENTS_S))
         found["capacity"] = asyncio.run(clients(port, for_s=CLIENTS_S))
     wanted = Wanted(
@@ -271,7 +271,7 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
             memory_bytes=MEMORY_BYTES,
         )  # fmt: skip
     found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}
-    found["replays"] = replayed(folder, requests, outcomes["slinfer"], wanted, seed=seed)
+    found["replays"] = replay_requests(folder, requests, outcomes["slinfer"], wanted, seed=seed)
     found["load"].append(os.getloadavg()[0])
     return found
 
@@ -288,7 +288,7 @@ def figures(requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wa
     }
 
 
-def replayed(
+def replay_requests(
     folder: Path, requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wanted, *, seed: int
 ) -> dict[str, Any]:
     """Replay refused and accepted requests. `late`: it missed an objective; `harm`: only an accepted one did that had
@@ -306,7 +306,9 @@ def replayed(
         asyncio.run(clients(port, for_s=CLIENTS_S))
         for name, numbers in (("refused", refused), ("accepted", kept)):
             for at in chance.sample(numbers, min(REPLAYED, len(numbers))):
-                some = around(requests, accepted, at, after_s=wanted.ttft_s + wanted.tpot_s * requests[at].output)
+                some = requests_around(
+                    requests, accepted, at, after_s=wanted.ttft_s + wanted.tpot_s * requests[at].output
+                )
                 start = requests[some[0]].at_s
                 moved = [msgspec.structs.replace(requests[n], at_s=requests[n].at_s - start) for n in some]
                 again = asyncio.run(send(port, moved))
@@ -326,11 +328,11 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     runs = []
     for seed in SEEDS[:1] if quick else SEEDS:
         runs.append(run_side(SIDE, "--seed", str(seed), "--for-s", str(10.0 if quick else FOR_S), timeout_s=1800.0))
-        say(told(runs[-1]))
+        say(run_summary(runs[-1]))
     return table_of(runs)
 
 
-def told(run: dict[str, Any]) -> str:
+def run_summary(run: dict[str, Any]) -> str:
     sides = "; ".join(
         f"{name}: {run[name]['met']:.1f} % met, statuses {run[name]['statuses']}, refused offers"
         f" {dict(run[name]['offers'])}, medians ttft"
@@ -376,7 +378,7 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
             bar=Bar(at_least=BARS["late"]), digits=1,
         ),
     ]  # fmt: skip
-    return Table(name=NAME, title=TITLE, lines=lines, notes=[told(run) for run in runs])
+    return Table(name=NAME, title=TITLE, lines=lines, notes=[run_summary(run) for run in runs])
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ from benchmarks.serving.live_models_world import (
     Machine,
     Request,
     choose_rate,
-    middle,
+    median_of,
     objective_of,
     requests_at,
     simulate,
@@ -73,12 +73,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     runs = []
     for seed in SEEDS[:1] if quick else SEEDS:
         run = run_side(SIDE, "--seed", str(seed), "--for", str(10.0 if quick else FOR_S), timeout_s=1800.0)
-        say(told(run))
+        say(run_summary(run))
         runs.append(run)
     return table_of(runs)
 
 
-def told(run: dict[str, Any]) -> str:
+def run_summary(run: dict[str, Any]) -> str:
     load = ", ".join(f"{each:.0f}" for each in run["load_in_run"])
     return (
         f"seed {run['seed']}: {run['requests']} requests at {run['rate']:.1f} a second, ttft {run['ttft_s']:.2f} s,"
@@ -96,7 +96,7 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
         [100 * run[name] for run in runs] for name in ("live", "simulated", "simulated_other", "predicted")
     )
     apart = [abs(there - here) for there, here in zip(simulated, live, strict=True)]
-    notes = [told(run) for run in runs]
+    notes = [run_summary(run) for run in runs]
     notes += [
         f"seed {run['seed']}: no rate was found at which {WITHIN[0]:.0%} to {WITHIN[1]:.0%} are predicted to be in time"
         for run in runs
@@ -265,11 +265,11 @@ def main() -> None:
 def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
     asyncio.run(live.rehearse())
     before = live.step_times()
-    objective, rate, _ = _chosen(live, before, asked)
+    objective, rate, _ = _choose_load(live, before, asked)
     rehearsed = requests_at(rate, seed=asked.seed + 100, for_s=asked.for_s)
     asyncio.run(live.run(rehearsed, objective, seed=asked.seed + 100))
     before = live.step_times()
-    objective, rate, predicted = _chosen(live, before, asked)
+    objective, rate, predicted = _choose_load(live, before, asked)
     found: dict[str, Any] = {
         "seed": asked.seed, "ttft_s": objective.ttft_s, "tpot_s": objective.tpot_s, "rate": rate,
         "predicted": predicted, "chosen_well": WITHIN[0] <= predicted <= WITHIN[1],
@@ -287,21 +287,22 @@ def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
     found |= {
         "live": sum(each.is_met for each in times) / len(times), "requests": len(requests),
         "failed": dict(live.failed), "load_in_run": [load, os.getloadavg()[0]],
-        "live_first_s": middle(each.ttft_s for each in times if each.seen),
-        "live_tpot_s": middle(each.mean_tpot_s for each in times if each.seen > 1),
-        "step_s": [_step(before), _step(after)], "tables": [msgspec.to_builtins(each) for each in (before, after)],
+        "live_first_s": median_of(each.ttft_s for each in times if each.seen),
+        "live_tpot_s": median_of(each.mean_tpot_s for each in times if each.seen > 1),
+        "step_s": [_decode_step_s(before), _decode_step_s(after)],
+        "tables": [msgspec.to_builtins(each) for each in (before, after)],
         "tokens": [sum(each.output for each in requests), sum(outputs)],
     }  # fmt: skip
     return found
 
 
-def _chosen(live: Live, times: StepTimes, asked: argparse.Namespace) -> tuple[Objective, float, float]:
+def _choose_load(live: Live, times: StepTimes, asked: argparse.Namespace) -> tuple[Objective, float, float]:
     objective = objective_of(times)
     machine = live.machine(times)
     return objective, *choose_rate(machine, objective, seed=asked.seed, for_s=asked.for_s, weighed=asked.weighed)
 
 
-def _step(times: StepTimes) -> float:
+def _decode_step_s(times: StepTimes) -> float:
     return objective_of(times).tpot_s / TPOT_STEPS
 
 

@@ -103,7 +103,7 @@ class Simulated(msgspec.Struct, frozen=True):
         return sum(self.met) / max(1, len(self.met))
 
 
-def middle(numbers: Iterable[float]) -> float:
+def median_of(numbers: Iterable[float]) -> float:
     found = sorted(numbers)
     return found[len(found) // 2] if found else 0.0
 
@@ -119,7 +119,7 @@ def simulate(
         )
         for request, output in zip(requests, outputs, strict=True)
     ]  # fmt: skip
-    with _judging(weighed=weighed):
+    with _judge_by_memory(weighed=weighed):
         simulation = Simulation(_world(machine), [*warm, *asked], patient(), seed=0)
         simulation.run()
     log = simulation.log
@@ -134,8 +134,8 @@ def simulate(
     counted = came[MODELS:]
     return Simulated(
         met=[late.get(call, math.inf) <= 2e-6 for call in counted],
-        first_s=middle(first[call] for call in counted if call in first),
-        tpot_s=middle(tpot[call] for call in counted if tpot.get(call)),
+        first_s=median_of(first[call] for call in counted if call in first),
+        tpot_s=median_of(tpot[call] for call in counted if tpot.get(call)),
     )
 
 
@@ -172,15 +172,15 @@ def _world(machine: Machine) -> World:
 
 
 @contextmanager
-def _judging(*, weighed: bool) -> Iterator[None]:
+def _judge_by_memory(*, weighed: bool) -> Iterator[None]:
     before = SimPilot._weighed
     if not weighed:
-        SimPilot._weighed = _by_memory  # type: ignore[method-assign]
+        SimPilot._weighed = _weigh_by_memory  # type: ignore[method-assign]
     try:
         yield
     finally:
         SimPilot._weighed = before  # type: ignore[method-assign]
 
 
-def _by_memory(self: SimPilot, order: RunCalls) -> OfferWeighed:  # noqa: ARG001 # a method of the pilot
+def _weigh_by_memory(self: SimPilot, order: RunCalls) -> OfferWeighed:  # noqa: ARG001 # a method of the pilot
     return OfferWeighed(order)

@@ -131,7 +131,7 @@ class Scores:
         return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
 
 
-def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
+def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
     """Return the result of each kind of lookup; for random lookups, the best loss of each draw."""
     size = len(layers)
     found: dict[str, LookupResult | list[float]] = {
@@ -150,11 +150,11 @@ def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult 
     return found
 
 
-def ranked(losses: Iterable[float]) -> list[float]:
+def ascending(losses: Iterable[float]) -> list[float]:
     return sorted(loss for loss in losses if not math.isnan(loss))
 
 
-def judge(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
+def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
     best, middle = losses[0], statistics.median(losses)
     of = [found.loss] if isinstance(found, LookupResult) else found
     regrets = [loss - best for loss in of]
@@ -204,11 +204,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             options.folder, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
         )
         of_task[task] = score
-        losses = ranked(brute_force(layers, score).losses.values())
-        of_kinds = kinds(layers, score, seed=0)
+        losses = ascending(brute_force(layers, score).losses.values())
+        of_kinds = lookup_kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
         for kind, one in of_kinds.items():
-            found.setdefault(kind, []).append(judge(one, losses, scores=default))
+            found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
     readings = Readings(folder, model=Path(default_model()).name, reading=build.reading_of())

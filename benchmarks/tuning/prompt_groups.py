@@ -34,10 +34,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return {"raw": _of(features / lengths), "scaled": _of(scale_of(features).unit(features))}
+    return {"raw": _similarities_of(features / lengths), "scaled": _similarities_of(scale_of(features).unit(features))}
 
 
-def _of(units: Array) -> dict[str, list[float]]:
+def _similarities_of(units: Array) -> dict[str, list[float]]:
     cosines = units @ units.T
     pairs = cosines[np.triu_indices(len(units), k=1)]
     np.fill_diagonal(cosines, -np.inf)

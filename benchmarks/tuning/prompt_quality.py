@@ -97,13 +97,13 @@ def table_of(found: dict[str, Any]) -> Table:
 def _spread(task: str, one: dict[str, Any]) -> str:
     low, high = SPREAD_SAID
     return (
-        f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: {apart(one['iterations'])}; between"
-        f" evaluations {apart(one['between'])} (Figure 2c: {low} to {high}); {one['never']} never reach it and count as"
-        " the most"
+        f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: {spread_text(one['iterations'])}; between"
+        f" evaluations {spread_text(one['between'])} (Figure 2c: {low} to {high}); {one['never']} never reach it and"
+        " count as the most"
     )
 
 
-def apart(iterations: Sequence[float]) -> str:
+def spread_text(iterations: Sequence[float]) -> str:
     least, median, most = min(iterations), statistics.median(iterations), max(iterations)
     times = f"median and most are {median / least:.1f} and {most / least:.1f} times the least"
     return f"{least:.3g} to {most:.3g} iterations, median {median:.3g}: {times}"

@@ -195,12 +195,12 @@ def _ended_early(points: Points, reach: float, *, most: int) -> bool:
     return points[-1][0] < most and min(loss for _, loss in points) > reach
 
 
-def said(points: Points, reach: float) -> str:
+def reach_text(points: Points, reach: float) -> str:
     last, loss = points[-1]
     return f"{int(last)}" if loss <= reach else f">{int(last)}"
 
 
-def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
+def task_summary(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
     names = ("lookup", "random", "listed", "induced")
     parts = {part: [one for one in records if one["part"] == part] for part in names}
     if not parts["lookup"] or not parts["random"] or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
@@ -225,7 +225,7 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
         found[f"best{name}"] = min(count(points, reach, most=most) for points in listed)
         found[f"randoms{name}"] = [count(points, reach, most=most) for points in of["random"].values()]
         found[f"induced{name}"] = [count(points, reach, most=most) for points in of["induced"].values()]
-    found["listed"] = [said(points, reach) for points in listed]
+    found["listed"] = [reach_text(points, reach) for points in listed]
     found["reached"] = min(loss for _, loss in listed[0]) <= reach
     return found
 
@@ -247,7 +247,9 @@ def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] |
 
 def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[str, Any]:
     records = list(log)
-    of = {task: of_task([one for one in records if one["task"] == task], most=settings.iterations) for task in tasks}
+    of = {
+        task: task_summary([one for one in records if one["task"] == task], most=settings.iterations) for task in tasks
+    }
     return {
         "machine": machine(), "settings": msgspec.to_builtins(settings),
         "tasks": {task: found for task, found in of.items() if found is not None},
@@ -264,11 +266,11 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     tasks = [*asked.tasks] or (["letters"] if asked.quick else [*CHOSEN])
     with RecordLog(asked.folder / f"curves-{settings.digest}.jsonl", key=("task", "part", "prompt")) as log:
         if not asked.report:
-            fill(log, tasks, settings, asked)
+            run_tasks(log, tasks, settings, asked)
         return summary(log, settings, tasks)
 
 
-def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argparse.Namespace) -> None:
+def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)

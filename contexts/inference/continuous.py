@@ -411,7 +411,7 @@ class ContinuousEngine:
             (keys[row : row + 1, :, :length].clone(), values[row : row + 1, :, :length].clone())
             for keys, values in zip(array.keys, array.values, strict=True)
         ]
-        self._prefixes.saw(writing.prefix(length), layers, size)
+        self._prefixes.keep_recent(writing.prefix(length), layers, size)
 
     @property
     def _adapter_bytes(self) -> int:

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
-from stoker.contexts.forward import go_on
+from stoker.contexts.forward import no_check
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
@@ -199,7 +199,7 @@ class VLLMEngine:
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = go_on,
+        check: Callable[[], None] = no_check,
     ) -> list[list[float]]:
         del prefix, batch_size  # vLLM finds shared prefixes by itself
         if self._asleep or self._broken:

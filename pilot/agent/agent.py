@@ -132,7 +132,7 @@ class ManagerLink:
 
     def before(self) -> UnacknowledgedFacts:
         """Return the facts in unacknowledged frames (see the module)."""
-        return said_in(self.outbox.unacked())
+        return facts_in_frames(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
         session_over = ""
@@ -163,7 +163,7 @@ class ManagerLink:
                 hear(message)
 
 
-def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
+def facts_in_frames(frames: Iterable[bytes]) -> UnacknowledgedFacts:
     known = UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:

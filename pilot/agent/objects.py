@@ -92,7 +92,7 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
         lacks: dict[CallId, FetchFailure] = {}
         for call, ref in command.wanted:
             try:
-                pins[call] = _bring(agent, ref)
+                pins[call] = _bring_object(agent, ref)
             except (StokerError, OSError) as error:
                 what = f"its arguments could not be fetched from the session's seed: {error}"
                 lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
@@ -113,7 +113,7 @@ def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> No
     """Send large results to the session's seed, in a thread."""
 
     def run() -> None:
-        done = [_hand_in(agent, library, end) for end in ends]
+        done = [_upload_result(agent, library, end) for end in ends]
         agent.later(lambda: agent.handle(ResultsUploaded(library, done)))
 
     threading.Thread(target=run, name="payloads-hand-in", daemon=True).start()
@@ -135,16 +135,16 @@ def _report_arguments(
     agent.handle(ArgumentsBrought(command.library, command.ticket, paths, lacks))
 
 
-def _bring(agent: Agent, ref: ObjectRef) -> Pin:
+def _bring_object(agent: Agent, ref: ObjectRef) -> Pin:
     def bring() -> Pin:
         bringing = Bringing(agent.cache, ref, key=agent.peers.key)
         bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
         return bringing.run(alone_s=0.0)[0]
 
-    return agent.cache.find(ref.name) or _retried(bring, ref.name)
+    return agent.cache.find(ref.name) or _retry_exchange(bring, ref.name)
 
 
-def _retried(exchange: Callable[[], _T], what: str) -> _T:
+def _retry_exchange(exchange: Callable[[], _T], what: str) -> _T:
     for pause_s in _PAUSES_S:
         try:
             return exchange()
@@ -156,7 +156,7 @@ def _retried(exchange: Callable[[], _T], what: str) -> _T:
     return exchange()
 
 
-def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
+def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
     ref = end.payload
     if not isinstance(ref, ObjectRef):
         return end
@@ -172,7 +172,7 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
     what = f"call {end.call}: its result of {ref.size_bytes} bytes could not be sent to the session's seed"
     try:
-        end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retried(hand_in, what)))
+        end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retry_exchange(hand_in, what)))
     except (StokerError, OSError) as error:
         log.warning("%s: %s", what, error)
         pilot, where = agent.options.pilot, str(agent.log_file(library))

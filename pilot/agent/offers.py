@@ -59,7 +59,7 @@ class OfferInspector:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferWeighed(order)
-        engines_here, beside = self._read(library), self._beside(library)
+        engines_here, beside = self._read(library), self._libraries_beside(library)
         self._count_taken_up(engines_here)
         self._forget(beside)
         new = _unread_prompt(order, now)
@@ -123,7 +123,7 @@ class OfferInspector:
                 return found
         return found
 
-    def _beside(self, library: PilotLibrary) -> list[PilotLibrary]:
+    def _libraries_beside(self, library: PilotLibrary) -> list[PilotLibrary]:
         mine = set(library.devices)
         return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
 

@@ -43,13 +43,13 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
     if library.is_killed:
         return
     if library.has_limits or library.stopping or library.stuck:
-        _calls(state, library, seen)
+        _check_calls(state, library, seen)
     if library.told_to_end:
         return
     if library.stage in (Stage.STARTING, Stage.LOADING):
-        _loading(state, library)
+        _check_load(state, library)
     if library.moving_since:
-        _moving(state, library)
+        _check_move(state, library)
     if seen.over_limit_bytes and not library.told_to_end:
         declared = memory_limit(state, library)
         too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
@@ -113,7 +113,7 @@ def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int,
     lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.MEMORY, text), printed=True)
 
 
-def _loading(state: CoreState, library: PilotLibrary) -> None:
+def _check_load(state: CoreState, library: PilotLibrary) -> None:
     limit_s = library.recipe.needs.load_limit_s
     if not limit_s or state.now - library.started_at < limit_s:
         return
@@ -129,7 +129,7 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
     lifecycle.kill_library(state, library, cause=cause, printed=True)
 
 
-def _moving(state: CoreState, library: PilotLibrary) -> None:
+def _check_move(state: CoreState, library: PilotLibrary) -> None:
     if state.now - library.moving_since < MOVE_LIMIT_S:
         return
     moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
@@ -137,7 +137,7 @@ def _moving(state: CoreState, library: PilotLibrary) -> None:
     lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.CONTEXT, what), printed=True)
 
 
-def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def _check_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     for call, since_s in seen.running:
         if call not in library.held or call in library.stopping or call in library.stuck:
             continue

@@ -84,7 +84,7 @@ def has_room(
         return True
     if not leaving:
         return not state.ledger.why_not(library.devices, more)
-    here = [{other.number for other in _on(state, device)} for device in library.devices]
+    here = [{other.number for other in _libraries_on(state, device)} for device in library.devices]
     if any(state.claims.keys() & numbers for numbers in here):
         return False
     coming = (sum(map(state.ledger.held, numbers.intersection(leaving))) for numbers in here)
@@ -100,7 +100,7 @@ def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
     for device in library.devices:
         if coming_bytes(state, device) + state.ledger.free(device) < more:
             return state.ledger.why_not((device,), more)
-        staying = [other for other in _on(state, device) if not other.told_to_end]
+        staying = [other for other in _libraries_on(state, device) if not other.told_to_end]
         if not library.has_process and _lacks_place(state, device, staying):
             return f"{device} takes {state.devices[device].processes} process at a time, and another process uses it"
     return ""
@@ -113,7 +113,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
             return False
         ledger.resize(number, memory_bytes=memory_bytes)
         return True
-    if any(_lacks_place(state, device, _on(state, device)) for device in library.devices):
+    if any(_lacks_place(state, device, _libraries_on(state, device)) for device in library.devices):
         return False
     if ledger.why_not(library.devices, memory_bytes):
         return False
@@ -127,13 +127,13 @@ def _lacks_place(state: CoreState, device: DeviceId, others: Iterable[PilotLibra
     return 0 < most <= sum(other.has_process for other in others)
 
 
-def _on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
+def _libraries_on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
     return [library for library in state.libraries.values() if device in library.devices]
 
 
 def coming_bytes(state: CoreState, device: DeviceId) -> int:
     coming = 0
-    for library in _on(state, device):
+    for library in _libraries_on(state, device):
         held = state.ledger.held(library.number)
         if library.told_to_end:
             coming += held

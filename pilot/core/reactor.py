@@ -15,7 +15,7 @@ from stoker.pilot.core import events, lifecycle, limits, memory, objects, presen
 from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
 from stoker.pilot.core.running import failure_of, load_failure
 from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotLibrary, Stage
-from stoker.pilot.core.turns import over_s, why_late
+from stoker.pilot.core.turns import decode_excess_s, why_late
 from stoker.protocol import to_agent, to_manager, to_pilot
 from stoker.protocol.calls import FailureKind, RefusalCase
 from stoker.protocol.ids import LibraryId, RecipeKey
@@ -264,7 +264,7 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
         late = why_late(engines, library.number, event.new, now=state.now, free_at=event.free_at)
         if late is not None:
             case, refused = late
-            over = over_s(engines, library.number, event.new)
+            over = decode_excess_s(engines, library.number, event.new)
     if not refused:
         if order.preempts:
             [spec] = order.calls

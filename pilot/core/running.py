@@ -159,7 +159,7 @@ def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
 
 def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     """Send the calls of an order to the library's process. Fetch large arguments first."""
-    if state.facts.is_carried and _bring(state, library, order):
+    if state.facts.is_carried and _bring_arguments(state, library, order):
         return
     paths: dict[str, str] = {}
     for spec in order.calls:
@@ -217,7 +217,7 @@ def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) ->
         first = {end.call: end for end in reversed(ends)}
         ends = [first[call] for call in here]
     if state.facts.is_carried:
-        ends = _hand_in(state, library, ends)
+        ends = _hand_in_results(state, library, ends)
     if ends:
         state.tell(CallsEnded(library.number, ends))
 
@@ -227,7 +227,7 @@ def results_handed_in(state: CoreState, event: ResultsUploaded) -> None:
     state.tell(CallsEnded(event.library, event.ends))
 
 
-def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
+def _bring_arguments(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
     wanted = [
         (spec.call, spec.payload)
         for spec in order.calls
@@ -241,7 +241,7 @@ def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
     return bool(wanted)
 
 
-def _hand_in(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
+def _hand_in_results(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
     done = [end.call for end in ends if end.call in library.arguments]
     if done:
         for call in done:

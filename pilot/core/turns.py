@@ -277,7 +277,7 @@ def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
     return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
 
-def over_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
+def decode_excess_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
     """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); else
     0."""
     players, tpot_s = _simulated_engines(engines, to, new, now=0.0)

@@ -294,7 +294,9 @@ class ProcessGuard:
         """False if the loader used up the descriptors. A new library of this context would have the same problem."""
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._has_spare_descriptors:
-            self._outputs = {number: (_kept(number), _identity(number)) for number in (0, 1, 2) if _identity(number)}
+            self._outputs = {
+                number: (_kept_descriptor(number), _identity(number)) for number in (0, 1, 2) if _identity(number)
+            }
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
@@ -388,7 +390,7 @@ def _signals() -> tuple[bool, bool, bool]:
     )
 
 
-def _kept(number: int) -> int:
+def _kept_descriptor(number: int) -> int:
     """Duplicate a descriptor to a number above 2, even if a standard descriptor is closed."""
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
 

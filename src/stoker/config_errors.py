@@ -129,7 +129,7 @@ def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: R
         inner = _fields_of(kind).get(part) if is_struct(kind) else _element(kind)
         if part == "..." and isinstance(data, dict):
             part = next((name for name, value in data.items() if not _reads(value, inner, read)), part)
-        data = _inside(data, part)
+        data = _value_inside(data, part)
         path = (*path, part)
         named = isinstance(data, dict) and part.isdigit() and isinstance(data.get("name"), str)
         shown = (*shown, data["name"] if named else part)
@@ -198,7 +198,7 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
-def _inside(data: Any, part: str) -> Any:
+def _value_inside(data: Any, part: str) -> Any:
     if isinstance(data, dict):
         return data.get(part)
     if isinstance(data, list | tuple) and part.isdigit() and int(part) < len(data):
@@ -304,7 +304,7 @@ def explain(
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = setting_at(root, parts, data=data, read=read)
-    said = _words(problem, place, root, shapes, data=data, read=read)
+    said = _fault_words(problem, place, root, shapes, data=data, read=read)
     path = (*place.path[: said.table], said.key.partition("[")[0])
     table = ".".join(place.shown[: said.table])
     return ConfigFault(line_of(path, text), said.key, f"[{table}] {said.words}" if table else said.words, path)
@@ -313,7 +313,7 @@ def explain(
 _STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 
 
-def _words(
+def _fault_words(
     problem: str,
     place: SettingPlace,
     root: type[msgspec.Struct],

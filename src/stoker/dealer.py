@@ -140,7 +140,7 @@ class Dealer:
                     self.connected = fresh = True
                     self.failed_handshakes = 0
                 case ConnectionChange.BROKEN:
-                    self._broke()
+                    self._note_break()
                     fresh = False
                 case _:
                     self.failed_handshakes += 1
@@ -157,9 +157,9 @@ class Dealer:
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
-            self._broke()
+            self._note_break()
 
-    def _broke(self) -> None:
+    def _note_break(self) -> None:
         if self.connected:
             self.lost_at = time.monotonic()
             self._log.warning("the connection to the manager broke")

@@ -107,7 +107,7 @@ def _take_by_name(descriptor: int) -> bool:
     file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     me = _Named(machine(), os.getpid(), started(os.getpid()), os.fstat(descriptor).st_ino)
     there = _read_name(file)
-    if there is not None and there != me and there.inode == me.inode and _lives(there):
+    if there is not None and there != me and there.inode == me.inode and _holder_lives(there):
         return False
     try:
         write_whole(_name_of(file), msgspec.json.encode(me))
@@ -119,12 +119,12 @@ def _take_by_name(descriptor: int) -> bool:
 def _is_named(file: Path) -> bool | None:
     there = _read_name(file)
     try:
-        return None if there is None else there.inode == file.stat().st_ino and _lives(there)
+        return None if there is None else there.inode == file.stat().st_ino and _holder_lives(there)
     except OSError:
         return None
 
 
-def _lives(holder: _Named) -> bool:
+def _holder_lives(holder: _Named) -> bool:
     """True if the process is alive. A process on another machine is invisible and counts as dead."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
@@ -147,10 +147,10 @@ def holders(file: Path) -> list[LockHolder]:
     """Return this user's local processes that hold or inherited a file's lock. Slow."""
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [LockHolder(pid, _words(pid)) for pid in pids if _holds(pid, name)]
+    return [LockHolder(pid, _command_words(pid)) for pid in pids if _process_holds(pid, name)]
 
 
-def _holds(pid: int, name: str) -> bool:
+def _process_holds(pid: int, name: str) -> bool:
     try:
         return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
     except OSError:  # the process has ended, or another user owns it
@@ -168,7 +168,7 @@ def _is_lock(pid: int, descriptor: str, name: str) -> bool:
     return any(line.startswith("lock:") and " FLOCK " in line for line in facts.splitlines())
 
 
-def _words(pid: int) -> tuple[str, ...]:
+def _command_words(pid: int) -> tuple[str, ...]:
     try:
         return tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
     except OSError:

@@ -65,14 +65,14 @@ def why_option_refused(kind: str, line: str) -> str:
     """Return why a line of `options` is refused, or an empty text."""
     if kind == "condor":
         key = _CONDOR_KEY.match(line)
-        return _said(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
+        return _refusal_text(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
     if kind not in MARKS:
         return ""
     if line.startswith("#"):
         if not line.startswith(MARKS[kind]):
             return ""  # the line is a comment
         line = line.removeprefix(MARKS[kind])
-    return next((_said(word, why) for word, why in _found(kind, _words(line))), "")
+    return next((_refusal_text(word, why) for word, why in _refused_options(kind, _words(line))), "")
 
 
 def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
@@ -112,11 +112,11 @@ def slurm_excludes(options: Iterable[str]) -> str:
     return value
 
 
-def _said(option: str, why: str) -> str:
+def _refusal_text(option: str, why: str) -> str:
     return f"{option} is not allowed in a site file: {why}; remove it"
 
 
-def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
+def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
     for number, word in enumerate(words):
         if kind in _WORDS:
             option = _lsf_option(word) if kind == "lsf" else word

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.run import again, checked
+from stoker.apps.prompt_tuning.run import check_jobs, restart_command
 from stoker.errors import ConfigError, RecipeError
 
 JOB = """\
@@ -105,7 +105,7 @@ def test_missing_model_equal_names_and_many_ranks_are_refused(here):
 )
 def test_resume_command_has_every_option_of_the_stopped_one(given):
     options = SubmissionOptions(**given)
-    words = shlex.split(again([Path("a job.toml"), Path("b.toml")], options))
+    words = shlex.split(restart_command([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]
     read = submit_jobs.make_context("submit", words[3:]).params
     assert read.pop("jobs") == (Path("a job.toml"), Path("b.toml"))
@@ -121,7 +121,7 @@ def test_resume_command_has_every_option_of_the_stopped_one(given):
 
 
 def test_resume_command_is_short_without_options():
-    assert again([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
+    assert restart_command([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
 
 
 def test_dropping_late_jobs_needs_a_deadline(here):
@@ -129,4 +129,4 @@ def test_dropping_late_jobs_needs_a_deadline(here):
     assert isinstance(error, ConfigError)
     assert str(error).startswith("good.toml: --late drop has no effect on jobs without a deadline")
     write(here, name="due", until='slo = "1 h"')
-    assert list(checked([Path("good.toml"), Path("due.toml")], SubmissionOptions(late="drop"))) == ["good", "due"]
+    assert list(check_jobs([Path("good.toml"), Path("due.toml")], SubmissionOptions(late="drop"))) == ["good", "due"]

@@ -124,12 +124,12 @@ def test_deadlines_are_shown_in_words():
     assert board.due(replaced(), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
     assert board.due(replaced(ends_at=NOON + 660), now=over) == "ends 12:11:00, late by 1 min (deadline 12:10:00)"
     late = replaced(ends_at=NOON + 720)
-    assert "the earliest that can be met is 12:12:00, 2 min later; it runs" in board.told_late(
+    assert "the earliest that can be met is 12:12:00, 2 min later; it runs" in board.late_notice(
         late, now=now, drops=False
     )
-    assert "it is dropped" in board.told_late(late, now=now, drops=True)
+    assert "it is dropped" in board.late_notice(late, now=now, drops=True)
     running = replaced(ends_at=NOON + 720, phase=Phase.TUNING)
-    assert board.told_late(running, now=over, drops=True).endswith("its deadline, 12:10:00, is over; it runs anyway")
+    assert board.late_notice(running, now=over, drops=True).endswith("its deadline, 12:10:00, is over; it runs anyway")
 
 
 def test_job_is_in_time_or_late_once_that_is_known():

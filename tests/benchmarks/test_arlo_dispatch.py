@@ -11,8 +11,8 @@ from benchmarks.papers.arlo.dispatch import (
     LoadBuckets,
     Outcome,
     RandomDispatcher,
+    dispatch_outcome,
     inter_groups_greedy,
-    outcome,
     pack_any_runtime,
     pack_shortest_runtime,
     strategies,
@@ -33,7 +33,7 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
         packed = BucketDispatcher(runtimes, STRATEGIES[strategy])
         for instance, (runtime, load) in enumerate(loads):
             packed.add(instance, runtime)
-            packed._move(instance, 0, load)
+            packed._change_load(instance, 0, load)
         return packed
     queues = RuntimeQueues[int](runtimes, peeked=1 if strategy == "ilb" else 6)
     for instance, (runtime, load) in enumerate(loads):
@@ -46,7 +46,7 @@ def test_figure_4_strategies_give_the_published_results() -> None:
     """As in the paper, ILB makes five requests late and IG eight requests. Algorithm 1 sends three requests to GPU2,
     because 0.85 x 0.9 x 40 is 30.6.
     """
-    found = {name: outcome(each) for name, each in strategies()}
+    found = {name: dispatch_outcome(each) for name, each in strategies()}
     assert found == {
         "ILB": Outcome((4, 4, 0, 0), 5),
         "IG": Outcome((0, 0, 0, 8), 8),
@@ -86,13 +86,13 @@ def test_bucket_search_finds_the_same_as_a_plain_search() -> None:
             buckets.put(step, loads[step])
         else:
             gone = rng.choice(list(loads))
-            buckets.drop(gone, loads.pop(gone))
+            buckets.remove(gone, loads.pop(gone))
         limit = rng.randrange(14)
         below = [load for load in loads.values() if load < limit]
         assert buckets.least() == min(loads.values(), default=-1)
         assert buckets.greatest_below(limit) == max(below, default=-1)
         if loads:
-            assert loads[buckets.one_of(buckets.least())] == buckets.least()
+            assert loads[buckets.any_instance_of(buckets.least())] == buckets.least()
 
 
 def test_random_dispatch_ignores_loads_and_is_reproducible_by_seed() -> None:

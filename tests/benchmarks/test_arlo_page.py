@@ -83,7 +83,7 @@ def test_random_dispatch_is_judged_within_five_points(tmp_path: Path) -> None:
     means = {ST_RANDOM: 9.5, DT_RANDOM: 3.5, ARLO: 3.0}
     runs = [result_of(c, means[c.system]) for c in random_dispatch("6a") if c.system in means]
     bar = "Figure 6a: the mean is below `{}`'s by, within 5 points"
-    found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
+    found = {verdict.bar: verdict.findings for verdict in summary.random_dispatch_verdicts(kept(tmp_path, runs).get)}
     assert found[bar.format(ST_RANDOM)][0].cells == ["68.4 %", "yes"]
     assert found[bar.format(DT_RANDOM)][0].cells == ["14.3 %", "**no**"]
     assert found[bar.format(ST_RANDOM)][1].cells == ["–", "not run"]
@@ -96,7 +96,7 @@ def test_tail_is_judged_in_the_figure_with_the_lower_value(tmp_path: Path) -> No
         for figure in p98_ms for c in random_dispatch(figure) if c.system in (ST_RANDOM, ARLO)
     ]  # fmt: skip
     bar = "Figure 6, the larger of a and b: the 98th percentile is below `st, random`'s by, within 5 points"
-    found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
+    found = {verdict.bar: verdict.findings for verdict in summary.random_dispatch_verdicts(kept(tmp_path, runs).get)}
     assert found[bar][0].cells == ["90.0 %", "yes"]
 
 

@@ -47,7 +47,7 @@ def test_replacements_are_minimal_and_happen_one_at_a_time() -> None:
     agenda = Agenda()
     fleet = fleet_of([5, 1], agenda)
     replacements = Replacements(fleet)
-    replacements.decide([3, 3], 0.0)
+    replacements.set_target([3, 3], 0.0)
     assert (fleet.out, fleet.replaced, len(fleet.serving(0)), len(fleet.serving(1))) == (1, 1, 4, 1)
     while agenda.next_at < 10:
         agenda.run_next()
@@ -59,7 +59,7 @@ def test_replacements_are_minimal_and_happen_one_at_a_time() -> None:
 def test_replaced_instance_drains_and_returns_a_second_later() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of([1, 1], agenda)
-    agenda.at(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
+    agenda.schedule(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
     back: list[float] = []
     serve(Trace([0.0, 0.0, 0.006, 2.0], [50, 50, 50, 150], []), fleet, agenda, served)
     assert [round(1000 * each, 1) for each in served.latencies] == [10.8, 20.8, 40.8, 40.8], "then only the long one"
@@ -70,15 +70,15 @@ def test_replaced_instance_drains_and_returns_a_second_later() -> None:
 def test_last_instance_of_the_longest_runtime_stays_until_replaced() -> None:
     agenda = Agenda()
     fleet = fleet_of([1, 1], agenda)
-    Replacements(fleet).decide([2, 0], 0.0)
+    Replacements(fleet).set_target([2, 0], 0.0)
     assert (fleet.out, len(fleet.serving(1))) == (0, 1)
 
 
 def test_devices_count_from_their_addition_to_their_last_answer() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of([1, 1], agenda)
-    agenda.at(1.0, lambda now: fleet.scale_up(1, now))
-    agenda.at(3.0, lambda now: fleet.release(0, now))
+    agenda.schedule(1.0, lambda now: fleet.scale_up(1, now))
+    agenda.schedule(3.0, lambda now: fleet.release(0, now))
     serve(Trace([2.999, 4.0], [50, 50], []), fleet, agenda, served)
     assert fleet.device_s(5.0) == pytest.approx(2 * 5.0 + 4.0 - (5.0 - 3.009))
 

@@ -30,7 +30,7 @@ def test_headroom_adds_for_recent_work_and_releases_late() -> None:
     busy = every(0.005, until=20.0)
     counts: list[int] = []
     for at in (0.5, 8.0, 15.0 + settings.HEADROOM_STAYS_S, 40.0 + 4 * settings.HEADROOM_STAYS_S):
-        agenda.at(at, lambda _: counts.append(fleet.devices))
+        agenda.schedule(at, lambda _: counts.append(fleet.devices))
     quiet = [20.0 + number for number in range(200)]
     serve(Trace([*busy.times, *quiet], [150] * len(busy.times) + [50] * 200, []), fleet, agenda, served)
     assert counts == [1, 5, 5, 1]

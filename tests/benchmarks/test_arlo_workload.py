@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.fleet import best_allocation, demands, even_allocation
+from benchmarks.papers.arlo.fleet import best_allocation, even_allocation, runtime_demands
 from benchmarks.papers.arlo.workload import (
     LONGEST,
     LatencyProfile,
@@ -17,7 +17,7 @@ from benchmarks.papers.arlo.workload import (
     make_trace,
     missing,
     read_lengths,
-    recalibrated,
+    recalibrated_length,
 )
 
 BASE, LARGE = LatencyProfile("base"), LatencyProfile("large", 10.5)
@@ -57,7 +57,7 @@ def test_runtimes_are_evenly_spaced() -> None:
 
 
 def test_lengths_are_stretched_and_truncated_to_512() -> None:
-    assert [recalibrated(tokens) for tokens in (0, 1, 21, 72, 125, 126, 294)] == [1, 4, 86, 295, 512, 512, 512]
+    assert [recalibrated_length(tokens) for tokens in (0, 1, 21, 72, 125, 126, 294)] == [1, 4, 86, 295, 512, 512, 512]
 
 
 def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
@@ -128,7 +128,7 @@ def test_workload_file_has_a_short_and_a_long_part() -> None:
 
 
 def test_demands_count_requests_of_one_objective_per_bin() -> None:
-    found = demands([10, 64, 65, 512], 1000.0, lengths_of(8), BASE)
+    found = runtime_demands([10, 64, 65, 512], 1000.0, lengths_of(8), BASE)
     assert [each.requests for each in found] == pytest.approx([75.0, 37.5, 0, 0, 0, 0, 0, 37.5])
     assert [each.capacity for each in found][::7] == [130, 30]
 
@@ -136,12 +136,12 @@ def test_demands_count_requests_of_one_objective_per_bin() -> None:
 def test_unserved_requests_are_counted_by_price_and_mix() -> None:
     """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
     lengths = [64] * 80 + [512] * 20
-    plain = demands(lengths, 1600.0, lengths_of(8), BASE)
+    plain = runtime_demands(lengths, 1600.0, lengths_of(8), BASE)
     assert plain[-1].requests / plain[-1].capacity == pytest.approx(1.6)
     assert best_allocation(4, plain)[-1] == 1
-    assert best_allocation(4, demands(lengths, 1600.0, lengths_of(8), BASE, overload_s=60.0))[-1] == 2
+    assert best_allocation(4, runtime_demands(lengths, 1600.0, lengths_of(8), BASE, overload_s=60.0))[-1] == 2
 
-    wanted = demands([64] * 5 + [512] * 5, 10_000.0, lengths_of(8), BASE)
+    wanted = runtime_demands([64] * 5 + [512] * 5, 10_000.0, lengths_of(8), BASE)
     found = best_allocation(10, wanted)
     assert sum(found) == 10
     assert found[-1] > found[0] > 0

@@ -10,7 +10,7 @@ from benchmarks.baselines.elastic_flow_plan import (
     Share,
     admits,
     by_two,
-    elastic,
+    elastic_sizes,
     fill,
     minimum_share,
     minimum_shares,
@@ -104,24 +104,24 @@ def test_job_with_a_fixed_size_is_planned_around() -> None:
 def test_spare_devices_go_where_they_cost_the_least_device_time() -> None:
     jobs = [job(1, 100.0, POOR), job(2, 100.0)]
     shares = minimum_shares(jobs, 8, now=0.0)
-    assert elastic(jobs, shares, 5, now=0.0) == {1: 1, 2: 4}
-    assert elastic(jobs, shares, 4, now=0.0) == {1: 2, 2: 2}, "two more for the one that scales are not there"
-    assert elastic(jobs, shares, 16, now=0.0) == {1: 4, 2: 8}
+    assert elastic_sizes(jobs, shares, 5, now=0.0) == {1: 1, 2: 4}
+    assert elastic_sizes(jobs, shares, 4, now=0.0) == {1: 2, 2: 2}, "two more for the one that scales are not there"
+    assert elastic_sizes(jobs, shares, 16, now=0.0) == {1: 4, 2: 8}
 
 
 def test_job_without_devices_is_served_before_jobs_with_devices() -> None:
     jobs = [job(1, 100.0), job(2, 0.0, POOR)]
     shares = minimum_shares(jobs, 2, now=0.0)
     assert shares.keys() == {1}
-    assert elastic(jobs, shares, 2, now=0.0) == {1: 1, 2: 1}
-    assert elastic(jobs, shares, 1, now=0.0) == {1: 1, 2: 0}
+    assert elastic_sizes(jobs, shares, 2, now=0.0) == {1: 1, 2: 1}
+    assert elastic_sizes(jobs, shares, 1, now=0.0) == {1: 1, 2: 0}
 
 
 def test_no_job_gets_devices_that_make_it_later() -> None:
     runs = job(1, 100.0, ((1, 20.0), (2, 10.0)), size=1, start_s=15.0)
-    assert elastic([runs], minimum_shares([runs], 4, now=0.0), 4, now=0.0) == {1: 1}
+    assert elastic_sizes([runs], minimum_shares([runs], 4, now=0.0), 4, now=0.0) == {1: 1}
     at_once = job(1, 100.0, ((1, 20.0), (2, 10.0)), size=1, start_s=5.0)
-    assert elastic([at_once], minimum_shares([at_once], 4, now=0.0), 4, now=0.0) == {1: 2}
+    assert elastic_sizes([at_once], minimum_shares([at_once], 4, now=0.0), 4, now=0.0) == {1: 2}
 
 
 def test_running_job_keeps_spare_devices_while_they_are_free() -> None:
@@ -129,7 +129,7 @@ def test_running_job_keeps_spare_devices_while_they_are_free() -> None:
     fresh = job(2, 500.0, start_s=30.0)
     shares = minimum_shares([runs, fresh], 8, now=0.0)
     assert shares[1].size_at(0.0) == 1
-    assert elastic([runs, fresh], shares, 5, now=0.0) == {1: 4, 2: 1}
+    assert elastic_sizes([runs, fresh], shares, 5, now=0.0) == {1: 4, 2: 1}
 
 
 seconds = st.floats(1.0, 500.0)
@@ -153,7 +153,7 @@ def test_shares_meet_deadlines_and_never_exceed_the_devices(
     moments = {start for share in shares.values() for start, _, _ in share.pieces}
     for at in moments:
         assert sum(share.size_at(at) for share in shares.values()) <= devices
-    sizes = elastic(line, shares, devices, now=0.0)
+    sizes = elastic_sizes(line, shares, devices, now=0.0)
     assert sum(sizes.values()) <= devices
     assert all(sizes[id] >= share.size_at(0.0) for id, share in shares.items())
     assert all(size in (0, 1, 2, 4, 8) for size in sizes.values())

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.baselines.elastic_flow_plan import Job, Share, admits, by_two, elastic, minimum_shares
+from benchmarks.baselines.elastic_flow_plan import Job, Share, admits, by_two, elastic_sizes, minimum_shares
 
 FOLDER = Path(os.environ.get("STOKER_TRACES", ""), "elasticflow")
 
@@ -93,7 +93,7 @@ Rule = Callable[[list[Job], int, float], tuple[dict[int, int], Iterable[Share]]]
 
 def elastic_flow(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:
     shares = minimum_shares(jobs, devices, now=now)
-    return elastic(jobs, shares, devices, now=now), shares.values()
+    return elastic_sizes(jobs, shares, devices, now=now), shares.values()
 
 
 def shares_alone(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:

@@ -190,20 +190,20 @@ def test_traffic_launches_instances_without_a_waiting_job(lab: Make) -> None:
 def test_instances_for_traffic_are_rate_times_job_duration() -> None:
     traffic = Traffic(long_s=1000.0, short_s=100.0)
     for n in range(10):
-        traffic.came(10.0 * n)
-        traffic.takes(25.0)
-    assert traffic.wants(90.0, window_s=60.0) == 3  # six arrivals in 60 s, at 25 s each, need 2.5 instances
-    assert traffic.wants(140.0, window_s=60.0) == 0
-    assert traffic.wants(90.0, window_s=0.0) == 0
+        traffic.add_arrival(10.0 * n)
+        traffic.set_instance_s(25.0)
+    assert traffic.wanted_instances(90.0, window_s=60.0) == 3  # six arrivals in 60 s, at 25 s each, need 2.5 instances
+    assert traffic.wanted_instances(140.0, window_s=60.0) == 0
+    assert traffic.wanted_instances(90.0, window_s=0.0) == 0
 
 
 def test_keep_alive_combines_a_long_and_a_short_histogram() -> None:
     traffic = Traffic(long_s=1000.0, short_s=100.0)
     assert traffic.keep_s(0.0, gamma=0.5, tail=0.99) is None
     for n in range(10):
-        traffic.came(40.0 * n)
+        traffic.add_arrival(40.0 * n)
     for n in range(10):
-        traffic.came(400.0 + 5.0 * n)
+        traffic.add_arrival(400.0 + 5.0 * n)
     assert traffic.keep_s(450.0, gamma=1.0, tail=0.99) == 40.0
     assert traffic.keep_s(450.0, gamma=0.0, tail=0.99) == pytest.approx(40.0)
     assert traffic.keep_s(500.0, gamma=0.0, tail=0.99) == 5.0

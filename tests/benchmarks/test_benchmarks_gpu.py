@@ -15,7 +15,7 @@ from polling import polls
 
 from benchmarks.gpu import budget, kit, parts, run
 from benchmarks.gpu.bars import FULL_OF_NONE, MET, OF_LIMIT, OF_PINNED, bars
-from benchmarks.gpu.load_parts import told_by
+from benchmarks.gpu.load_parts import load_times_of_origin
 from benchmarks.gpu.page import render
 
 SCRIPT = Path(run.__file__)
@@ -185,7 +185,7 @@ def test_site_results_are_grouped_by_promise(tmp_path: Path) -> None:
     ],
 )
 def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[float, float]) -> None:
-    assert told_by(origin) == pytest.approx(told)
+    assert load_times_of_origin(origin) == pytest.approx(told)
 
 
 def test_kit_contains_the_requirements_of_stoker() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tuning.prompt_bank import judge, table_of
+from benchmarks.tuning.prompt_bank import judge_lookup, table_of
 
 
 def found(scores: list[int]) -> dict[str, object]:
@@ -29,5 +29,5 @@ def test_counts_are_a_limit_and_have_no_bar() -> None:
 
 def test_regret_is_measured_against_the_best_prompt() -> None:
     losses = [1.0, 1.5, 2.0, 3.0, 4.0]
-    assert judge([1.5, 2.0], losses, scores=3) == {"scores": 3, "regret": 0.75, "part": 0.75, "rank": 2.5}
-    assert judge([1.0], losses, scores=2)["regret"] == 0.0
+    assert judge_lookup([1.5, 2.0], losses, scores=3) == {"scores": 3, "regret": 0.75, "part": 0.75, "rank": 2.5}
+    assert judge_lookup([1.0], losses, scores=2)["regret"] == 0.0

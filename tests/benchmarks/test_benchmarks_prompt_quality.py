@@ -15,11 +15,11 @@ from benchmarks.tuning.prompt_quality_side import (
     Settings,
     crossing,
     iterations_to,
-    of_task,
     options,
     run,
     spread_of,
     target,
+    task_summary,
 )
 from benchmarks.tuning.prompt_tasks import TASKS
 
@@ -52,7 +52,7 @@ def records() -> list[dict[str, Any]]:
 
 def test_results_of_a_task_depend_on_target_and_score_order() -> None:
     assert target(records()[1:3]) == 3.0  # the best loss of each curve, not the last
-    found = of_task(records(), most=9)
+    found = task_summary(records(), most=9)
     assert found is not None
     assert found["by_score"] == 6
     assert found["best"] == 3
@@ -64,18 +64,18 @@ def test_results_of_a_task_depend_on_target_and_score_order() -> None:
 
 
 def test_longer_tuning_counts_whole_and_missing_tuning_is_pending() -> None:
-    assert of_task(records(), most=12) is None, "a random prompt has neither reached the target nor tried for long"
+    assert task_summary(records(), most=12) is None, "a random prompt has neither reached the target nor tried for long"
     went_on = record("random, on", "q", 7.0, 6.0, 5.0, 4.0, 2.9)
-    found = of_task([*records(), went_on], most=12)
+    found = task_summary([*records(), went_on], most=12)
     assert found is not None
     assert found["reach"] == 3.0, "what comes later makes no other target"
     assert found["randoms"] == [6, 12]
-    assert of_task([one for one in [*records(), went_on] if one["prompt"] != "b"], most=12) is None
+    assert task_summary([one for one in [*records(), went_on] if one["prompt"] != "b"], most=12) is None
 
 
 @pytest.mark.parametrize("missing", ["lookup", "random", "listed", "a"])
 def test_task_without_records_or_short_list_is_not_counted(missing: str) -> None:
-    assert of_task([one for one in records() if missing not in (one["part"], one["prompt"])], most=9) is None
+    assert task_summary([one for one in records() if missing not in (one["part"], one["prompt"])], most=9) is None
 
 
 def test_spread_of_random_prompts_has_its_own_target() -> None:
@@ -95,8 +95,8 @@ def test_spread_of_random_prompts_has_its_own_target() -> None:
 
 
 def test_task_without_induced_tuning_counts_for_the_other_bars() -> None:
-    whole = of_task(records(), most=9)
-    part = of_task(records()[:-1], most=9)
+    whole = task_summary(records(), most=9)
+    part = task_summary(records()[:-1], most=9)
     assert whole is not None
     assert part == {**whole, "induced": [], "induced_between": []}
     table = table_of({"machine": "here", "settings": {"iterations": 9}, "tasks": {"one": part}, "spent_s": 1.0})

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from benchmarks import page, results
-from benchmarks.__main__ import BENCHMARKS, conclude, main
+from benchmarks.__main__ import BENCHMARKS, main, print_outcome
 from benchmarks.engine import core_events, fact_batches, noop, taskvine
 from benchmarks.harness import ROOT, Facts, ratios, run_side, take_turns
-from benchmarks.results import lacks
+from benchmarks.results import missing_parts
 from benchmarks.serving import dashboard, gateway_cost, gateway_rate, lm_eval_scores
 from benchmarks.tables import Bar, Line, Table, Verdict, passes, show
 
@@ -92,7 +92,7 @@ def test_exit_status_depends_on_missed_bars_and_failures(capsys: pytest.CaptureF
         ([good, skipped], [], False, 0), ([good, bad], [], False, 1), ([good, few], [], False, 1),
         ([good], ["three"], False, 2), ([skipped], [], False, 2), ([], [], True, 2), ([bad], [], True, 0),
     ):  # fmt: skip
-        assert conclude(tables, failed, quick=quick) == status
+        assert print_outcome(tables, failed, quick=quick) == status
     said = capsys.readouterr().out
     assert "not every bar is met: one" in said
     assert "failed: three" in said
@@ -154,7 +154,7 @@ def test_tables_with_a_record_match_that_record() -> None:
     ],
 )
 def test_numbers_missing_from_the_record_are_listed(record: object, missing: list[str]) -> None:
-    assert lacks(record) == missing
+    assert missing_parts(record) == missing
 
 
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:

@@ -14,9 +14,9 @@ from benchmarks.serving.gateway_objectives import (
     POLICY,
     Outcome,
     Wanted,
-    around,
     figures,
     offers_in,
+    requests_around,
     requests_at,
     table_of,
 )
@@ -58,7 +58,7 @@ def test_refused_late_and_cut_requests_miss_their_objectives() -> None:
 def test_replay_has_the_accepted_requests_around_a_refused_one() -> None:
     requests = requests_at(1.0, seed=1, for_s=60.0)
     accepted = [number % 2 == 0 for number in range(len(requests))]
-    some = around(requests, accepted, 21, after_s=3.0)
+    some = requests_around(requests, accepted, 21, after_s=3.0)
     assert 21 in some
     assert all(accepted[number] for number in some if number != 21)
     assert all(-4.0 <= requests[number].at_s - requests[21].at_s <= 3.0 for number in some)

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from benchmarks.papers.pervasive import disks, fit, paper, predict, worlds
-from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, possible
-from benchmarks.papers.pervasive.predict import distance
+from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, is_possible
+from benchmarks.papers.pervasive.predict import distance_from_capacity
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.log import EventLog, Happened
 
@@ -19,10 +19,10 @@ KNOWN = Parameters(
 def test_a_search_finds_sets_that_explain_the_static_runs() -> None:
     found = next(sets for sets in map(fit.search, range(20)) if any(one.close for one in sets))
     for one in found:
-        assert possible(one.parameters)
+        assert is_possible(one.parameters)
         assert all(bound.low <= getattr(one.parameters, name) <= bound.high for name, bound in BOUNDS.items())
         assert one.worst <= (fit.CLOSE if one.close else fit.FAIR)
-        errors = fit.errors(one.parameters).values()
+        errors = fit.relative_errors(one.parameters).values()
         assert one.worst == max(map(abs, errors))
 
 
@@ -31,11 +31,11 @@ def test_most_central_and_farthest_parameter_sets_are_chosen() -> None:
         return Fit(worst, msgspec.structs.replace(KNOWN, load_a10_s=load_a10_s))
 
     found = [at(10.0), at(11.0), at(20.0), at(21.0), at(60.0), at(100.0, worst=0.04)]
-    chosen = fit.chosen(found, 4)
+    chosen = fit.choose_fits(found, 4)
     assert [each.parameters.load_a10_s for each in chosen] == [20.0, 60.0, 100.0, 10.0]
-    assert fit.chosen(found, 100)[:4] == chosen
-    assert len(fit.chosen(found, 100)) == len(found)
-    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # no parameter set is close to the paper
+    assert fit.choose_fits(found, 100)[:4] == chosen
+    assert len(fit.choose_fits(found, 100)) == len(found)
+    assert fit.choose_fits([at(10.0, worst=0.04)], 3) == ()  # no parameter set is close to the paper
 
 
 @pytest.mark.long
@@ -44,8 +44,8 @@ def test_most_central_and_farthest_parameter_sets_are_chosen() -> None:
     [(Awareness.NONE, 1000), (Awareness.DISK, 100), (Awareness.DISK, 1000), (Awareness.FULL, 100)],
 )
 def test_closed_form_and_simulator_agree(awareness: Awareness, batch: int) -> None:
-    simulated = predict.static(KNOWN, paper.Run("", awareness, batch, 0.0))
-    assert simulated == pytest.approx(fit.seconds(KNOWN, awareness, batch), rel=0.02)
+    simulated = predict.simulate_static_run(KNOWN, paper.Run("", awareness, batch, 0.0))
+    assert simulated == pytest.approx(fit.static_run_s(KNOWN, awareness, batch), rel=0.02)
 
 
 def test_value_between_two_limits_has_no_deviation() -> None:
@@ -57,13 +57,13 @@ def test_value_between_two_limits_has_no_deviation() -> None:
 
 
 def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
-    pools = worlds.vanishing()
+    pools = worlds.vanishing_pools()
     assert pools[paper.A10][:2] == ((0.0, 10), (900.0, 9))
     assert pools[paper.A10][-1] == (900.0 + 9 * 60.0, 0)
     assert pools[paper.TITAN][:2] == ((0.0, 10), (1500.0, 9))
     assert pools[paper.TITAN][-1] == (1500.0 + 9 * 60.0, 0)
     for kind in (paper.A10, paper.TITAN):  # pilots lost early are not preempted a second time
-        pools = worlds.vanishing(from_s=960.0, lost={kind: 3}, lost_at_s=60.0)
+        pools = worlds.vanishing_pools(from_s=960.0, lost={kind: 3}, lost_at_s=60.0)
         assert pools[kind][:2] == ((0.0, 10), (60.0, 7))
         times = sorted(at_s for steps in pools.values() for at_s, _ in steps if at_s > 60.0)
         assert times == [960.0 + 60.0 * number for number in range(17)]
@@ -71,7 +71,7 @@ def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
 
 
 def test_growing_pool_has_whole_gpus_in_the_cluster_proportions() -> None:
-    pools = worlds.ramp(paper.TABLE_1, first=0, last=186, until_s=600.0)
+    pools = worlds.growing_pools(paper.TABLE_1, first=0, last=186, until_s=600.0)
     assert sum(steps[-1][1] for steps in pools.values()) == 186
     assert pools["NVIDIA Quadro RTX 6000"][-1][1] == round(186 * 106 / 427)
     for steps in pools.values():
@@ -81,7 +81,7 @@ def test_growing_pool_has_whole_gpus_in_the_cluster_proportions() -> None:
 
 def test_bent_ramp_starts_slowly() -> None:
     def half_way(bend: float) -> int:
-        pools = worlds.ramp({paper.A10: 1.0}, first=4, last=20, until_s=1000.0, bend=bend)
+        pools = worlds.growing_pools({paper.A10: 1.0}, first=4, last=20, until_s=1000.0, bend=bend)
         return [count for at_s, count in pools[paper.A10] if at_s <= 500.0][-1]
 
     assert (half_way(1.0), half_way(2.0)) == (12, 8)
@@ -103,7 +103,7 @@ def test_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
     for number in range(10):  # ten inferences a call, one a second
         log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
         log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
-    off = distance(log, {0: 1.0})
+    off = distance_from_capacity(log, {0: 1.0})
     # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 inferences are
     # complete, but the line is at 40.
     assert off.connected == pytest.approx(0.4)
@@ -111,7 +111,7 @@ def test_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
     # are missing.
     assert off.hot == pytest.approx(10 / 90)
     assert off.evenly == pytest.approx(0.0)
-    assert distance(EventLog(), {}).connected == 0.0
+    assert distance_from_capacity(EventLog(), {}).connected == 0.0
 
 
 @pytest.mark.long
@@ -127,17 +127,17 @@ def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
 @pytest.mark.long
 def test_work_in_figure_8_identifies_the_kind_of_gpu() -> None:
     partial = next(predict.figure_8(KNOWN))
-    begins_s = fit.worker(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
-    wanted = disks.wanted(partial.value, Awareness.DISK, begins_s=begins_s)
-    assert wanted == pytest.approx(disks.of_titans(KNOWN, Awareness.DISK), abs=0.1)
-    more = disks.wanted(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
-    assert more > wanted > disks.wanted(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
+    begins_s = fit.worker_times_s(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
+    wanted = disks.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s)
+    assert wanted == pytest.approx(disks.titan_share(KNOWN, Awareness.DISK), abs=0.1)
+    more = disks.required_titan_share(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
+    assert more > wanted > disks.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
 
 
 @pytest.mark.long
 def test_loads_are_faster_after_neighbours_are_removed() -> None:
-    found = predict.simulate(KNOWN)
-    alone = predict.static(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
+    found = predict.simulate_shared_disks(KNOWN)
+    alone = predict.simulate_static_run(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
     for seconds in found.static_s:
         assert seconds == pytest.approx(alone, rel=0.1)
     [one_gpu, *_] = [one.value for one in predict.figure_8(KNOWN)]

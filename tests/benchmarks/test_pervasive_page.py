@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from benchmarks.papers.pervasive import claims, fitted, paper, predict, report, scenario_files
-from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
-from benchmarks.papers.pervasive.predict import Prediction, at_most
+from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read_record
+from benchmarks.papers.pervasive.predict import Prediction, rounded_up_percent
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
 from stoker.manager.study.scenario import load_scenario, shipped
@@ -21,7 +21,7 @@ LONG_CALLS = [run for run in paper.RUNS if run.batch == 1000 or (run.awareness, 
 @pytest.mark.long
 @pytest.mark.parametrize("run", LONG_CALLS, ids=lambda run: f"{run.awareness.value}-{run.batch}")
 def test_page_matches_simulations_of_its_parameters(run: paper.Run) -> None:
-    assert fitted.static_row(run, predict.static(FIRST, run)) in (FOLDER / PAGE).read_text()
+    assert fitted.static_row(run, predict.simulate_static_run(FIRST, run)) in (FOLDER / PAGE).read_text()
 
 
 def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_paper() -> None:
@@ -36,7 +36,7 @@ def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_paper() -> None:
 
 
 def test_shipped_scenarios_match_the_parameters() -> None:
-    texts = scenario_files.texts(FIRST)
+    texts = scenario_files.scenario_texts(FIRST)
     assert {f"{name}.toml" for name in shipped() if name.startswith("context-paper")} == set(texts)
     for name, text in texts.items():
         assert (scenario_files.FOLDER / name).read_text() == text
@@ -72,15 +72,17 @@ def test_invalid_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_limits_are_rounded_up_and_the_page_contains_the_report() -> None:
-    assert [at_most(part) for part in (0.0203, 0.02, 0.0)] == ["2.1%", "2.0%", "0.0%"]
+    assert [rounded_up_percent(part) for part in (0.0203, 0.02, 0.0)] == ["2.1%", "2.0%", "0.0%"]
     run = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, 100))
     page = (FOLDER / PAGE).read_text()
-    assert f"numbers within {at_most(abs(run.error(predict.static(FIRST, run))))}" in page  # the largest error
+    assert (
+        f"numbers within {rounded_up_percent(abs(run.error(predict.simulate_static_run(FIRST, run))))}" in page
+    )  # the largest error
     assert page.startswith(report.PAGE.read_text().partition("{")[0])
 
 
 def test_page_matches_its_record() -> None:
-    assert (FOLDER / PAGE).read_text() == report.write(read(FOLDER / RECORD))
+    assert (FOLDER / PAGE).read_text() == report.write(read_record(FOLDER / RECORD))
 
 
 def test_no_result_of_the_paper_is_an_input_of_a_prediction() -> None:
@@ -92,14 +94,14 @@ def test_no_result_of_the_paper_is_an_input_of_a_prediction() -> None:
 
 
 def test_number_just_outside_an_interval_counts_as_outside() -> None:
-    assert claims.judged(100.0, [90.0, 110.0]) == "inside"
-    assert claims.judged(100.0, [90.0, 100.0]) == "inside, at its end"
-    assert claims.judged(100.0, [80.0, 99.9]) == "**outside** by 0.1%"
-    assert claims.judged(100.0, [80.0, 94.0]) == "**outside** by 6.0%"
+    assert claims.verdict_text(100.0, [90.0, 110.0]) == "inside"
+    assert claims.verdict_text(100.0, [90.0, 100.0]) == "inside, at its end"
+    assert claims.verdict_text(100.0, [80.0, 99.9]) == "**outside** by 0.1%"
+    assert claims.verdict_text(100.0, [80.0, 94.0]) == "**outside** by 6.0%"
 
 
 def test_kept_variants_remain_valid_variants() -> None:
-    found = read(FOLDER / RECORD)
+    found = read_record(FOLDER / RECORD)
     assert {one.variant for one in found.predictions[0]} > predict.KEPT_VARIANTS
 
 
@@ -113,15 +115,15 @@ def test_number_may_lie_between_variants_and_in_none() -> None:
         [_ran(Awareness.DISK, "low", said - 20.0), _ran(Awareness.DISK, "high", said + 10.0)],
         [_ran(Awareness.DISK, "low", said - 10.0), _ran(Awareness.DISK, "high", said + 20.0)],
     ]
-    assert claims.PARTIAL.outside(rows, batch=predict.BATCH) == 0.0
+    assert claims.PARTIAL.distance_outside(rows, batch=predict.BATCH) == 0.0
     low, high = claims.PARTIAL.variants(rows, batch=predict.BATCH)
     assert (low, high) == (
         claims.Variant("low", said - 20.0, said - 10.0),
         claims.Variant("high", said + 10.0, said + 20.0),
     )
-    assert not low.holds(said)
-    assert not high.holds(said)
-    assert low.holds(said - 20.0)
+    assert not low.includes(said)
+    assert not high.includes(said)
+    assert low.includes(said - 20.0)
 
 
 def test_full_and_partial_are_paired_by_start_and_call_size() -> None:

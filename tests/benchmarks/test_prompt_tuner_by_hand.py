@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.baselines.loading import policy
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Parameters
-from benchmarks.papers.prompt_tuner.simulate import Result, play, result_of
+from benchmarks.papers.prompt_tuner.simulate import Result, result_of, simulate_arrivals
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 
@@ -43,7 +43,7 @@ def took_s(gpu_s: float, *, replicas: int) -> float:
 
 def played(name: str, jobs: Sequence[Arrival] = JOBS, **settings: object) -> tuple[list[float], list[int], Result]:
     """Return end and number of replicas of each job, and the totals."""
-    simulation, outcome = play(jobs, policy(name).make(**settings), USUAL, gpus=8)
+    simulation, outcome = simulate_arrivals(jobs, policy(name).make(**settings), USUAL, gpus=8)
     log = simulation.log
     return _ends(log), _widths(log), result_of(log, jobs, outcome, gpus=8)
 

@@ -11,7 +11,7 @@ from benchmarks.harness import Facts
 from benchmarks.papers.prompt_tuner import conflicts, report
 from benchmarks.papers.prompt_tuner.__main__ import PAGE, QUICK_SMALLER, main, quick
 from benchmarks.papers.prompt_tuner.grid import read_grid
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, keep, read
+from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, read_record, write_record
 from benchmarks.papers.prompt_tuner.report import Page
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
@@ -25,7 +25,7 @@ from benchmarks.papers.prompt_tuner.scenarios import (
     Case,
     System,
 )
-from benchmarks.papers.prompt_tuner.searching import Runs, judged, search
+from benchmarks.papers.prompt_tuner.searching import Runs, judged_runs, search
 from benchmarks.papers.prompt_tuner.simulate import Result
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
@@ -66,7 +66,7 @@ def made(late: Late = as_in_the_paper) -> Record:
         return found
 
     book = Book(GRID, simulate=simulate)
-    book.bring(judged(search(book), GRID))
+    book.bring(judged_runs(search(book), GRID))
     return Record(FACTS, GRID, tuple(sorted(book.kept.values(), key=lambda run: run.name)))
 
 
@@ -75,19 +75,19 @@ def but(late: int, system: System) -> Record:
 
 
 def test_bars_are_met_by_the_results_of_the_paper() -> None:
-    found = list(report.against(Page(made())))
+    found = list(report.baseline_bars(Page(made())))
     assert [bar.name for bar in found] == [name for name in Page(made()).baselines for _ in range(2)]
     assert {bar.verdict for bar in found} == {"met"}
     assert {sign for pair in report.part_signs(Page(made())) for sign in pair} == {"as in the paper"}
-    assert "By the mean, all agree." in report.short(Page(made()))
+    assert "By the mean, all agree." in report.summary(Page(made()))
 
 
 def test_missed_bar_and_reversed_sign_are_named() -> None:
     page = Page(but(200, ELASTIC_FLOW))
-    missed = [(bar.name, bar.what) for bar in report.against(page) if bar.verdict == "**missed**"]
+    missed = [(bar.name, bar.what) for bar in report.baseline_bars(page) if bar.verdict == "**missed**"]
     assert missed == [("ElasticFlow", "points more late jobs")]
     page = Page(but(100, NO_BANK))
-    assert "By the mean, these disagree: without the bank -2.0 ± 0.0 points." in " ".join(report.short(page).split())
+    assert "By the mean, these disagree: without the bank -2.0 ± 0.0 points." in " ".join(report.summary(page).split())
     assert "**not as in the paper**" in report.parts(page)
 
 
@@ -99,7 +99,7 @@ def test_bar_is_met_only_by_the_whole_interval() -> None:
         else run
         for run in record.runs
     ]
-    bar = next(report.against(Page(msgspec.structs.replace(record, runs=tuple(runs)))))
+    bar = next(report.baseline_bars(Page(msgspec.structs.replace(record, runs=tuple(runs)))))
     assert bar.found.mean >= bar.wanted > bar.found.low
     assert bar.verdict == "by the mean only"
 
@@ -112,7 +112,7 @@ def test_fixed_cluster_is_paid_for_completely() -> None:
 
 def test_two_numbers_conflict_if_no_set_meets_both() -> None:
     late, points = conflicts.NUMBERS[:2]
-    assert (late.off(12.4), points.off(20.0), points.off(12.0)) == (0.0, 0.0, pytest.approx(0.2))
+    assert (late.deviation(12.4), points.deviation(20.0), points.deviation(12.0)) == (0.0, 0.0, pytest.approx(0.2))
 
     def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> conflicts.Pair:
         """Return a pair of numbers from the late jobs of our scheduler and of INFless in each set."""
@@ -144,12 +144,12 @@ def test_page_shows_the_paper_and_our_results_side_by_side() -> None:
     assert "| without DelaySchedulable | +3.2 | +4.0 ± 0.0 | as in the paper | 1.16 |" in page
     assert "| llama-30b, the paper | 28.4 | 38.9 | 82.3 | 38.8 | 46.4 | 69.4 |" in page
     assert f"| {VICUNA[0].name} | 71.0 ± 0.3 | 56 | 25.0 ± 0.0, at most 50 | 11, at most 50 |" in page
-    assert len(report.short(Page(made())).split("\n- ")) == 10
+    assert len(report.summary(Page(made())).split("\n- ")) == 10
 
 
 def test_record_reads_back_as_written(tmp_path: Path) -> None:
-    keep(tmp_path / "record.json", made())
-    assert read(tmp_path / "record.json") == made()
+    write_record(tmp_path / "record.json", made())
+    assert read_record(tmp_path / "record.json") == made()
 
 
 def test_record_without_a_run_is_refused() -> None:
@@ -172,7 +172,7 @@ def test_evaluation_with_stored_runs_is_written_without_running(
         return found
 
     book = Book(SMALL, simulate=simulate, smaller=QUICK_SMALLER)
-    book.bring(judged(search(book), SMALL))
+    book.bring(judged_runs(search(book), SMALL))
     before = set((tmp_path / "runs").iterdir())
     assert main(["--quick", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "new")]) == 0
     assert set((tmp_path / "runs").iterdir()) == before
@@ -185,7 +185,7 @@ def test_evaluation_with_stored_runs_is_written_without_running(
 
 
 def test_page_in_the_docs_matches_its_record() -> None:
-    page, record = (FOLDER / PAGE).read_text(), read(FOLDER / report.RECORD)
+    page, record = (FOLDER / PAGE).read_text(), read_record(FOLDER / report.RECORD)
     assert page == report.write(record)
     assert record.grid == read_grid()
     for word in page.split("](")[1:]:
@@ -194,6 +194,6 @@ def test_page_in_the_docs_matches_its_record() -> None:
 
 def test_results_use_seeds_that_the_search_did_not_use() -> None:
     grid = read_grid()
-    judge = {seed for one in judged(search(Book(GRID, made().runs)), grid) for seed in one.seeds}
+    judge = {seed for one in judged_runs(search(Book(GRID, made().runs)), grid) for seed in one.seeds}
     assert judge == set(grid.judge.seeds)
     assert not judge & {*grid.search.seeds, *grid.search.more_seeds, *grid.search.tuning_seeds}

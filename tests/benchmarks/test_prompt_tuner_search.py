@@ -14,7 +14,7 @@ from benchmarks.papers.prompt_tuner.simulate import Result
 
 SEARCH = msgspec.structs.replace(read_grid().search, looked_at=3, finalists=2)
 GRID = msgspec.structs.replace(read_grid(), draws=4, search=SEARCH)
-SOME = grids.drawn(GRID)
+SOME = grids.draw_choices(GRID)
 PARTS_RUN = [part.system for part in PARTS]
 CHEAP = next(part.system for part in PARTS if not part.dearer)
 Late = Callable[[Choice, Case], int]
@@ -78,8 +78,8 @@ def test_infless_is_tuned_to_the_fewest_late_jobs(best: System) -> None:
 def test_grid_has_its_date_and_its_sets_have_slos_of_minutes() -> None:
     grid = read_grid()
     assert grid.fixed_on == "2026-11-30"
-    drawn = grids.drawn(grid)
-    assert drawn == grids.drawn(grid)
+    drawn = grids.draw_choices(grid)
+    assert drawn == grids.draw_choices(grid)
     assert len(drawn) == grid.draws < len(grids.every_choice(grid))
     for choice in drawn:
         assert grids.median_slo_s(choice.parameters(grid), grid.search.seeds) >= grid.slo_s >= 60.0

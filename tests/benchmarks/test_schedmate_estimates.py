@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 from benchmarks.papers.schedmate import estimates
-from benchmarks.papers.schedmate.estimates import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
+from benchmarks.papers.schedmate.estimates import (
+    BAR,
+    HELD_OUT,
+    collection,
+    constant_estimates,
+    error_shares,
+    estimate_rows,
+    facts_of,
+)
 
 
 def test_run_times_of_unseen_jobs_meet_the_bar_and_no_constant_does():
@@ -10,14 +18,14 @@ def test_run_times_of_unseen_jobs_meet_the_bar_and_no_constant_does():
     rows = rows[::3]
     seconds = [row["run_s"] for row in history]
     assert max(seconds) > 100 * min(seconds)
-    said = estimated(rows, history, facts_of([*rows, *history]), apart=lambda row, other: row is not other)
+    said = estimate_rows(rows, history, facts_of([*rows, *history]), apart=lambda row, other: row is not other)
     truth = {row["name"]: row["run_s"] for row in rows}
-    under, near, _ = shares(truth, {name: each["run_s"] for name, each in said.items()})
+    under, near, _ = error_shares(truth, {name: each["run_s"] for name, each in said.items()})
     assert under >= BAR
     assert near > 0.8
-    for constant in constants(rows, history, "run_s").values():
-        assert shares(truth, constant)[1] < near / 2, "no constant is within a factor of two so often"
+    for constant in constant_estimates(rows, history, "run_s").values():
+        assert error_shares(truth, constant)[1] < near / 2, "no constant is within a factor of two so often"
 
 
 def test_missing_value_is_an_error():
-    assert estimates.shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)
+    assert estimates.error_shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)

@@ -17,7 +17,7 @@ from benchmarks.papers.schedmate.failures.fault_types import (
     TYPES,
     held_out,
 )
-from benchmarks.papers.schedmate.failures.recording import recorded
+from benchmarks.papers.schedmate.failures.recording import read_recorded_runs
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,13 @@ def test_labelled_line_is_part_of_the_failure(parts: dict[str, list[FailedJob]])
 
 
 def test_recorded_cluster_logs_contain_no_machine_paths() -> None:
-    text = "\n".join(line for run in recorded() if run.program in (SLURM, MPI) for line in run.lines)
+    text = "\n".join(line for run in read_recorded_runs() if run.program in (SLURM, MPI) for line in run.lines)
     assert not re.search(r"/(?:tmp|root|work|var/folders)/", text)
     assert socket.gethostname() not in text
 
 
 def test_every_scenario_was_recorded() -> None:
-    runs = Counter((run.fault, run.program) for run in recorded() if run.program in (SLURM, MPI))
+    runs = Counter((run.fault, run.program) for run in read_recorded_runs() if run.program in (SLURM, MPI))
     wanted = Counter((scenario.fault, scenario.program) for scenario in SCENARIOS)
     assert runs == Counter({key: 3 * count for key, count in wanted.items()})
 

@@ -26,7 +26,7 @@ def test_record_covers_all_kinds_and_matches_the_page() -> None:
     rows = record["kinds"]
     assert set(rows) == {*kinds.FAULTS, *kinds.MISTAKES}
     assert {row["calls"] for row in rows.values()} == {faults.TIMES}
-    assert faults.is_met(record)
+    assert faults.all_kinds_as_expected(record)
     struck = [row for row in rows.values() if row["is_fault"]]
     told = [row for row in rows.values() if not row["is_fault"] and not row["bounded"]]
     count, at_once = faults.TIMES * len(struck), sum(row["at_once"] for row in struck)
@@ -38,10 +38,10 @@ def test_record_covers_all_kinds_and_matches_the_page() -> None:
 def test_record_with_a_retried_mistake_misses_the_bar() -> None:
     record = json.loads(faults.RECORD.read_text())
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 1
-    assert not faults.is_met(record)
+    assert not faults.all_kinds_as_expected(record)
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 0
     record["kinds"]["ESTALE"]["lost_budget"] = 1
-    assert not faults.is_met(record)
+    assert not faults.all_kinds_as_expected(record)
 
 
 @pytest.mark.parametrize(("error", "when"), [("ESTALE", "open"), ("EIO", "read")])
@@ -53,7 +53,7 @@ def test_library_receives_the_injected_error_and_other_files_do_not(
     for each in (path, other):
         numpy.save(each, numpy.arange(9))
     read = files.READERS["numpy.load"][1]
-    with surroundings.failing(str(path), error, when=when):
+    with surroundings.failing_file(str(path), error, when=when):
         with pytest.raises(OSError, match="Errno") as caught:
             read(str(path))
         assert read(str(other)) == (9,)
@@ -74,9 +74,9 @@ def test_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path
     requests = tmp_path / "requests"
     requests.mkdir()
     with surroundings.Neighbours(requests) as beside:
-        surroundings.ask(str(requests), "n-1", "disk", small_disk, 8192)
+        surroundings.request_neighbour(str(requests), "n-1", "disk", small_disk, 8192)
         assert os.statvfs(small_disk).f_bavail * 4096 == 8192
-        surroundings.dismiss(str(requests), "n-1")
+        surroundings.dismiss_neighbour(str(requests), "n-1")
         assert os.statvfs(small_disk).f_bavail * 4096 > 3 << 20
         assert beside.count == 1
     assert not list(requests.iterdir())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.slinfer import data
-from benchmarks.papers.slinfer.worlds import Nodes, elastic, limited
+from benchmarks.papers.slinfer.worlds import Nodes, elastic_world, limited_world
 from stoker.contexts.step_times import StepModel
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.log import Happened
@@ -48,7 +48,7 @@ def test_workload_is_a_sample_of_its_functions(models: int, requests: int) -> No
 @here
 def test_few_minutes_of_a_few_models_are_served_completely() -> None:
     arrivals = data.read_workload("AzureConv", 8, for_s=120.0)
-    run = Simulation(limited(["llama-2-7b"] * 8, Nodes(cpus=0)), arrivals, default_policies())
+    run = Simulation(limited_world(["llama-2-7b"] * 8, Nodes(cpus=0)), arrivals, default_policies())
     outcome = run.run()
     assert (outcome.calls, outcome.failed, outcome.complete) == (len(arrivals), {}, True)
     assert run.log.what.count(Happened.TOKEN_LATE) == len(arrivals)
@@ -59,10 +59,10 @@ def test_load_may_allocate_the_cache_that_its_instance_has_on_a_gpu() -> None:
     weights_gb = data.read_profile("llama-2-7b", "gpu:gpu").weights_bytes / 1e9
     for share, cache_gb in ((1, 80 - weights_gb), (2, 40 - weights_gb)):
         plain, allocates = (
-            limited(["llama-2-7b"], Nodes(cache_s_per_gb=per_gb), share=share).contexts["model-0"].load_s
+            limited_world(["llama-2-7b"], Nodes(cache_s_per_gb=per_gb), share=share).contexts["model-0"].load_s
             for per_gb in (0.0, 0.03)
         )
         assert allocates["gpu"] - plain["gpu"] == pytest.approx(0.03 * cache_gb)
         assert allocates["cpu"] == plain["cpu"] == 0.0
-    model = elastic(["llama-2-7b"], Nodes(cache_s_per_gb=0.03)).contexts["model-0"]
+    model = elastic_world(["llama-2-7b"], Nodes(cache_s_per_gb=0.03)).contexts["model-0"]
     assert model.load_s["gpu"] == pytest.approx(weights_gb / 12.6 + 0.03 * 4096 * 512 * 1024 / 1e9)

@@ -10,7 +10,7 @@ from benchmarks.papers.slinfer import data, report
 from benchmarks.papers.slinfer.authors import ROWS
 from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result, records
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures, Sampled
-from benchmarks.papers.slinfer.tables import SEVEN, SIZES, in_program
+from benchmarks.papers.slinfer.tables import SEVEN, SIZES, program_case
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 
@@ -49,8 +49,8 @@ def test_first_table_shows_whether_each_bar_is_met(tmp_path: Path) -> None:
         *(_result(Case(SLLM, 128, (size,)), strict=0.40, mean=0.40) for size in SIZES),
         *(_result(Case(SLLM_C, 128, (size,)), strict=0.50, mean=0.70) for size in SIZES[1:]),
         _result(Case(SLLM_C, 128, SIZES[:1]), strict=0.75, mean=0.75),
-        *(_result(in_program(SLINFER, size), strict=0.0, mean=0.80) for size in SIZES),
-        *(_result(in_program(SLLM, size), strict=0.0, mean=0.40) for size in SIZES),
+        *(_result(program_case(SLINFER, size), strict=0.0, mean=0.80) for size in SIZES),
+        *(_result(program_case(SLLM, size), strict=0.0, mean=0.40) for size in SIZES),
         msgspec.structs.replace(_result(Case(SLINFER, 64, settings={"watermark": 0.0})), sampled=resized),
     ]
     path.write_bytes(msgspec.json.encode(results))
@@ -75,7 +75,7 @@ def test_introduction_names_the_row_with_the_largest_effect(tmp_path: Path) -> N
         case.name: _result(case, mean=0.8 if "cache" not in case.program and system == SLLM_C else met[system])
         for system in met
         for row in ("", *ROWS)
-        for case in [in_program(system, SEVEN, without=row)]
+        for case in [program_case(system, SEVEN, without=row)]
     }
     path.write_bytes(msgspec.json.encode([*results.values()]))
     assert "moves the ratio over `sllm+c` most, by +38 points for 7B" in " ".join(report.write(records(path)).split())

@@ -26,7 +26,7 @@ class Model:
                 assert prefix.kv[:length] == row[:length]
                 assert length < len(row)
         self.computed += sum(len(row) - length for row in rows)
-        self.cache.saw(rows[0], rows[0], len(rows[0]))
+        self.cache.keep_recent(rows[0], rows[0], len(rows[0]))
         return length
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.agent.agent import said_in
+from stoker.pilot.agent.agent import facts_in_frames
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
@@ -136,7 +136,7 @@ class ToyPilot:
     def hello(self) -> say.PilotHello:
         """Return a hello for the time before the unacknowledged frames."""
         self.hellos += 1
-        before = said_in(self.outbox.unacked())
+        before = facts_in_frames(self.outbox.unacked())
         every = [*self.libraries.values(), *(self.gone[id] for id in before.gone if id in self.gone)]
         return say.PilotHello(
             wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,

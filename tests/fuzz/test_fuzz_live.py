@@ -12,7 +12,7 @@ import pytest
 from fake_manager import FakeManager, recipe
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
-from benchmarks.reliability.fuzz_inputs import damage, value_of
+from benchmarks.reliability.fuzz_inputs import damage_bytes, value_of
 from stoker.contexts.recipe import BARE
 from stoker.errors import ProtocolError
 from stoker.protocol import to_client, to_manager, to_pilot, wire
@@ -40,7 +40,7 @@ def damaged(union: Any, *, without: tuple[type, ...] = ()) -> Iterator[bytes]:
     kinds = [kind for kind in union.__args__ if kind not in without]
     right = [wire.encode([value_of(kind, chance)], sequence=each) for kind in kinds for each in (0, 1, 2)]
     for _ in range(FRAMES):
-        yield damage(chance, chance.choice(right), right)
+        yield damage_bytes(chance, chance.choice(right), right)
 
 
 @pytest.mark.parametrize("role", ["client", "pilot"])

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability.fuzz import fuzz, live
+from benchmarks.reliability.fuzz import fuzz, run_lives
 from benchmarks.reliability.fuzz_files import targets
-from benchmarks.reliability.fuzz_inputs import Target, damage
+from benchmarks.reliability.fuzz_inputs import Target, damage_bytes
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.long)]
 SEED = 11
@@ -54,7 +54,7 @@ def test_readers_raise_only_declared_errors(name: str, count: int, by_name: dict
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.long)])
 def test_pilot_cores_keep_their_invariants(count: int) -> None:
     found: list[dict[str, Any]] = []
-    live(count=count, seed=SEED, found=found.append)
+    run_lives(count=count, seed=SEED, found=found.append)
     assert not found, found[0]
 
 
@@ -74,4 +74,6 @@ def test_reader_with_an_undeclared_error_is_found() -> None:
 def test_damage_is_equal_for_an_equal_seed() -> None:
     one, other = random.Random(5), random.Random(5)
     data = bytes(range(100))
-    assert [damage(one, data, [data]) for _ in range(50)] == [damage(other, data, [data]) for _ in range(50)]
+    assert [damage_bytes(one, data, [data]) for _ in range(50)] == [
+        damage_bytes(other, data, [data]) for _ in range(50)
+    ]

@@ -329,7 +329,7 @@ def test_result_is_uploaded_again_if_the_connection_breaks(breaks: int, ok: bool
         log_file=lambda _library: tmp_path / "lib.log",
     )  # fmt: skip
     ref = ObjectRef("result", 6, str(tmp_path / "result"))
-    end = objects._hand_in(agent, 1, CallEnd(1, True, payload=ref))  # type: ignore[arg-type]
+    end = objects._upload_result(agent, 1, CallEnd(1, True, payload=ref))  # type: ignore[arg-type]
     assert end.ok is ok
     assert not (tmp_path / "result").exists()
     if ok:

@@ -21,7 +21,7 @@ from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, 
 from stoker.manager.core.sleepers import host_bytes
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.policies.sleeping import may_sleep
-from stoker.pilot.agent.agent import said_in
+from stoker.pilot.agent.agent import facts_in_frames
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
@@ -209,7 +209,7 @@ class Wired:
     def connect(self) -> None:
         self._flush()
         self.is_connected = True
-        self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)))
+        self.tell(HelloDue(facts_in_frames(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)))
 
     def cut(self) -> None:
         self.is_connected = False

@@ -16,7 +16,7 @@ PAGE, RECORDS = "arlo.md", "arlo.json"
 
 def main(arguments: list[str] | None = None) -> int:
     table = {"choices": [*TABLES, "all"], "default": "all", "help": "what to run [%(default)s]"}
-    asked = common.parsed(common.options("arlo", __doc__, table=table, out=None, skip=None), arguments)
+    asked = common.parse_options(common.options("arlo", __doc__, table=table, out=None, skip=None), arguments)
 
     def evaluate() -> int:
         records, every = Records(asked.out / RECORDS), [case for cases in TABLES.values() for case in cases()]

@@ -24,9 +24,9 @@ from benchmarks.papers.arlo.fleet import (
     Reallocation,
     TargetTracking,
     best_allocation,
-    demands,
     even_allocation,
     percentile,
+    runtime_demands,
 )
 from benchmarks.papers.arlo.queues import Served, serve
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
@@ -129,7 +129,7 @@ def simulate(case: Case, trace: Trace) -> Measures:
 
     def allocation(devices: int, lengths: Sequence[int], rate: float) -> Sequence[int]:
         overload_s = settings.OVERLOAD_S if system.within_capacity else 0.0
-        return best_allocation(devices, demands(lengths, rate, runtimes, case.profile, overload_s=overload_s))
+        return best_allocation(devices, runtime_demands(lengths, rate, runtimes, case.profile, overload_s=overload_s))
 
     fleet.start(_first_counts(case, system, trace, allocation))
     if system.allocation == PERIODIC:

@@ -29,7 +29,7 @@ class LoadBuckets:
         self._buckets.setdefault(load, {})[instance] = None
         self.mask |= 1 << load
 
-    def drop(self, instance: int, load: int) -> None:
+    def remove(self, instance: int, load: int) -> None:
         bucket = self._buckets[load]
         del bucket[instance]
         if not bucket:
@@ -41,7 +41,7 @@ class LoadBuckets:
     def greatest_below(self, limit: int) -> int:
         return (self.mask & ((1 << limit) - 1)).bit_length() - 1
 
-    def one_of(self, load: int) -> int:
+    def any_instance_of(self, load: int) -> int:
         return next(reversed(self._buckets[load]))
 
 
@@ -66,24 +66,24 @@ class BucketDispatcher:
         level.put(instance, 0)
 
     def remove(self, instance: int) -> None:
-        self._level_of.pop(instance).drop(instance, self._loads.pop(instance))
+        self._level_of.pop(instance).remove(instance, self._loads.pop(instance))
 
     def take(self, tokens: int) -> int:
         runtime, load = self._choose(self._levels, self._capacities, bisect_left(self._lengths, tokens))
-        instance = self._levels[runtime].one_of(load)
-        self._move(instance, load, load + 1)
+        instance = self._levels[runtime].any_instance_of(load)
+        self._change_load(instance, load, load + 1)
         return instance
 
     def done(self, instance: int) -> None:
         load = self._loads[instance]
-        self._move(instance, load, load - 1)
+        self._change_load(instance, load, load - 1)
 
     def load(self, instance: int) -> int:
         return self._loads[instance]
 
-    def _move(self, instance: int, old: int, new: int) -> None:
+    def _change_load(self, instance: int, old: int, new: int) -> None:
         level = self._level_of[instance]
-        level.drop(instance, old)
+        level.remove(instance, old)
         level.put(instance, new)
         self._loads[instance] = new
 
@@ -178,7 +178,7 @@ def strategies() -> Iterator[tuple[str, Dispatcher]]:
     yield f"Algorithm 1, threshold {PATIENT}", RuntimeQueues[int](RUNTIMES, threshold=PATIENT)
 
 
-def outcome(dispatcher: Dispatcher) -> Outcome:
+def dispatch_outcome(dispatcher: Dispatcher) -> Outcome:
     for gpu, runtime, has in GPUS:
         dispatcher.add(gpu, runtime)
         taken = {dispatcher.take(RUNTIMES[runtime][0]) for _ in range(has)}

@@ -25,7 +25,7 @@ _LESS = 0.97
 """Factor that reduces the demand until the devices suffice."""
 
 
-def demands(
+def runtime_demands(
     lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
 ) -> list[RuntimeDemand]:
     """Return the demand on each runtime during one objective period (§3.3), from request lengths and `rate` per second.
@@ -69,7 +69,7 @@ class Agenda:
         self._entries: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
 
-    def at(self, when: float, action: Callable[[float], None]) -> None:
+    def schedule(self, when: float, action: Callable[[float], None]) -> None:
         self._count += 1
         heappush(self._entries, (when, self._count, action))
         self.next_at = self._entries[0][0]
@@ -112,11 +112,11 @@ class Fleet:
     def scale_up(self, runtime: int, now: float) -> None:
         self._count_devices(now, 1)
         self.counts[runtime] += 1
-        self._agenda.at(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
+        self._agenda.schedule(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
 
     def release(self, instance: int, now: float) -> None:
         self.counts[self._runtime_of[instance]] -= 1
-        self._agenda.at(self._retire(instance, now), lambda at: self._count_devices(at, -1))
+        self._agenda.schedule(self._retire(instance, now), lambda at: self._count_devices(at, -1))
 
     def replace(self, instance: int, runtime: int, now: float, *, then: Callable[[float], None]) -> None:
         self.counts[self._runtime_of[instance]] -= 1
@@ -125,12 +125,12 @@ class Fleet:
         self.replaced += 1
         self.most_out = max(self.most_out, self.out)
 
-        def back(at: float) -> None:
+        def return_to_service(at: float) -> None:
             self.out -= 1
             self._add(runtime, at)
             then(at)
 
-        self._agenda.at(self._retire(instance, now) + settings.REPLACEMENT_S, back)
+        self._agenda.schedule(self._retire(instance, now) + settings.REPLACEMENT_S, return_to_service)
 
     def device_s(self, until: float) -> float:
         return self._device_s + (until - self._counted_at) * self._devices
@@ -163,19 +163,19 @@ class Replacements:
         self._fleet = fleet
         self._target: Sequence[int] = ()
 
-    def decide(self, target: Sequence[int], now: float) -> None:
+    def set_target(self, target: Sequence[int], now: float) -> None:
         self._target = target
-        self._go_on(now)
+        self._start_replacements(now)
 
-    def _go_on(self, now: float) -> None:
+    def _start_replacements(self, now: float) -> None:
         most = max(1, int(settings.REPLACED_AT_ONCE * self._fleet.devices))
         while self._fleet.out < most:
-            found = self._next()
+            found = self._next_replacement()
             if found is None:
                 return
-            self._fleet.replace(*found, now, then=self._go_on)
+            self._fleet.replace(*found, now, then=self._start_replacements)
 
-    def _next(self) -> tuple[int, int] | None:
+    def _next_replacement(self) -> tuple[int, int] | None:
         over = [have - want for have, want in zip(self._fleet.counts, self._target, strict=True)]
         missing = min(range(len(over)), key=lambda runtime: over[runtime])
         if over[missing] >= 0:
@@ -203,7 +203,7 @@ class Reallocation:
     ) -> None:  # fmt: skip
         self._trace, self._fleet, self._agenda, self._allocation = trace, fleet, agenda, allocation
         self._replacements = Replacements(fleet)
-        agenda.at(min(settings.PERIOD_S, for_s / 2), self._run)
+        agenda.schedule(min(settings.PERIOD_S, for_s / 2), self._run)
 
     def _run(self, now: float) -> None:
         times = self._trace.times
@@ -212,8 +212,8 @@ class Reallocation:
         if first < last:
             rate = (last - first) / window_s
             target = self._allocation(self._fleet.devices, self._trace.lengths[first:last], rate)
-            self._replacements.decide(target, now)
-        self._agenda.at(now + settings.PERIOD_S, self._run)
+            self._replacements.set_target(target, now)
+        self._agenda.schedule(now + settings.PERIOD_S, self._run)
 
 
 class TargetTracking:
@@ -223,7 +223,7 @@ class TargetTracking:
         self._times, self._latencies, self._slo_s, self._least = trace.times, latencies, slo_s, least
         self._fleet, self._agenda = fleet, agenda
         self._next_up_at, self._down_at = 0.0, settings.SCALE_DOWN_EVERY_S
-        agenda.at(1.0, self._run)
+        agenda.schedule(1.0, self._run)
 
     def _run(self, now: float) -> None:
         recent = self._p98(now - settings.RECENT_S, now) if now >= self._next_up_at else None
@@ -235,7 +235,7 @@ class TargetTracking:
             of_minute = self._p98(now - settings.SCALE_DOWN_EVERY_S, now)
             if of_minute is not None and of_minute < settings.SCALE_DOWN_AT * self._slo_s:
                 release_one(self._fleet, now, least=self._least)
-        self._agenda.at(now + 1.0, self._run)
+        self._agenda.schedule(now + 1.0, self._run)
 
     def _p98(self, since: float, now: float) -> float | None:
         first = bisect_left(self._times, since - _LOOK_BACK_S)
@@ -255,7 +255,7 @@ class Headroom:
         self._fleet, self._agenda, self._least = fleet, agenda, least
         self._work_s = [0.0]
         self._enough_since = 0.0
-        agenda.at(1.0, self._run)
+        agenda.schedule(1.0, self._run)
 
     def _run(self, now: float) -> None:
         self._work_s = [*self._work_s, self._fleet.work_s][-int(settings.HEADROOM_OVER_S) - 1 :]
@@ -268,7 +268,7 @@ class Headroom:
         if now - self._enough_since >= settings.HEADROOM_STAYS_S:
             release_one(self._fleet, now, least=self._least)
             self._enough_since = now
-        self._agenda.at(now + 1.0, self._run)
+        self._agenda.schedule(now + 1.0, self._run)
 
     def _scarcest(self) -> int:
         counts = self._fleet.counts

@@ -17,11 +17,11 @@ import msgspec
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
-from benchmarks.papers.arlo.fleet import demands, percentile
+from benchmarks.papers.arlo.fleet import percentile, runtime_demands
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
-from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
+from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.sim.client import Arrival
@@ -83,7 +83,7 @@ def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]
         lengths = [rng.choice(long if rng.random() < share else short) for _ in range(_LENGTHS)]
         load = rng.uniform(*LOADS)
         rate = load * devices / SLOWEST.mean_s(lengths, runtimes)
-        wanted = demands(lengths, rate, lengths_of(runtimes), SLOWEST)
+        wanted = runtime_demands(lengths, rate, lengths_of(runtimes), SLOWEST)
         began = time.process_time()
         try:
             allocate(devices, wanted)
@@ -165,11 +165,11 @@ def compare(seed: int, rate: float) -> Deployed:
         mean_ms=round(1000 * sum(rising) / len(rising), 4),
         p98_ms=round(1000 * percentile(rising, 0.98), 4),
         late=round(sum(latency > profile.slo_s for latency in rising) / len(rising), 6),
-        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), _later(trace)),
+        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), _shifted_trace(trace)),
     )  # fmt: skip
 
 
-def _later(trace: Trace) -> Trace:
+def _shifted_trace(trace: Trace) -> Trace:
     first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
     times = [time - BEGINS_S for time in trace.times[first:]]
     return Trace(times, trace.lengths[first:], trace.lengths[:first])
@@ -237,5 +237,12 @@ class Records:
         measured, deployed = (
             msgspec.json.encode(each, order="deterministic") for each in (self.measured, self.deployed)
         )
-        lines = (b'{"measured": ', measured, b',\n"deployed": ', deployed, b',\n"runs": [', rows(self.store.in_order()))
+        lines = (
+            b'{"measured": ',
+            measured,
+            b',\n"deployed": ',
+            deployed,
+            b',\n"runs": [',
+            json_lines(self.store.in_order()),
+        )
         write_bytes(self._path, b"".join((*lines, b"]}\n")))

@@ -10,23 +10,23 @@ from msgspec.structs import replace
 
 from benchmarks.papers.arlo import measured, settings, summary, tables, workload
 from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, ST, Case, within_capacity
-from benchmarks.papers.arlo.dispatch import outcome, strategies
+from benchmarks.papers.arlo.dispatch import dispatch_outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured, Records
 from benchmarks.papers.arlo.summary import (
     MISSING,
     NAMED,
     PLAIN,
     Cells,
-    late,
+    cases_of_latency,
+    interval_text,
+    late_percent,
     latencies_of,
-    less,
     mean_ms,
-    of_latency,
     p98_ms,
-    shown,
+    reduction_percent,
 )
 from benchmarks.papers.arlo.workload import LatencyProfile, read_lengths
-from benchmarks.papers.common import filled, table
+from benchmarks.papers.common import table, wrapped_text
 from stoker.manager.policies.arlo import dispatch
 
 PAGE = Path(__file__).with_name("page.template")
@@ -41,15 +41,16 @@ def write(records: Records) -> str:
         **_facts(), **{f"workload_{name}": _requests(cases) for name, cases in figures.items() if cases},
         "workload_lower_loads": _requests(tables.lower_loads()),
         "summary": table(summary.COLUMNS, [verdict.row for verdict in summary.verdicts(records)]),
-        **{f"figure_{name}": _figure(cells, name) for name in tables.FIXED},
-        "figure_4": _figure_4(), "figure_7": _figure_7(cells), "figure_8": _figure_8(cells),
-        "figure_9": figure_9(found), "figure_11": _figure_11(cells), "table_2": table_2(found),
-        "table_3": _table_3(cells), "table_4": _table_4(cells), "deployed": deployed(records.deployed),
-        "padding": padding(), "against_st": against_st(cells), "still": still(cells), "overhead": overhead(cells),
+        **{f"figure_{name}": _latency_table(cells, name) for name in tables.FIXED},
+        "figure_4": _figure_4_table(), "figure_7": _figure_7_table(cells), "figure_8": _figure_8_table(cells),
+        "figure_9": figure_9(found), "figure_11": _figure_11_table(cells), "table_2": table_2(found),
+        "table_3": _table_3(cells), "table_4": _table_4(cells), "deployed": session_table(records.deployed),
+        "padding": padding_table(), "against_st": st_table(cells), "still": drift_table(cells),
+        "overhead": overhead_table(cells),
         "lower": cells.by_load(tables.lower_loads(), tables.LOWER_LOADS), "table_4_apart": table_4_apart(cells),
         "random": random_dispatch(cells), "rated": rated_seconds(cells), **_contradiction(cells),
     }  # fmt: skip
-    return filled(PAGE.read_text().format(**values))
+    return wrapped_text(PAGE.read_text().format(**values))
 
 
 def _facts() -> dict[str, Any]:
@@ -92,13 +93,13 @@ def _requests(cases: Sequence[Case]) -> str:
     )
 
 
-def _figure_4() -> str:
-    outcomes = [(name, outcome(dispatcher)) for name, dispatcher in strategies()]
+def _figure_4_table() -> str:
+    outcomes = [(name, dispatch_outcome(dispatcher)) for name, dispatcher in strategies()]
     rows = [[name, *map(str, found.first), str(found.late)] for name, found in outcomes]
     return table(("of the first eight to", "GPU0", "GPU1", "GPU2", "GPU3", "late"), rows)
 
 
-def _figure(cells: Cells, name: str) -> str:
+def _latency_table(cells: Cells, name: str) -> str:
     cases = tables.FIXED[name]()
     rows = []
     for system in tables.MAIN:
@@ -106,7 +107,7 @@ def _figure(cells: Cells, name: str) -> str:
         said = tables.MEAN_LESS[name].get(NAMED.get(system, ""))
         means, tails = ([cells.less(cases, ours, system, what) for ours in tables.ARLOS] for what in (mean_ms, p98_ms))
         rows.append([
-            f"`{system}`", cells.values(own, mean_ms, 2), cells.values(own, p98_ms), cells.values(own, late, 2),
+            f"`{system}`", cells.values(own, mean_ms, 2), cells.values(own, p98_ms), cells.values(own, late_percent, 2),
             f"{said:.1f}" if said else "", *means, *tails,
         ])  # fmt: skip
     columns = (
@@ -117,7 +118,7 @@ def _figure(cells: Cells, name: str) -> str:
     return f"{text}\n{cells.by_latency(cases)}" if len(latencies_of(cases)) > 1 else text
 
 
-def _figure_7(cells: Cells) -> str:
+def _figure_7_table(cells: Cells) -> str:
     cases = tables.TABLES["7"]()
     rows = []
     for system in tables.MAIN:
@@ -127,7 +128,7 @@ def _figure_7(cells: Cells) -> str:
     return table(columns, rows)
 
 
-def _figure_8(cells: Cells) -> str:
+def _figure_8_table(cells: Cells) -> str:
     cases = tables.TABLES["8"]()
     rows = []
     for system in tables.MAIN:
@@ -141,7 +142,7 @@ def _figure_8(cells: Cells) -> str:
     return table(("system", "paper: GPUs", "p98, ms", *kept), rows)
 
 
-def _figure_11(cells: Cells) -> str:
+def _figure_11_table(cells: Cells) -> str:
     cases = tables.TABLES["11"]()
     rows = []
     for count in tables.COUNTS_11:
@@ -150,7 +151,7 @@ def _figure_11(cells: Cells) -> str:
         row.append("" if late_said is None else f"{late_said:.1f}")
         for system in tables.ARLOS:
             own = [case for case in cases if (case.runtimes, case.system) == (count, system)]
-            row += [cells.values(own, mean_ms), cells.values(own, p98_ms), cells.values(own, late, 2)]
+            row += [cells.values(own, mean_ms), cells.values(own, p98_ms), cells.values(own, late_percent, 2)]
         rows.append(row)
     columns = (
         "runtimes", "paper: mean, ms", "p98, ms", "late, %", "`arlo`: mean, ms", "p98, ms", "late, %",
@@ -167,7 +168,7 @@ def _table_3(cells: Cells) -> str:
         rows.append([
             f"`{system}`", *(f"{number:,.1f}" for number in tables.TABLE_3[PLAIN.get(system, system)]),
             cells.values(own, mean_ms), cells.values(own, lambda one: one.p50_ms), cells.values(own, p98_ms),
-            cells.values(own, late, 2),
+            cells.values(own, late_percent, 2),
         ])  # fmt: skip
     columns = ("system", "paper: mean, ms", "p50, ms", "p98, ms", "here: mean, ms", "p50, ms", "p98, ms", "late, %")
     return f"{table(columns, rows)}\n{cells.by_load(cases)}"
@@ -182,9 +183,9 @@ def _table_4(cells: Cells) -> str:
             said = tables.TABLE_4[devices][PLAIN.get(system, system)]
             rows.append([
                 f"{devices:,}", f"`{system}`", *(f"{number:,.1f}" for number in said), cells.values(own, mean_ms),
-                cells.values(own, p98_ms), cells.values(own, late, 2),
+                cells.values(own, p98_ms), cells.values(own, late_percent, 2),
             ])  # fmt: skip
-            apart = (cells.mean_and_p98(of_latency(cases, system, longest)) for longest in latencies_of(cases))
+            apart = (cells.mean_and_p98(cases_of_latency(cases, system, longest)) for longest in latencies_of(cases))
             by_latency.append([f"{devices:,}", f"`{system}`", *apart])
     columns = ("GPUs", "system", "paper: mean, ms", "p98, ms", "here: mean, ms", "p98, ms", "late, %")
     names = ("GPUs", "mean; p98, ms, where 512 tokens take", *(f"{one.longest_ms:g} ms" for one in tables.LARGE))
@@ -220,7 +221,7 @@ def figure_9(measured: Measured | None) -> str:
     return table(columns, rows)
 
 
-def deployed(found: Sequence[Deployed]) -> str:
+def session_table(found: Sequence[Deployed]) -> str:
     rows = [
         [
             f"{each.rate:,.0f}", str(each.seed), f"{each.requests:,}", f"{each.mean_ms:.2f}",
@@ -232,7 +233,7 @@ def deployed(found: Sequence[Deployed]) -> str:
     return table(columns, rows)
 
 
-def padding() -> str:
+def padding_table() -> str:
     rows = []
     for name, make in tables.FIXED.items():
         profile = make()[0].profile
@@ -245,7 +246,7 @@ def padding() -> str:
     return table(columns, rows)
 
 
-def against_st(cells: Cells) -> str:
+def st_table(cells: Cells) -> str:
     rows = []
     for case in tables.against_st():
         if case.system == ST:
@@ -260,7 +261,7 @@ def against_st(cells: Cells) -> str:
     return table(columns, rows)
 
 
-def still(cells: Cells) -> str:
+def drift_table(cells: Cells) -> str:
     rows = []
     for name, make in tables.FIXED.items():
         for system in tables.STILL:
@@ -272,7 +273,7 @@ def still(cells: Cells) -> str:
     return table(columns, rows)
 
 
-def overhead(cells: Cells) -> str:
+def overhead_table(cells: Cells) -> str:
     cases = [case for case in tables.TABLES["6a"]() if case.workload.seed == settings.SEEDS[0]]
     both: list[list[Case]] = [cases, [replace(case, occupies=True) for case in cases]]
     rows = []
@@ -301,8 +302,11 @@ def rated_seconds(cells: Cells) -> str:
             own = [case for case in cases if case.profile.longest_ms == longest]
             below = []
             for theirs in map(within_capacity, (ARLO_ILB, ARLO_IG)):
-                both = (less(cells.of, own, within_capacity(ARLO), (theirs,), what) for what in (mean_ms, p98_ms))
-                below.append("; ".join(map(shown, both)))
+                both = (
+                    reduction_percent(cells.of, own, within_capacity(ARLO), (theirs,), what)
+                    for what in (mean_ms, p98_ms)
+                )
+                below.append("; ".join(map(interval_text, both)))
             rows.append([name, f"{longest:g} ms", *_dispatches(cells, own), *below])
     columns = ("ILB", "IG", "RS", "RS below ILB by, %", "RS below IG by, %")
     return table(("25 GPUs; mean; p98, ms", "512 tokens", *columns), rows)
@@ -322,8 +326,8 @@ def random_dispatch(cells: Cells) -> str:
             said = tables.MEAN_LESS[figure].get(tables.RANDOM_OF.get(system, ""))
             row = [figure, f"`{system}`", cells.values(own, mean_ms, 2), cells.values(own, p98_ms), f"{said or ''}"]
             for what in (mean_ms, p98_ms):
-                found = (less(cells.of, cases, ours, (system,), what) for ours in tables.ARLOS)
-                row += [shown(each) if said else "" for each in found]
+                found = (reduction_percent(cells.of, cases, ours, (system,), what) for ours in tables.ARLOS)
+                row += [interval_text(each) if said else "" for each in found]
             rows.append(row)
     columns = (
         "Figure", "system", "mean, ms", "p98, ms", "paper: Arlo's mean is less by, %", "`arlo`", "within capacity",
@@ -336,6 +340,8 @@ def _contradiction(cells: Cells) -> dict[str, str]:
     """Return the mean of RS in the traces of Table 4, by devices and latency."""
     system = within_capacity(ARLO)
     return {
-        f"rs_{devices}_{longest:g}": cells.values(of_latency(tables.of_trace_4(devices), system, longest), mean_ms)
+        f"rs_{devices}_{longest:g}": cells.values(
+            cases_of_latency(tables.of_trace_4(devices), system, longest), mean_ms
+        )
         for devices in tables.TRACES_4 for longest in settings.LARGE_MS
     }  # fmt: skip

@@ -22,7 +22,7 @@ from benchmarks.papers.arlo.measured import Records
 from benchmarks.papers.arlo.tables import DT_, INFAAS_, MAIN, READINGS, ST_, rate_at
 from benchmarks.papers.common import table
 
-Of = Callable[[Case], Result | None]
+FindResult = Callable[[Case], Result | None]
 MISSING = "–"
 NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
 """Names of the other systems in the paper, by our names."""
@@ -46,7 +46,7 @@ class Interval(msgspec.Struct, frozen=True):
         return cls(min(found), max(found)) if found else None
 
 
-def shown(interval: Interval | None, digits: int = 1) -> str:
+def interval_text(interval: Interval | None, digits: int = 1) -> str:
     return MISSING if interval is None else interval.text(digits)
 
 
@@ -58,7 +58,7 @@ def p98_ms(of: Measures) -> float:
     return of.p98_ms
 
 
-def late(of: Measures) -> float:
+def late_percent(of: Measures) -> float:
     return 100 * of.late
 
 
@@ -66,7 +66,9 @@ def with_system(case: Case, system: str) -> Case:
     return msgspec.structs.replace(case, system=system)
 
 
-def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tuple[Measures, Measures]]:
+def measured_pairs(
+    of: FindResult, cases: Sequence[Case], ours: str, theirs: str
+) -> Iterator[tuple[Measures, Measures]]:
     for case in cases:
         if case.system == theirs:
             one, other = of(with_system(case, ours)), of(case)
@@ -74,11 +76,11 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
                 yield one.measures, other.measures
 
 
-def less(
-    of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
+def reduction_percent(
+    of: FindResult, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
 ) -> Interval | None:
     """Return the percent by which a system is below each other system, on equal requests."""
-    found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
+    found = (pair for system in theirs for pair in measured_pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
 
@@ -86,27 +88,27 @@ def latencies_of(cases: Sequence[Case]) -> list[float]:
     return sorted({case.profile.longest_ms for case in cases})
 
 
-def of_latency(cases: Sequence[Case], system: str, longest_ms: float) -> list[Case]:
+def cases_of_latency(cases: Sequence[Case], system: str, longest_ms: float) -> list[Case]:
     return [case for case in cases if (case.system, case.profile.longest_ms) == (system, longest_ms)]
 
 
 class Cells(msgspec.Struct, frozen=True):
-    of: Of
+    of: FindResult
 
     def values(self, cases: Iterable[Case], what: Callable[[Measures], float], digits: int = 1) -> str:
         found = (what(result.measures) for case in cases if (result := self.of(case)) is not None)
-        return shown(Interval.of(found), digits)
+        return interval_text(Interval.of(found), digits)
 
     def mean_and_p98(self, cases: Sequence[Case]) -> str:
         return f"{self.values(cases, mean_ms)}; {self.values(cases, p98_ms)}"
 
     def less(self, cases: Sequence[Case], ours: str, theirs: str, what: Callable[[Measures], float]) -> str:
-        return shown(less(self.of, cases, ours, (theirs,), what)) if theirs in NAMED else ""
+        return interval_text(reduction_percent(self.of, cases, ours, (theirs,), what)) if theirs in NAMED else ""
 
     def by_latency(self, cases: Sequence[Case]) -> str:
         latencies = latencies_of(cases)
         rows = [
-            [f"`{system}`", *(self.values(of_latency(cases, system, each), mean_ms) for each in latencies)]
+            [f"`{system}`", *(self.values(cases_of_latency(cases, system, each), mean_ms) for each in latencies)]
             for system in MAIN
         ]
         return table(("mean, ms, where 512 tokens take", *(f"{longest:g} ms" for longest in latencies)), rows)
@@ -160,46 +162,53 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def verdicts(records: Records) -> list[Verdict]:
     of = records.get
-    figures = [verdict for name in tables.FIXED for verdict in _figure(of, name)]
-    tails = [verdict for pair in ("6", "10") for verdict in _tails(of, pair)]
-    fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4(of, devices)]
+    figures = [verdict for name in tables.FIXED for verdict in _mean_verdicts(of, name)]
+    tails = [verdict for pair in ("6", "10") for verdict in _p98_verdicts(of, pair)]
+    fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4_verdicts(of, devices)]
     return [
-        *figures, *tails, *random_verdicts(of), *_figure_8(of), *_figure_11(of), *_table_3(of), *fours,
-        _table_2(records), _figure_9(records),
-        session_verdict(records), _replacements(records), _speed(records),
+        *figures, *tails, *random_dispatch_verdicts(of), *_figure_8_verdicts(of), *_figure_11_verdicts(of),
+        *_table_3_verdicts(of), *fours,
+        _table_2_verdict(records), _figure_9_verdict(records),
+        session_verdict(records), _replacement_verdict(records), _simulation_speed_verdict(records),
     ]  # fmt: skip
 
 
-def _inside(said: float, found: Interval | None, *, unit: str = "", digits: int = 1, why: str = "") -> Finding:
+def _finding_in_interval(
+    said: float, found: Interval | None, *, unit: str = "", digits: int = 1, why: str = ""
+) -> Finding:
     if found is None:
         return Finding()
     return Finding(found.text(digits) + unit, said in found, why)
 
 
-def _always(held: Sequence[bool], *, why: str = "") -> Finding:
+def _finding_in_all_runs(held: Sequence[bool], *, why: str = "") -> Finding:
     if not held:
         return Finding()
     return Finding(f"{sum(held)} of {len(held)}", all(held), "" if all(held) else why)
 
 
-def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable[[Measures], float]) -> Verdict:
+def _reduction_verdict(
+    of: FindResult, cases: Sequence[Case], other: str, said: float, what: Callable[[Measures], float]
+) -> Verdict:
     name = "mean" if what is mean_ms else "98th percentile"
     found = []
     for read in BOTH:
-        apart = {one: less(of, cases, read(ARLO), (one,), what) for one in READINGS[other]}
+        apart = {one: reduction_percent(of, cases, read(ARLO), (one,), what) for one in READINGS[other]}
         having = [f"`{one}`" for one, interval in apart.items() if interval is not None and said in interval]
         having = having or ["between two readings"]
-        whole = less(of, cases, read(ARLO), READINGS[other], what)
+        whole = reduction_percent(of, cases, read(ARLO), READINGS[other], what)
         is_told = whole is not None and said in whole and len(apart) > 1
-        found.append(_inside(said, whole, unit=" %", why=", ".join(having) if is_told else ""))
+        found.append(_finding_in_interval(said, whole, unit=" %", why=", ".join(having) if is_told else ""))
     return Verdict(f"the {name} is below {other}'s by", f"{said:.1f} %", tuple(found))
 
 
-def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
-    return rising(of, cases, (ours, dt, infaas, *READINGS[ST_]), mean_ms)
+def means_are_ordered(of: FindResult, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
+    return numbers_increase(of, cases, (ours, dt, infaas, *READINGS[ST_]), mean_ms)
 
 
-def rising(of: Of, cases: Sequence[Case], systems: Sequence[str], what: Callable[[Measures], float]) -> Iterator[bool]:
+def numbers_increase(
+    of: FindResult, cases: Sequence[Case], systems: Sequence[str], what: Callable[[Measures], float]
+) -> Iterator[bool]:
     """For each case of the first system, yield True if the numbers of the systems increase."""
     for case in cases:
         if case.system == systems[0]:
@@ -209,84 +218,88 @@ def rising(of: Of, cases: Sequence[Case], systems: Sequence[str], what: Callable
                 yield numbers == sorted(numbers)
 
 
-def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
+def _order_finding(of: FindResult, cases: Sequence[Case], read: Reading) -> Finding:
     held = {
-        (dt, infaas): list(orders(of, cases, read(ARLO), dt, infaas))
+        (dt, infaas): list(means_are_ordered(of, cases, read(ARLO), dt, infaas))
         for dt in READINGS[DT_] for infaas in READINGS[INFAAS_]
     }  # fmt: skip
     best = max(held, key=lambda pair: sum(held[pair]))
     most = f"{sum(held[best])} of {len(held[best])} with `{best[0]}` and `{best[1]}`"
-    return _always([each for several in held.values() for each in several], why=most if sum(held[best]) else "")
+    return _finding_in_all_runs(
+        [each for several in held.values() for each in several], why=most if sum(held[best]) else ""
+    )
 
 
-def _below(
-    of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float], said: str
+def _arlo_is_below(
+    of: FindResult, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float], said: str
 ) -> Finding:  # fmt: skip
     """Check if Arlo is below each other system. `said`: text for a system and its failed runs."""
     held = {
-        system: [what(one) < what(other) for one, other in pairs(of, cases, read(ARLO), system)]
+        system: [what(one) < what(other) for one, other in measured_pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several
     }  # fmt: skip
     not_below = [said.format(system, len(each) - sum(each)) for system, each in held.items() if not all(each)]
-    return _always([one for each in held.values() for one in each], why=", ".join(not_below))
+    return _finding_in_all_runs([one for each in held.values() for one in each], why=", ".join(not_below))
 
 
-def _figure(of: Of, name: str) -> Iterator[Verdict]:
+def _mean_verdicts(of: FindResult, name: str) -> Iterator[Verdict]:
     cases = tables.FIXED[name]()
     for other, said in tables.MEAN_LESS[name].items():
-        verdict = _less(of, cases, other, said, mean_ms)
+        verdict = _reduction_verdict(of, cases, other, said, mean_ms)
         yield msgspec.structs.replace(verdict, bar=f"Figure {name}: {verdict.bar}")
-    lowest = tuple(_below(of, cases, read, mean_ms, "`{}` is below it in {}") for read in BOTH)
+    lowest = tuple(_arlo_is_below(of, cases, read, mean_ms, "`{}` is below it in {}") for read in BOTH)
     yield Verdict(f"Figure {name}: the mean is below each other one, in each run", "yes", lowest)
-    order = tuple(_order(of, cases, read) for read in BOTH)
+    order = tuple(_order_finding(of, cases, read) for read in BOTH)
     yield Verdict(f"Figure {name}: means in the order Arlo, DT, INFaaS, ST, in each run and reading", "yes", order)
 
 
-def _tails(of: Of, pair: str) -> Iterator[Verdict]:
+def _p98_verdicts(of: FindResult, pair: str) -> Iterator[Verdict]:
     cases = [case for name in (f"{pair}a", f"{pair}b") for case in tables.FIXED[name]()]
     for other, said in tables.TAIL_LESS[pair].items():
-        verdict = _less(of, cases, other, said, p98_ms)
+        verdict = _reduction_verdict(of, cases, other, said, p98_ms)
         yield msgspec.structs.replace(
             verdict, bar=f"Figure {pair}, a and b: {verdict.bar}", paper=f"up to {verdict.paper}"
         )
 
 
-def random_verdicts(of: Of) -> Iterator[Verdict]:
+def random_dispatch_verdicts(of: FindResult) -> Iterator[Verdict]:
     near = f"within {NEAR:.0f} points"
     for other, theirs in tables.RANDOM_READINGS.items():
         for figure in ("6a", "10a"):
             said, cases = tables.MEAN_LESS[figure][other], tables.random_dispatch(figure)
-            means = (less(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH)
+            means = (reduction_percent(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH)
             bar = f"Figure {figure}: the mean is below `{theirs}`'s by, {near}"
-            yield Verdict(bar, f"{said:.1f} %", tuple(_near(said, each) for each in means))
+            yield Verdict(bar, f"{said:.1f} %", tuple(_finding_near_paper(said, each) for each in means))
         for pair in ("6", "10"):
             said = tables.TAIL_LESS[pair][other]
-            tails = (_larger_of_both(of, pair, read(ARLO), theirs) for read in BOTH)
+            tails = (_larger_p98_reduction(of, pair, read(ARLO), theirs) for read in BOTH)
             bar = f"Figure {pair}, the larger of a and b: the 98th percentile is below `{theirs}`'s by, {near}"
-            yield Verdict(bar, f"up to {said:.1f} %", tuple(_near(said, each) for each in tails))
+            yield Verdict(bar, f"up to {said:.1f} %", tuple(_finding_near_paper(said, each) for each in tails))
 
 
-def _larger_of_both(of: Of, pair: str, ours: str, theirs: str) -> Interval | None:
+def _larger_p98_reduction(of: FindResult, pair: str, ours: str, theirs: str) -> Interval | None:
     """Return the reduction of the 98th percentile over seeds, in the figure with the larger reduction."""
     cases = [case for part in "ab" for case in tables.random_dispatch(f"{pair}{part}")]
     seeds = {case.workload.seed for case in cases}
     of_seeds = (
-        less(of, [case for case in cases if case.workload.seed == seed], ours, (theirs,), p98_ms) for seed in seeds
-    )  # fmt: skip
+        reduction_percent(of, [case for case in cases if case.workload.seed == seed], ours, (theirs,), p98_ms)
+        for seed in seeds
+    )
     return Interval.of(each.high for each in of_seeds if each is not None)
 
 
-def _near(said: float, found: Interval | None) -> Finding:
+def _finding_near_paper(said: float, found: Interval | None) -> Finding:
     if found is None:
         return Finding()
     return Finding(f"{found.text()} %", said - NEAR <= found.low and found.high <= said + NEAR)
 
 
-def _table_3(of: Of) -> Iterator[Verdict]:
+def _table_3_verdicts(of: FindResult) -> Iterator[Verdict]:
     cases = tables.TABLES["3"]()
     for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 2)):
         order = tuple(
-            _always(list(rising(of, cases, (read(ARLO), read(ARLO_GLOBAL), ARLO_EVEN), what))) for read in BOTH
+            _finding_in_all_runs(list(numbers_increase(of, cases, (read(ARLO), read(ARLO_GLOBAL), ARLO_EVEN), what)))
+            for read in BOTH
         )
         yield Verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
         for theirs in (ARLO_EVEN, ARLO_GLOBAL):
@@ -294,33 +307,33 @@ def _table_3(of: Of) -> Iterator[Verdict]:
             found = []
             for read in BOTH:
                 other = theirs if theirs == ARLO_EVEN else read(theirs)
-                both = pairs(of, cases, read(ARLO), other)
-                found.append(_inside(said, Interval.of(what(b) / what(a) for a, b in both), unit=" times"))
+                both = measured_pairs(of, cases, read(ARLO), other)
+                found.append(_finding_in_interval(said, Interval.of(what(b) / what(a) for a, b in both), unit=" times"))
             bar = f"Table 3: the {name} of `{theirs}` in relation to Arlo's"
             yield Verdict(bar, f"{said:.1f} times", tuple(found))
 
 
-def _table_4(of: Of, devices: int) -> Iterator[Verdict]:
+def _table_4_verdicts(of: FindResult, devices: int) -> Iterator[Verdict]:
     cases = tables.of_trace_4(devices)
     said = tables.TABLE_4[devices]
     for theirs in (ARLO_ILB, ARLO_IG):
         for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 1)):
             by = 100 * (1 - said[ARLO][at] / said[theirs][at])
-            found = (less(of, cases, read(ARLO), (read(theirs),), what) for read in BOTH)
+            found = (reduction_percent(of, cases, read(ARLO), (read(theirs),), what) for read in BOTH)
             bar = f"Table 4, {devices:,} GPUs: RS's {name} is below `{theirs}`'s by"
-            yield Verdict(bar, f"{by:.1f} %", tuple(_inside(by, each, unit=" %") for each in found))
-    order = tuple(_always(list(_order_4(of, cases, read))) for read in BOTH)
+            yield Verdict(bar, f"{by:.1f} %", tuple(_finding_in_interval(by, each, unit=" %") for each in found))
+    order = tuple(_finding_in_all_runs(list(_rs_is_lowest(of, cases, read))) for read in BOTH)
     yield Verdict(f"Table 4, {devices:,} GPUs: RS's mean and 98th percentile are above no other", "yes", order)
 
 
-def _order_4(of: Of, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
+def _rs_is_lowest(of: FindResult, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
     for theirs in (ARLO_ILB, ARLO_IG):
-        for one, other in pairs(of, cases, read(ARLO), read(theirs)):
+        for one, other in measured_pairs(of, cases, read(ARLO), read(theirs)):
             yield one.mean_ms <= other.mean_ms
             yield one.p98_ms <= other.p98_ms
 
 
-def _figure_8(of: Of) -> Iterator[Verdict]:
+def _figure_8_verdicts(of: FindResult) -> Iterator[Verdict]:
     cases = tables.TABLES["8"]()
     for other, (devices, _) in tables.FIGURE_8.items():
         if other in READINGS:
@@ -328,35 +341,37 @@ def _figure_8(of: Of) -> Iterator[Verdict]:
             shares = [
                 Interval.of(
                     100 * one.devices / theirs.devices
-                    for system in READINGS[other] for one, theirs in pairs(of, cases, read(ARLO), system)
+                    for system in READINGS[other] for one, theirs in measured_pairs(of, cases, read(ARLO), system)
                 )
                 for read in BOTH
             ]  # fmt: skip
-            found = tuple(_inside(said, each, unit=" %") for each in shares)
+            found = tuple(_finding_in_interval(said, each, unit=" %") for each in shares)
             yield Verdict(f"Figure 8: Arlo's GPUs in relation to {other}'s", f"{said:.1f} %", found)
-    fewer = tuple(_below(of, cases, read, lambda one: one.devices, "not `{}` in {}") for read in BOTH)
+    fewer = tuple(_arlo_is_below(of, cases, read, lambda one: one.devices, "not `{}` in {}") for read in BOTH)
     yield Verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
 
 
-def _figure_11(of: Of) -> Iterator[Verdict]:
+def _figure_11_verdicts(of: FindResult) -> Iterator[Verdict]:
     for count, said in tables.FIGURE_11_LATE.items():
-        found = (_late_11(of, read, count) for read in BOTH)
+        found = (_late_percent_of_figure_11(of, read, count) for read in BOTH)
         bar = f"Figure 11, {count} runtimes: requests above the objective"
-        yield Verdict(bar, f"{said:.1f} %", tuple(_inside(said, each, unit=" %", digits=2) for each in found))
-    two = [_late_11(of, read, 2) for read in BOTH]
+        yield Verdict(
+            bar, f"{said:.1f} %", tuple(_finding_in_interval(said, each, unit=" %", digits=2) for each in found)
+        )
+    two = [_late_percent_of_figure_11(of, read, 2) for read in BOTH]
     served = tuple(Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in two)
     yield Verdict("Figure 11: with 2 runtimes more than half are above it", "yes", served)
     said = tables.FIGURE_11[16][0] / tables.FIGURE_11[8][0]
-    ratios = tuple(_inside(said, _more_runtimes(of, read), digits=2) for read in BOTH)
+    ratios = tuple(_finding_in_interval(said, _ratio_of_16_to_8_runtimes(of, read), digits=2) for read in BOTH)
     yield Verdict("Figure 11: the mean with 16 runtimes in relation to that with 8", f"{said:.2f}", ratios)
 
 
-def _late_11(of: Of, read: Reading, count: int) -> Interval | None:
+def _late_percent_of_figure_11(of: FindResult, read: Reading, count: int) -> Interval | None:
     cases = [case for case in tables.TABLES["11"]() if case.runtimes == count and case.system == read(ARLO)]
     return Interval.of(100 * found.measures.late for case in cases if (found := of(case)) is not None)
 
 
-def _more_runtimes(of: Of, read: Reading) -> Interval | None:
+def _ratio_of_16_to_8_runtimes(of: FindResult, read: Reading) -> Interval | None:
     ratios = []
     for case in tables.TABLES["11"]():
         if case.runtimes == 8 and case.system == read(ARLO):
@@ -366,7 +381,7 @@ def _more_runtimes(of: Of, read: Reading) -> Interval | None:
     return Interval.of(ratios)
 
 
-def _table_2(records: Records) -> Verdict:
+def _table_2_verdict(records: Records) -> Verdict:
     bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {tables.BAR_TABLE_2_S} s in the mean of 20"
     found = Finding()
     if records.measured is not None:
@@ -376,12 +391,12 @@ def _table_2(records: Records) -> Verdict:
     return Verdict(bar, f"{tables.TABLE_2[1000, 16]} s", (found,))
 
 
-def _figure_9(records: Records) -> Verdict:
+def _figure_9_verdict(records: Records) -> Verdict:
     found = Finding()
     if records.measured is not None:
         largest = Interval.of(each.ms for each in records.measured.dispatching if each.instances == 1200)
         is_met = largest is not None and largest.high <= tables.FIGURE_9_MS
-        found = Finding(f"{shown(largest, 2)} ms", is_met, "" if is_met else "in Python; the paper's is in C++")
+        found = Finding(f"{interval_text(largest, 2)} ms", is_met, "" if is_met else "in Python; the paper's is in C++")
     return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{tables.FIGURE_9_MS} ms", (found,))
 
 
@@ -395,7 +410,7 @@ def session_verdict(records: Records) -> Verdict:
     return Verdict(bar, "", (found,))
 
 
-def _replacements(records: Records) -> Verdict:
+def _replacement_verdict(records: Records) -> Verdict:
     every = [result.measures for result in records.store.found.values()]
     found = Finding()
     if every:
@@ -407,7 +422,7 @@ def _replacements(records: Records) -> Verdict:
     return Verdict(bar, "", (found,))
 
 
-def _speed(records: Records) -> Verdict:
+def _simulation_speed_verdict(records: Records) -> Verdict:
     requests = sum(result.measures.requests for result in records.store.found.values())
     seconds = sum(result.took_s for result in records.store.found.values())
     found = Finding()

@@ -111,11 +111,11 @@ def missing() -> str:
 def read_lengths() -> tuple[list[int], list[int]]:
     with gzip.open(LENGTHS, "rt") as file:
         next(file)
-        rows = [recalibrated(int(line)) for line in file]
+        rows = [recalibrated_length(int(line)) for line in file]
     return rows[:LONG_ROWS_FROM], rows[LONG_ROWS_FROM:]
 
 
-def recalibrated(tokens: int) -> int:
+def recalibrated_length(tokens: int) -> int:
     return max(1, min(LONGEST, round(tokens * settings.SPAN)))
 
 
@@ -151,7 +151,7 @@ def _long_share(workload: Workload, rng: Random) -> Callable[[float], float]:
 
 
 def _arrivals(workload: Workload, rng: Random) -> Iterator[float]:
-    for begin, end, rate in _stretches(workload, rng):
+    for begin, end, rate in _burst_intervals(workload, rng):
         at = begin
         while True:
             at -= log(1.0 - rng.random()) / rate
@@ -160,7 +160,7 @@ def _arrivals(workload: Workload, rng: Random) -> Iterator[float]:
             yield at
 
 
-def _stretches(workload: Workload, rng: Random) -> Iterator[tuple[float, float, float]]:
+def _burst_intervals(workload: Workload, rng: Random) -> Iterator[tuple[float, float, float]]:
     at, is_burst = 0.0, rng.random() < settings.BURST_S / (settings.BURST_S + settings.CALM_S)
     burst = settings.MILD_BURST_RATES.get(workload.pattern, settings.BURST_RATE)
     calm = (settings.BURST_S + settings.CALM_S - settings.BURST_S * burst) / settings.CALM_S

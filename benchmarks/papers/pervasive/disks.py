@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from benchmarks.papers.pervasive import fit, paper, predict
-from benchmarks.papers.pervasive.claims import judged
+from benchmarks.papers.pervasive.claims import verdict_text
 from benchmarks.papers.pervasive.fit import FAIR, Fit, Parameters
-from benchmarks.papers.pervasive.predict import BATCH, Found, Prediction, Preempted, Shared, between
+from benchmarks.papers.pervasive.predict import BATCH, Found, Prediction, Preempted, Shared, range_text
 from benchmarks.papers.pervasive.worlds import Sharing
 from benchmarks.tables import head, paragraph, row
 from stoker.contexts.recipe import Awareness
@@ -32,7 +32,7 @@ class Case(NamedTuple):
     done: list[float]
 
     @property
-    def inside(self) -> bool:
+    def includes_paper_number(self) -> bool:
         return min(self.done) <= _SAID <= max(self.done)
 
 
@@ -40,19 +40,21 @@ def cases(found: Found) -> Iterator[Case]:
     if not found.shared:
         return
     for place in range(len(predict.NODES)):
-        mine = _kept(found, place)
-        for number in range(len(_of_node(mine[0][0], place)) if mine else 0):
-            runs = [_of_node(shared, place)[number] for shared, _ in mine]
+        mine = _fair_sets(found, place)
+        for number in range(len(_runs_on_node(mine[0][0], place)) if mine else 0):
+            runs = [_runs_on_node(shared, place)[number] for shared, _ in mine]
             alone = [
                 one.value
                 for _, predictions in mine
                 for one in predictions
-                if one.is_of("8", Awareness.DISK) and one.batch == BATCH and f"{runs[0].from_s:.0f} s" in one.variant
+                if one.is_prediction_of("8", Awareness.DISK)
+                and one.batch == BATCH
+                and f"{runs[0].from_s:.0f} s" in one.variant
             ]
             yield Case(runs[0].sharing, runs[0].from_s, len(mine), alone, [run.done for run in runs])
 
 
-def _kept(found: Found, place: int) -> list[tuple[Shared, tuple[Prediction, ...]]]:
+def _fair_sets(found: Found, place: int) -> list[tuple[Shared, tuple[Prediction, ...]]]:
     return [
         (shared, predictions)
         for shared, predictions in zip(found.shared, found.predictions, strict=True)
@@ -60,21 +62,21 @@ def _kept(found: Found, place: int) -> list[tuple[Shared, tuple[Prediction, ...]
     ]
 
 
-def _of_node(shared: Shared, place: int) -> list[Preempted]:
+def _runs_on_node(shared: Shared, place: int) -> list[Preempted]:
     nodes = predict.NODES[place]
     return [run for run in shared.runs if (run.sharing.gpus, run.sharing.reads) == (nodes.gpus, nodes.reads)]
 
 
-def in_short(found: Found) -> str:
+def disks_summary(found: Found) -> str:
     every = list(cases(found))
     if not every:
         return ""
-    inside = [case for case in every if case.inside]
+    inside = [case for case in every if case.includes_paper_number]
     starts = sorted({case.from_s for case in inside})
     when = f", all with the first GPU gone at {' or '.join(f'{at_s:.0f} s' for at_s in starts)}" if starts else ""
     values = [done for case in every for done in case.done]
-    return f"""If workers of a node share its disk, partial does {between(values)} in calls of {BATCH}, and the paper's
-        number is inside in {len(inside)} of {len(every)} cases{when}."""
+    return f"""If workers of a node share its disk, partial does {range_text(values)} in calls of {BATCH}, and the
+        paper's number is inside in {len(inside)} of {len(every)} cases{when}."""
 
 
 def disks_section(found: Found) -> str:
@@ -86,7 +88,7 @@ def disks_section(found: Found) -> str:
         how = "from all nodes in turn" if case.sharing.spread else "node by node"
         cells = [
             f"{case.sharing.gpus}", f"{case.sharing.reads:.0%}", how, f"{case.from_s:.0f}", f"{case.sets}",
-            between(case.alone), between(case.done), judged(_SAID, case.done),
+            range_text(case.alone), range_text(case.done), verdict_text(_SAID, case.done),
         ]  # fmt: skip
         lines.append(row(*cells))
     return "\n".join(lines)
@@ -95,12 +97,12 @@ def disks_section(found: Found) -> str:
 _BANDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 
 
-def of_titans(parameters: Parameters, awareness: Awareness) -> float:
-    a10_s, titan_s = (fit.worker(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
+def titan_share(parameters: Parameters, awareness: Awareness) -> float:
+    a10_s, titan_s = (fit.worker_times_s(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
     return a10_s / (a10_s + titan_s)
 
 
-def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
+def required_titan_share(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
     """Return the share of TITANs with which Figure 8 ends with `done` inferences; above 1 is impossible.
 
     `begins_s`: start time of GPUs; `late_s`: delay of the first loss. Each GPU loses half a call.
@@ -116,12 +118,12 @@ def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float 
 
 def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) -> str:
     said = _SAID
-    begins = sorted(fit.worker(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in fits)
-    least = wanted(said, Awareness.DISK, begins_s=begins[0], late_s=paper.PREEMPTED_EVERY_S)
-    most = wanted(said, Awareness.DISK, begins_s=begins[-1])
-    have = [of_titans(each.parameters, Awareness.DISK) for each in fits]
+    begins = sorted(fit.worker_times_s(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in fits)
+    least = required_titan_share(said, Awareness.DISK, begins_s=begins[0], late_s=paper.PREEMPTED_EVERY_S)
+    most = required_titan_share(said, Awareness.DISK, begins_s=begins[-1])
+    have = [titan_share(each.parameters, Awareness.DISK) for each in fits]
     rows = [
-        (of_titans(each.parameters, Awareness.DISK), each.parameters, row)
+        (titan_share(each.parameters, Awareness.DISK), each.parameters, row)
         for each, row in zip(fits, predictions, strict=True)
     ]
     half_s = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
@@ -142,11 +144,16 @@ def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Predictio
         inside = [(parameters, row) for share, parameters, row in rows if low <= share < high]
         if inside:
             loads = [parameters.load_a10_s / parameters.load_titan_s for parameters, _ in inside]
-            done = [_done([row for _, row in inside], awareness) for awareness in (Awareness.DISK, Awareness.FULL)]
+            done = [
+                _completed_range([row for _, row in inside], awareness)
+                for awareness in (Awareness.DISK, Awareness.FULL)
+            ]
             shown = f"{len(inside)} | {min(loads):.2g} to {max(loads):.2g} | {' | '.join(done)}"
             lines.append(f"| {low:.0%} to {high:.0%} | {shown} |")
     return "\n".join(lines)
 
 
-def _done(rows: Sequence[Sequence[Prediction]], awareness: Awareness) -> str:
-    return between([one.value for row in rows for one in row if one.is_of("8", awareness) and one.batch == BATCH])
+def _completed_range(rows: Sequence[Sequence[Prediction]], awareness: Awareness) -> str:
+    return range_text(
+        [one.value for row in rows for one in row if one.is_prediction_of("8", awareness) and one.batch == BATCH]
+    )

@@ -21,7 +21,7 @@ NAMES = {Awareness.NONE: "agnostic", Awareness.DISK: "partial", Awareness.FULL: 
 _COLOR = {Awareness.DISK: COLORS[1], Awareness.FULL: COLORS[0]}
 
 
-def draw(
+def draw_figures(
     folder: Path,
     fits: Sequence[Fit],
     simulated: Sequence[tuple[paper.Run, float]],
@@ -30,26 +30,26 @@ def draw(
     paths = [folder / f"context-paper-figures-{which}.png" for which in ("6-7", "8", "9")]
     with style() as figure_of:
         figures = [figure_of(figsize=(7.2, height), layout="constrained") for height in (3.2, 3.2, 6.6)]
-        _static(figures[0].subplots(), fits, simulated)
+        _draw_static_runs(figures[0].subplots(), fits, simulated)
         *done, gpus = figures[1].subplots(1, len(BATCHES) + 1)
-        _figure_8(done, gpus, predicted)
+        _draw_figure_8(done, gpus, predicted)
         columns = figures[2].subplots(len(BATCHES) + 1, 2, sharex="col").T
         ends = ("9a", paper.FIGURE_9A_S), ("9b", paper.FIGURE_9B_S)
         for (*done, gpus), (number, end_s) in zip(columns, ends, strict=True):
-            _figure_9(done, gpus, number, end_s, predicted)
+            _draw_figure_9(done, gpus, number, end_s, predicted)
         for path, figure in zip(paths, figures, strict=True):
             with draft_of(path) as draft:
                 figure.savefig(draft, dpi=_DOTS_PER_INCH, metadata={"Software": None})
     return paths
 
 
-def _static(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run, float]]) -> None:
+def _draw_static_runs(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run, float]]) -> None:
     places = range(len(simulated))
     said = [run.seconds for run, _ in simulated]
     axes.bar([place - 0.2 for place in places], said, 0.38, color="#a0a0a0", label="paper")
     axes.bar([place + 0.2 for place in places], [seconds for _, seconds in simulated], 0.38, label="simulated")
     for place, (run, _) in enumerate(simulated):
-        values = [fit.seconds(each.parameters, run.awareness, run.batch) for each in fits]
+        values = [fit.static_run_s(each.parameters, run.awareness, run.batch) for each in fits]
         axes.vlines(place + 0.2, min(values), max(values), color="black", linewidth=1.2)
         if run.most:
             axes.vlines(place - 0.2, run.seconds, run.most, color="black", linewidth=1.2)
@@ -62,14 +62,14 @@ def _static(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run
     axes.legend()
 
 
-def _figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequence[Prediction]]) -> None:
+def _draw_figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequence[Prediction]]) -> None:
     for awareness in (Awareness.FULL, Awareness.DISK):
-        runs = [[one for one in each if one.is_of("8", awareness)] for each in predicted]
+        runs = [[one for one in each if one.is_prediction_of("8", awareness)] for each in predicted]
         color = _COLOR[awareness]
         for axes, batch in zip(done, BATCHES, strict=True):
-            _over_time(axes, _in_calls_of(batch, runs), 0, color=color, label=NAMES[awareness])
+            _draw_over_time(axes, _predictions_of_batch(batch, runs), 0, color=color, label=NAMES[awareness])
             axes.axhline(paper.FIGURE_8[awareness], color=color, linestyle=":", label=f"paper, {NAMES[awareness]}")
-        _over_time(gpus, runs, 1, color=color, label=NAMES[awareness])
+        _draw_over_time(gpus, runs, 1, color=color, label=NAMES[awareness])
     for axes, batch in zip(done, BATCHES, strict=True):
         axes.set_title(f"Figure 8, calls of {batch:,}")
     done[0].set_ylabel("inferences completed")
@@ -77,30 +77,30 @@ def _figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequence[Pre
     done[0].legend(fontsize=6.5)
 
 
-def _figure_9(
+def _draw_figure_9(
     done: Sequence[Axes], gpus: Axes, number: str, end_s: float, predicted: Sequence[Sequence[Prediction]]
 ) -> None:
-    runs = [[one for one in each if one.is_of(number, Awareness.FULL)] for each in predicted]
+    runs = [[one for one in each if one.is_prediction_of(number, Awareness.FULL)] for each in predicted]
     for axes, batch in zip(done, BATCHES, strict=True):
-        _over_time(axes, _in_calls_of(batch, runs), 0, color=COLORS[0], label="")
+        _draw_over_time(axes, _predictions_of_batch(batch, runs), 0, color=COLORS[0], label="")
         axes.set_title(f"Figure {number}: completed, calls of {batch:,}")
         axes.set_xlabel("")
-    _over_time(gpus, runs, 1, color=COLORS[0], label="")
+    _draw_over_time(gpus, runs, 1, color=COLORS[0], label="")
     gpus.set_title("GPUs that are there")
     for axes in (*done, gpus):
         axes.axvline(end_s, color="black", linestyle=":", label="done, paper")
     done[0].legend(fontsize=7.5)
 
 
-def _in_calls_of(batch: int, runs: Sequence[Sequence[Prediction]]) -> list[list[Prediction]]:
+def _predictions_of_batch(batch: int, runs: Sequence[Sequence[Prediction]]) -> list[list[Prediction]]:
     return [[one for one in each if one.batch == batch] for each in runs]
 
 
-def _middle(runs: Sequence[Prediction]) -> Prediction:
+def _median_prediction(runs: Sequence[Prediction]) -> Prediction:
     return sorted(runs, key=lambda one: one.value)[(len(runs) - 1) // 2]
 
 
-def _over_time(
+def _draw_over_time(
     axes: Axes, runs: Sequence[Sequence[Prediction]], which: int, *, color: str, label: str
 ) -> None:  # fmt: skip
     every = [one.looks for each in runs for one in each]
@@ -112,7 +112,7 @@ def _over_time(
     ]
     axes.fill_between(seconds, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.18, linewidth=0.0)
     look: dict[str, Any] = {"label": label} if label else {}
-    middle = [numbers[which] for numbers in _middle(runs[0]).looks]
+    middle = [numbers[which] for numbers in _median_prediction(runs[0]).looks]
     axes.plot(seconds[: len(middle)], middle, color=color, **look)
     axes.set_xlim(0.0, seconds[-1])
     axes.set_ylim(bottom=0.0)

@@ -61,7 +61,7 @@ MOST_SLOWER = 6.0
 """Maximum slowdown of a TITAN X compared with an A10; the minimum is 1."""
 
 
-def possible(parameters: Parameters) -> bool:
+def is_possible(parameters: Parameters) -> bool:
     inside = all(bound.low <= getattr(parameters, name) <= bound.high for name, bound in BOUNDS.items())
     return inside and 1.0 <= parameters.item_titan_s / parameters.item_a10_s <= MOST_SLOWER
 
@@ -69,12 +69,12 @@ def possible(parameters: Parameters) -> bool:
 _EXACT_S = 1e-3
 
 
-def seconds(parameters: Parameters, awareness: Awareness, batch: int) -> float:
-    workers = [worker(parameters, kind, awareness, batch) for kind in (paper.A10, paper.TITAN)]
+def static_run_s(parameters: Parameters, awareness: Awareness, batch: int) -> float:
+    workers = [worker_times_s(parameters, kind, awareness, batch) for kind in (paper.A10, paper.TITAN)]
     return _makespan(paper.INFERENCES // batch, workers)
 
 
-def worker(parameters: Parameters, kind: str, awareness: Awareness, batch: int) -> tuple[float, float]:
+def worker_times_s(parameters: Parameters, kind: str, awareness: Awareness, batch: int) -> tuple[float, float]:
     p = parameters
     item_s, load_s = (p.item_a10_s, p.load_a10_s) if kind == paper.A10 else (p.item_titan_s, p.load_titan_s)
     rate = min(p.shared_node_bytes_per_s, p.network_bytes_per_s)
@@ -93,18 +93,18 @@ def _makespan(tasks: int, workers: list[tuple[float, float]]) -> float:
     high = max(begins for begins, _ in workers) + tasks * max(takes for _, takes in workers)
     while high - low > _EXACT_S:
         middle = (low + high) / 2
-        begun = sum(paper.EACH * _begun(middle, begins, takes) for begins, takes in workers)
+        begun = sum(paper.EACH * _begun_tasks(middle, begins, takes) for begins, takes in workers)
         low, high = (low, middle) if begun >= tasks else (middle, high)
-    ends = (begins + takes * _begun(high, begins, takes) for begins, takes in workers if high >= begins)
+    ends = (begins + takes * _begun_tasks(high, begins, takes) for begins, takes in workers if high >= begins)
     return max(ends)
 
 
-def _begun(at_s: float, begins: float, takes: float) -> int:
+def _begun_tasks(at_s: float, begins: float, takes: float) -> int:
     return int((at_s - begins) / takes) + 1 if at_s >= begins else 0
 
 
-def errors(parameters: Parameters) -> dict[paper.Run, float]:
-    return {run: run.error(seconds(parameters, run.awareness, run.batch)) for run in paper.RUNS}
+def relative_errors(parameters: Parameters) -> dict[paper.Run, float]:
+    return {run: run.error(static_run_s(parameters, run.awareness, run.batch)) for run in paper.RUNS}
 
 
 CLOSE, FAIR = 0.02, 0.05
@@ -133,17 +133,17 @@ class Fit(msgspec.Struct, frozen=True):
 
 def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
     """Return the first fair set and the first close set of a start."""
-    parameters, found = _draw(Stream(seed, f"start/{start}")), []
+    parameters, found = _draw_parameters(Stream(seed, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
-        parameters = _improve(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
+        parameters = _improve_parameters(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
         rounded = Parameters(**{name: float(f"{getattr(parameters, name):.{_DIGITS}g}") for name in _NAMES})
-        error = worst(rounded)
-        if error <= limit and possible(rounded):
+        error = worst_error(rounded)
+        if error <= limit and is_possible(rounded):
             found.append(Fit(error, rounded))
     return tuple(dict.fromkeys(found))
 
 
-def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
+def choose_fits(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     """Return `count` sets: the most central close set, then alternating close and fair sets, farthest first."""
     close = [each for each in found if each.close]
     if not close:
@@ -157,8 +157,8 @@ def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     return tuple(picked)
 
 
-def worst(parameters: Parameters) -> float:
-    return max(abs(error) for error in errors(parameters).values())
+def worst_error(parameters: Parameters) -> float:
+    return max(abs(error) for error in relative_errors(parameters).values())
 
 
 def _distance(one: Fit, other: Fit) -> float:
@@ -169,22 +169,22 @@ def _distance(one: Fit, other: Fit) -> float:
     return math.sqrt(total)
 
 
-def _draw(chance: Stream) -> Parameters:
+def _draw_parameters(chance: Stream) -> Parameters:
     for attempt in range(_DRAWS):
         values = {}
         for number, (name, bound) in enumerate(BOUNDS.items()):
             low, high = max(bound.low, _LEAST), bound.high
             values[name] = low * (high / low) ** chance.uniform(attempt * len(BOUNDS) + number)
         parameters = Parameters(**values)
-        if possible(parameters):
+        if is_possible(parameters):
             return parameters
     raise ValueError("the bounds leave no room")
 
 
-def _improve(parameters: Parameters, chance: Stream, *, limit: float) -> Parameters:
-    value, size, number = _badness(parameters), 0.3, 0
+def _improve_parameters(parameters: Parameters, chance: Stream, *, limit: float) -> Parameters:
+    value, size, number = _error_score(parameters), 0.3, 0
     for _ in range(_STEPS):
-        if worst(parameters) <= limit:
+        if worst_error(parameters) <= limit:
             break
         one = int(chance.uniform(number) * 2 * len(_NAMES))
         changes = {}
@@ -194,13 +194,13 @@ def _improve(parameters: Parameters, chance: Stream, *, limit: float) -> Paramet
                 changes[name] = getattr(parameters, name) * math.exp(size * chance.normal(number))
         number += 1
         tried = msgspec.structs.replace(parameters, **changes)
-        if possible(tried):
-            badness = _badness(tried)
+        if is_possible(tried):
+            badness = _error_score(tried)
             if badness < value:
                 parameters, value = tried, badness
         size = max(0.003, size * 0.998)
     return parameters
 
 
-def _badness(parameters: Parameters) -> float:
-    return sum(math.log1p(error) ** 2 for error in errors(parameters).values())
+def _error_score(parameters: Parameters) -> float:
+    return sum(math.log1p(error) ** 2 for error in relative_errors(parameters).values())

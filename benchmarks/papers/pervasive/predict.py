@@ -49,7 +49,7 @@ class Distance(msgspec.Struct, frozen=True):
     evenly: float
 
 
-def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
+def distance_from_capacity(log: EventLog, rates: Mapping[int, float]) -> Distance:
     """Return the distances of a run without lost pilots. `rates`: inferences per second by pilot number."""
     connected: list[tuple[float, float]] = []
     hot: list[tuple[float, float]] = []
@@ -70,13 +70,13 @@ def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
             paces += [(begun[call], pace), (at_s, -pace)]
     end_s = log.at_s[-1] if len(log) else 0.0
     return Distance(
-        connected=_farthest(connected, jumps=ends, until_s=end_s),
-        hot=_farthest(hot, jumps=ends, until_s=handed_out_s),
-        evenly=_farthest(hot, paces=paces, until_s=handed_out_s),
+        connected=_farthest_from_capacity(connected, jumps=ends, until_s=end_s),
+        hot=_farthest_from_capacity(hot, jumps=ends, until_s=handed_out_s),
+        evenly=_farthest_from_capacity(hot, paces=paces, until_s=handed_out_s),
     )
 
 
-def _farthest(
+def _farthest_from_capacity(
     capacity: Iterable[tuple[float, float]], *, jumps: Iterable[tuple[float, float]] = (),
     paces: Iterable[tuple[float, float]] = (), until_s: float,
 ) -> float:  # fmt: skip
@@ -153,50 +153,50 @@ class Prediction(msgspec.Struct, frozen=True):
     looks: tuple[Look, ...]
     off: Distance | None = None
 
-    def is_of(self, figure: str, awareness: Awareness) -> bool:
+    def is_prediction_of(self, figure: str, awareness: Awareness) -> bool:
         return (self.figure, self.awareness) == (figure, awareness) and self.variant != NONE_LOST
 
 
-def static(parameters: Parameters, run: paper.Run) -> float:
-    return _simulated(parameters, worlds.static(), run.awareness, batch=run.batch)[1]
+def simulate_static_run(parameters: Parameters, run: paper.Run) -> float:
+    return _simulated(parameters, worlds.static_pools(), run.awareness, batch=run.batch)[1]
 
 
 def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Prediction]:
     first = paper.PREEMPTED_FROM_S
     starts = {"from 900 s": first, "from 960 s": first + paper.PREEMPTED_EVERY_S}
     for variant, from_s in starts.items():
-        yield _vanishing(parameters, Awareness.DISK, variant, batch=batch, from_s=from_s)
+        yield _predict_vanishing_pool(parameters, Awareness.DISK, variant, batch=batch, from_s=from_s)
     for variant, from_s in starts.items():
         for kind, short in ((paper.A10, "A10"), (paper.TITAN, "TITAN X")):
             for at_s in EARLY_S:
                 what = f"{variant}, {paper.LOST_EARLY} {short} lost at {at_s:.0f} s"
                 lost = {kind: paper.LOST_EARLY}
-                yield _vanishing(
+                yield _predict_vanishing_pool(
                     parameters, Awareness.FULL, what, batch=batch, from_s=from_s, lost=lost, lost_at_s=at_s
                 )
-    yield _vanishing(parameters, Awareness.FULL, NONE_LOST, batch=batch, from_s=first)
+    yield _predict_vanishing_pool(parameters, Awareness.FULL, NONE_LOST, batch=batch, from_s=first)
 
 
 def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Prediction]:
     low, high = paper.FIGURE_9A_GPUS
     for words, until_s, bend, shares in RAMPS_9A:
-        pools = worlds.ramp(shares, first=low, last=high, until_s=until_s, bend=bend)
-        yield _growing("9a", words, parameters, pools, batch=batch)
+        pools = worlds.growing_pools(shares, first=low, last=high, until_s=until_s, bend=bend)
+        yield _predict_growing_pool("9a", words, parameters, pools, batch=batch)
     ramps = [(until_s, *PEAKS[0]) for until_s in RAMPS_9B_S]
     ramps += [(until_s, *PEAKS[1]) for until_s in (RAMPS_9B_S[0], RAMPS_9B_S[-1])]
     for until_s, words, peaks in ramps:
-        pools = worlds.ramp(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=until_s)
+        pools = worlds.growing_pools(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=until_s)
         variant = f"evenly in {until_s:.0f} s, kinds by {words}"
-        yield _growing("9b", variant, parameters, pools, batch=batch, peaks=peaks)
+        yield _predict_growing_pool("9b", variant, parameters, pools, batch=batch, peaks=peaks)
 
 
-def everything(parameters: Parameters) -> list[Prediction]:
+def all_predictions(parameters: Parameters) -> list[Prediction]:
     return [
         one for batch in BATCHES for one in (*figure_8(parameters, batch=batch), *figure_9(parameters, batch=batch))
     ]
 
 
-def a_look(parameters: Parameters) -> list[Prediction]:
+def quick_predictions(parameters: Parameters) -> list[Prediction]:
     return [
         one
         for batch in BATCHES
@@ -204,17 +204,19 @@ def a_look(parameters: Parameters) -> list[Prediction]:
     ]
 
 
-def _vanishing(
+def _predict_vanishing_pool(
     parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, from_s: float,
     lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0,
 ) -> Prediction:  # fmt: skip
-    pools = worlds.vanishing(from_s=from_s, lost=lost, lost_at_s=lost_at_s)
+    pools = worlds.vanishing_pools(from_s=from_s, lost=lost, lost_at_s=lost_at_s)
     until_s = max(at_s for steps in pools.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
     simulation, _ = _simulated(parameters, pools, awareness, batch=batch, until_s=until_s)
-    return Prediction("8", awareness, variant, batch, float(simulation.client.items_done), _looks(simulation, until_s))
+    return Prediction(
+        "8", awareness, variant, batch, float(simulation.client.items_done), _sample_run(simulation, until_s)
+    )
 
 
-def _growing(
+def _predict_growing_pool(
     figure: str, variant: str, parameters: Parameters, pools: worlds.Pools, *, batch: int,
     peaks: Mapping[str, float] = paper.SINGLE,
 ) -> Prediction:  # fmt: skip
@@ -223,8 +225,8 @@ def _growing(
         pilot.number: batch / (parameters.call_s + batch * worlds.item_s(parameters, pilot.kind, peaks=peaks))
         for pilot in simulation.pilots.values()
     }
-    off = distance(simulation.log, rates)
-    return Prediction(figure, Awareness.FULL, variant, batch, ended_at, _looks(simulation, ended_at), off)
+    off = distance_from_capacity(simulation.log, rates)
+    return Prediction(figure, Awareness.FULL, variant, batch, ended_at, _sample_run(simulation, ended_at), off)
 
 
 def _simulated(
@@ -234,7 +236,7 @@ def _simulated(
     # the manager in the paper does not compare kinds of GPUs
     policies = msgspec.structs.replace(policy(worlds.POLICIES[awareness]).make(), compares_kinds=False)
     world = limited(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
-    calls = arrivals(worlds.sweep(batch), seed=0)
+    calls = arrivals(worlds.sweep_calls(batch), seed=0)
     if sharing is None:
         simulation = Simulation(world, calls, policies)
     else:
@@ -242,7 +244,7 @@ def _simulated(
     return simulation, simulation.run(until_s=until_s).ended_at
 
 
-def _looks(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
+def _sample_run(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
     measured = measure(simulation.log, until_s=until_s)
     moments = (number * LOOK_S for number in range(int(until_s / LOOK_S) + 2))
     return tuple((measured.completed.value(at_s), measured.devices.value(at_s)) for at_s in moments)
@@ -268,21 +270,21 @@ class Shared(msgspec.Struct, frozen=True):
     runs: tuple[Preempted, ...]
 
 
-def simulate(parameters: Parameters) -> Shared:
+def simulate_shared_disks(parameters: Parameters) -> Shared:
     first = paper.PREEMPTED_FROM_S
     later, by_node = first + paper.PREEMPTED_EVERY_S, msgspec.structs.replace
     asked = [
         case for nodes in NODES for case in ((nodes, first), (nodes, later), (by_node(nodes, spread=False), first))
     ]
     return Shared(
-        tuple(_simulated(parameters, worlds.static(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES),
-        tuple(Preempted(nodes, from_s, _preempted(parameters, nodes, from_s)) for nodes, from_s in asked),
+        tuple(_simulated(parameters, worlds.static_pools(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES),
+        tuple(Preempted(nodes, from_s, _simulate_preempted(parameters, nodes, from_s)) for nodes, from_s in asked),
     )
 
 
-def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
+def _simulate_preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
     until_s = _ENDS_S + from_s - paper.PREEMPTED_FROM_S
-    pools = worlds.vanishing(from_s=from_s)
+    pools = worlds.vanishing_pools(from_s=from_s)
     return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
 
 
@@ -307,9 +309,9 @@ class Found(msgspec.Struct, frozen=True):
         return [row for each, row in zip(self.fits, self.predictions, strict=True) if each.close]
 
 
-def at_most(part: float) -> str:
+def rounded_up_percent(part: float) -> str:
     return f"{math.ceil(part * 1000.0) / 10.0:.1f}%"
 
 
-def between(values: Sequence[float], shown: str = ",.0f") -> str:
+def range_text(values: Sequence[float], shown: str = ",.0f") -> str:
     return f"{min(values):{shown}} to {max(values):{shown}}"

@@ -18,15 +18,15 @@ _LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (
 """Other versions of the paper in each figure."""
 
 
-def texts(parameters: Parameters) -> dict[str, str]:
+def scenario_texts(parameters: Parameters) -> dict[str, str]:
     made = (
         (figure, _scenario(parameters, figure, about, pools, batch, until_s))
-        for figure, about, pools, batch, until_s in _figures()
+        for figure, about, pools, batch, until_s in _figure_runs()
     )
-    return {f"{each.name}.toml": _HEAD + _beside(figure) + scenario_text(each) for figure, each in made}
+    return {f"{each.name}.toml": _HEAD + _baseline_comment(figure) + scenario_text(each) for figure, each in made}
 
 
-def _beside(figure: str) -> str:
+def _baseline_comment(figure: str) -> str:
     lesser = [BASELINES[worlds.POLICIES[level]] for level in _LESSER.get(figure, ())]
     if not lesser:
         return ""
@@ -35,18 +35,18 @@ def _beside(figure: str) -> str:
     return f"# The paper's lesser versions beside it, in a clone of Stoker's repository:\n{command}\n"
 
 
-def _figures() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
-    static, batch = worlds.static(), predict.BATCH
+def _figure_runs() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
+    static, batch = worlds.static_pools(), predict.BATCH
     yield "6", "150,000 inferences on twenty GPUs that stay, in calls of 100", static, batch, 0.0
     yield "7", "the same in calls of one; --set workload.items=100 or 1000 for the others", static, 1, 0.0
-    vanishing = worlds.vanishing()
+    vanishing = worlds.vanishing_pools()
     until_s = max(at_s for steps in vanishing.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
     yield "8", "from 900 s on one GPU is lost every minute, until none is left", vanishing, batch, until_s
     low, high = paper.FIGURE_9A_GPUS
     _, ramp_s, bend, shares = predict.RAMPS_9A[0]
-    pools = worlds.ramp(shares, first=low, last=high, until_s=ramp_s, bend=bend)
+    pools = worlds.growing_pools(shares, first=low, last=high, until_s=ramp_s, bend=bend)
     yield "9a", f"a pool that grows from {low} GPUs to {high}", pools, batch, 0.0
-    pools = worlds.ramp(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=predict.RAMPS_9B_S[0])
+    pools = worlds.growing_pools(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=predict.RAMPS_9B_S[0])
     yield "9b", f"a pool that grows to {paper.FIGURE_9B_GPUS} GPUs of eight kinds", pools, batch, 0.0
 
 
@@ -55,5 +55,5 @@ def _scenario(
 ) -> Scenario:
     return Scenario(
         name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
-        world=worlds.world(parameters, pools), workload=worlds.sweep(batch), seeds=1, until_s=Duration(until_s),
+        world=worlds.world(parameters, pools), workload=worlds.sweep_calls(batch), seeds=1, until_s=Duration(until_s),
     )  # fmt: skip

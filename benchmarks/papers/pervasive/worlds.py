@@ -71,7 +71,7 @@ def world(
     return World(devices=devices, sources=sources, contexts={"llm": context}, links=links, delays=Delays())
 
 
-def sweep(batch: int) -> SweepCalls:
+def sweep_calls(batch: int) -> SweepCalls:
     return SweepCalls(context="llm", inputs=paper.INFERENCES, items=batch)
 
 
@@ -112,11 +112,11 @@ def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = pa
     return float(f"{fitted[paper.A10] * (peaks[paper.A10] / peaks[kind]) ** power:.{_DIGITS}g}")
 
 
-def static() -> Pools:
+def static_pools() -> Pools:
     return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}
 
 
-def vanishing(
+def vanishing_pools(
     *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
 ) -> Pools:
     """Lose one GPU a minute from `from_s`, A10s first (§4.4). `lost`: GPUs of each kind lost at `lost_at_s`."""
@@ -134,10 +134,10 @@ def vanishing(
     return pools
 
 
-def ramp(
+def growing_pools(
     shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
 ) -> Pools:
-    order = _order(shares, last)
+    order = _gpu_order(shares, last)
     pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
     steps = max(1, round(until_s / every_s))
     for step in range(steps + 1):
@@ -150,7 +150,7 @@ def ramp(
     return {kind: tuple(found) for kind, found in pools.items()}
 
 
-def _order(shares: Mapping[str, float], count: int) -> list[str]:
+def _gpu_order(shares: Mapping[str, float], count: int) -> list[str]:
     have = dict.fromkeys(shares, 0)
     order = []
     for _ in range(count):

@@ -12,8 +12,8 @@ from benchmarks.harness import Clock
 from benchmarks.papers import common
 from benchmarks.papers.prompt_tuner import report
 from benchmarks.papers.prompt_tuner.grid import Grid, read_grid
-from benchmarks.papers.prompt_tuner.record import Record, keep, read
-from benchmarks.papers.prompt_tuner.searching import Runs, book_of, judged, search
+from benchmarks.papers.prompt_tuner.record import Record, read_record, write_record
+from benchmarks.papers.prompt_tuner.searching import Runs, book_of, judged_runs, search
 
 PAGE = "prompttuner.md"
 QUICK_SMALLER = 4
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         runs={"type": Path, "default": Path("runs/reproduce-tuner"), "help": "folder for runs [%(default)s]"},
         page_only=None, quick=None,
     )  # fmt: skip
-    asked = common.parsed(ask, arguments)
+    asked = common.parse_options(ask, arguments)
     if asked.runs.exists() and not asked.runs.is_dir():
         ask.error(f"--runs {asked.runs}: not a folder")
     stopped = f"the page is unchanged; the same command continues {asked.runs}"
@@ -43,8 +43,8 @@ def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / report.RECORD
     if not asked.page_only:
-        keep(path, evaluate(Runs(asked.runs, jobs=asked.jobs), look=asked.quick))
-    record = read(path)
+        write_record(path, evaluate(Runs(asked.runs, jobs=asked.jobs), look=asked.quick))
+    record = read_record(path)
     common.write_page(asked.out / PAGE, report.write(record))
     return 0
 
@@ -52,8 +52,8 @@ def _reproduce(asked: argparse.Namespace) -> int:
 def evaluate(runs: Runs, *, look: bool) -> Record:
     clock, grid = Clock("python -m benchmarks.papers.prompt_tuner"), read_grid()
     grid = quick(grid) if look else grid
-    book = book_of(runs, grid, tell=common.progress("runs"), smaller=QUICK_SMALLER if look else 1)
-    book.bring(judged(search(book), grid))
+    book = book_of(runs, grid, tell=common.progress_printer("runs"), smaller=QUICK_SMALLER if look else 1)
+    book.bring(judged_runs(search(book), grid))
     return Record(clock.facts(), grid, tuple(sorted(book.kept.values(), key=lambda run: run.name)))
 
 

@@ -27,7 +27,7 @@ class Number(msgspec.Struct, frozen=True):
     of: Callable[[Evaluation], float]
     of_parts: bool = False
 
-    def off(self, value: float) -> float:
+    def deviation(self, value: float) -> float:
         nearest = min(max(value, self.low), self.high)
         return abs(value - nearest) / abs(nearest)
 
@@ -40,22 +40,27 @@ def _numbers() -> Iterator[Number]:
     late = paper.TABLE_8["whole"].violations
     yield Number("ours late, %", late, late, lambda one: fmean(one.late(MEDIUM)))
     low, high = paper.FEWER_POINTS["infless"]
-    yield Number("INFless behind, points", low, high, partial(_points, LITERAL))
+    yield Number("INFless behind, points", low, high, partial(_fewer_points, LITERAL))
     more = 100.0 / (1.0 - paper.SAVED / 100.0) - 100.0
-    yield Number("INFless's cost, % more", more, more, partial(_more, LITERAL))
+    yield Number("INFless's cost, % more", more, more, partial(_cost_increase, LITERAL))
     low, high = paper.FEWER_POINTS["elastic-flow"]
-    yield Number("ElasticFlow behind, points", low, high, partial(_points, ELASTIC_FLOW))
+    yield Number("ElasticFlow behind, points", low, high, partial(_fewer_points, ELASTIC_FLOW))
     for part in PARTS:
-        yield Number(f"{part.what}, points", *part.points, partial(_points, part.system), of_parts=True)
-        if max(map(abs, _percent(part.times))) > _SMALL:
-            yield Number(f"{part.what}, % of cost", *_percent(part.times), partial(_more, part.system), of_parts=True)
+        yield Number(f"{part.what}, points", *part.points, partial(_fewer_points, part.system), of_parts=True)
+        if max(map(abs, _increase_percent(part.times))) > _SMALL:
+            yield Number(
+                f"{part.what}, % of cost",
+                *_increase_percent(part.times),
+                partial(_cost_increase, part.system),
+                of_parts=True,
+            )
 
 
-def _points(system: System, one: Evaluation) -> float:
+def _fewer_points(system: System, one: Evaluation) -> float:
     return one.points(MEDIUM, system).mean
 
 
-def _more(system: System, one: Evaluation) -> float:
+def _cost_increase(system: System, one: Evaluation) -> float:
     return 100.0 * one.times(MEDIUM, system).mean - 100.0
 
 
@@ -63,7 +68,7 @@ _SMALL = 2.0
 """Percent of cost below which a number has no limit, because seeds differ by more."""
 
 
-def _percent(times: tuple[float, float]) -> tuple[float, float]:
+def _increase_percent(times: tuple[float, float]) -> tuple[float, float]:
     return 100.0 * times[0] - 100.0, 100.0 * times[1] - 100.0
 
 
@@ -94,8 +99,8 @@ def singles(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: floa
     found = []
     for number in NUMBERS:
         values = _values(number, sets, looked_at)
-        closest = min(values, key=lambda place: number.off(values[place]))
-        within = sum(number.off(value) <= limit for value in values.values())
+        closest = min(values, key=lambda place: number.deviation(values[place]))
+        within = sum(number.deviation(value) <= limit for value in values.values())
         found.append(Single(number, closest, values[closest], within))
     return found
 
@@ -106,7 +111,10 @@ def pairs(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float)
     found = []
     for one, other in combinations(NUMBERS, 2):
         first, second = _values(one, sets, looked_at), _values(other, sets, looked_at)
-        off = {place: max(one.off(first[place]), other.off(second[place])) for place in first.keys() & second.keys()}
+        off = {
+            place: max(one.deviation(first[place]), other.deviation(second[place]))
+            for place in first.keys() & second.keys()
+        }
         closest = min(sorted(off), key=off.__getitem__)
         conflict = {one.what, other.what} <= met and off[closest] > limit
         if conflict or (one in MAIN and other in MAIN):

@@ -38,7 +38,7 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     more_seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
 
-    def off(self, late: float) -> float:
+    def deviation(self, late: float) -> float:
         return late / self.late - 1.0
 
 
@@ -94,7 +94,7 @@ def median_slo_s(parameters: Parameters, seeds: tuple[int, ...]) -> float:
     return median(slo_s(job, 1.0, parameters) for some in found for job in some)
 
 
-def drawn(grid: Grid) -> list[Choice]:
+def draw_choices(grid: Grid) -> list[Choice]:
     seeds = grid.search.seeds
     every = [each for each in every_choice(grid) if median_slo_s(each.parameters(grid), seeds) >= grid.slo_s]
     some = set(sorted(range(len(every)), key=Stream(SEED, "PromptTuner's grid").uniform)[: grid.draws])

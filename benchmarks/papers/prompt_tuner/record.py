@@ -49,11 +49,11 @@ class Record(msgspec.Struct, frozen=True):
     runs: tuple[KeptRun, ...]
 
 
-def keep(path: Path, record: Record) -> None:
+def write_record(path: Path, record: Record) -> None:
     write_parts(path, msgspec.to_builtins(record))
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     return msgspec.json.decode(path.read_bytes(), type=Record)
 
 
@@ -135,6 +135,6 @@ class Evaluation:
         return estimate([theirs / ours for theirs, ours in pairs])
 
 
-def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> str:
+def mean_text(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> str:
     mean = f"{value.mean:{'+' if sign else ''}.{digits}f}"
     return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, results, write_bytes
+from benchmarks.papers.common import RELEASE, run_tasks, write_bytes
 from benchmarks.papers.prompt_tuner import grid as grids
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
 from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
@@ -58,7 +58,7 @@ class Runs:
 
     def _do(self, todo: list[Case]) -> Iterator[tuple[Case, Result]]:
         try:
-            for place, result in results(simulated, todo, jobs=self._jobs):
+            for place, result in run_tasks(simulated, todo, jobs=self._jobs):
                 yield todo[place], result
         except DiedError as error:
             raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None
@@ -117,7 +117,7 @@ class Found(msgspec.Struct, frozen=True):
     tuned: System
 
 
-def signs(one: Evaluation) -> Signs:
+def count_right_signs(one: Evaluation) -> Signs:
     points = sum(one.points(MEDIUM, part.system).mean > 0.0 for part in PARTS)
     times = [(one.times(MEDIUM, part.system).mean, part.dearer) for part in PARTS]
     return Signs(points, sum((mean > 1.0) if dearer else (mean < 1.0) for mean, dearer in times))
@@ -125,20 +125,20 @@ def signs(one: Evaluation) -> Signs:
 
 def search(book: Book) -> Found:
     grid, asked = book.grid, book.grid.search
-    drawn = tuple(grids.drawn(grid))
+    drawn = tuple(grids.draw_choices(grid))
 
     def wanted(choices: Iterable[Choice], systems: Iterable[System], seeds: tuple[int, ...]) -> list[Wanted]:
         systems = list(systems)
         return [Wanted(choice, MEDIUM, system, seeds) for choice in choices for system in systems]
 
     def off(choice: Choice, *, seeds: tuple[int, ...]) -> float:
-        return abs(asked.off(fmean(Evaluation(book, choice, seeds).late(MEDIUM))))
+        return abs(asked.deviation(fmean(Evaluation(book, choice, seeds).late(MEDIUM))))
 
     book.bring(wanted(drawn, (OURS, LITERAL, ELASTIC_FLOW), asked.seeds))
     first = partial(off, seeds=asked.seeds)
     looked_at = tuple(sorted(drawn, key=lambda each: (first(each), each.places))[: asked.looked_at])
     book.bring(wanted(looked_at, (part.system for part in PARTS), asked.seeds))
-    right = {each: signs(Evaluation(book, each, asked.seeds)).right for each in looked_at}
+    right = {each: count_right_signs(Evaluation(book, each, asked.seeds)).right for each in looked_at}
     order = sorted(looked_at, key=lambda each: (-right[each], first(each), each.places))
     finalists = tuple(order[: asked.finalists])
     all_seeds = (*asked.seeds, *asked.more_seeds)
@@ -150,20 +150,20 @@ def search(book: Book) -> Found:
     else:
         headline = min(finalists, key=lambda each: (last[each], each.places))
     book.bring(wanted((headline,), TUNINGS, asked.tuning_seeds))
-    return Found(drawn, looked_at, finalists, headline, tuned(book, headline))
+    return Found(drawn, looked_at, finalists, headline, tune_infless(book, headline))
 
 
 _ALIKE_POINTS = 0.5
 
 
-def tuned(book: Book, headline: Choice) -> System:
+def tune_infless(book: Book, headline: Choice) -> System:
     one = Evaluation(book, headline, book.grid.search.tuning_seeds)
     late = {system: fmean(one.late(MEDIUM, system)) for system in TUNINGS}
     alike = [system for system in TUNINGS if late[system] <= min(late.values()) + _ALIKE_POINTS]
     return min(alike, key=lambda system: (fmean(one.paid_s(MEDIUM, system)), str(system)))
 
 
-def judged(found: Found, grid: Grid) -> list[Wanted]:
+def judged_runs(found: Found, grid: Grid) -> list[Wanted]:
     """Return all result runs with the headline set."""
     judge = grid.judge
     seeds, some, few = judge.seeds, judge.seeds[: judge.parts], judge.seeds[: judge.few]

@@ -160,11 +160,11 @@ def simulate(case: Case) -> Result:
         arrival(job, case.emergence, parameters, system.bank) for job in jobs(counts, parameters, seed=case.seed)
     ]
     policies = policy(system.policy).make(**dict(system.settings))
-    simulation, outcome = play(arrivals, policies, parameters, gpus=case.gpus)
+    simulation, outcome = simulate_arrivals(arrivals, policies, parameters, gpus=case.gpus)
     return result_of(simulation.log, arrivals, outcome, gpus=case.gpus)
 
 
-def play(
+def simulate_arrivals(
     arrivals: Sequence[Arrival], policies: Policies, parameters: Parameters, *, gpus: int
 ) -> tuple[Simulation, RunOutcome]:
     models = [MODELS[name] for name in dict.fromkeys(each.context for each in arrivals)]

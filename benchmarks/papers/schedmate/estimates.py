@@ -44,7 +44,7 @@ def facts_of(rows: list[Row]) -> Facts:
     return found
 
 
-def estimated(
+def estimate_rows(
     rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
 ) -> dict[str, dict[str, float]]:
     """Return estimates by recipe and quantity from history rows that are `apart` from the recipe; 0 without rows.
@@ -56,7 +56,7 @@ def estimated(
     performance = PerformanceStore(Path(folder.name, "performance.sqlite"))
     history = SourceHistory(Path(folder.name, "sources.sqlite"))
     for row in history_rows:
-        remember(row, facts, history, performance)
+        record_measurement(row, facts, history, performance)
     known = {row["name"]: performance.estimates(row["name"]) for row in history_rows}
     hidden = set[str]()
     estimator = Estimator(history, lambda recipe: {} if recipe in hidden else known[recipe])
@@ -79,7 +79,7 @@ def estimated(
     return found
 
 
-def remember(row: Row, facts: Facts, history: SourceHistory, performance: PerformanceStore) -> None:
+def record_measurement(row: Row, facts: Facts, history: SourceHistory, performance: PerformanceStore) -> None:
     loader, function = facts[row["name"]]
     history.remember(row["name"], loader)
     history.remember(row["name"], function, function="run")
@@ -88,7 +88,7 @@ def remember(row: Row, facts: Facts, history: SourceHistory, performance: Perfor
     performance.record_runs(row["name"], kind=KIND, function="run", run_s=[row["run_s"]])
 
 
-def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
+def error_shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
     """Return the share of errors under 100 %, the share within a factor of two, and the median relative error."""
     known = {name: value for name, value in truth.items() if value > 0}
     errors = [abs(said[name] - value) / value if said[name] > 0 else math.inf for name, value in known.items()]
@@ -96,7 +96,7 @@ def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, floa
     return sum(error < 1 for error in errors) / len(errors), sum(near) / len(near), statistics.median(errors)
 
 
-def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, dict[str, float]]:
+def constant_estimates(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, dict[str, float]]:
     numbers: dict[str, Callable[[list[float]], float]] = {
         "mean of all": statistics.fmean,
         "median of all": statistics.median,
@@ -121,29 +121,31 @@ def main() -> int:
     met = _tables(rows, rows, facts)
     print(f"\nB. {len(held_out)} other recipes, measured after the method was fixed, from those {len(rows)}")
     met = _tables(held_out, rows, facts) and met
-    strange = estimated(rows, rows, facts, apart=lambda row, other: row["family"] != other["family"])
+    strange = estimate_rows(rows, rows, facts, apart=lambda row, other: row["family"] != other["family"])
     answered = [row for row in rows if strange[row["name"]]["run_s"] > 0]
     print(f"\nC. of a family that history has nothing of: {len(answered)} of {len(rows)} get an estimate of run time")
     if answered:
         truth = {row["name"]: row["run_s"] for row in answered}
-        _print_row("of those", shares(truth, {name: each["run_s"] for name, each in strange.items()}))
+        _print_row("of those", error_shares(truth, {name: each["run_s"] for name, each in strange.items()}))
     print(f"\nthe bar, {BAR:.0%} of run times with an error under 100 %: {'met' if met else 'missed'}")
     return 0 if met else 1
 
 
 def _tables(rows: list[Row], history_rows: list[Row], facts: Facts) -> bool:
-    said = estimated(rows, history_rows, facts, apart=lambda row, other: row is not other)
+    said = estimate_rows(rows, history_rows, facts, apart=lambda row, other: row is not other)
     met = False
     for what in ("run_s", "load_s", "peak_bytes"):
         truth = {row["name"]: row[what] for row in rows}
         print(f"{what:38} error < 100 %   within x2   median error")
-        estimates = shares(truth, {name: each[what] for name, each in said.items()})
+        estimates = error_shares(truth, {name: each[what] for name, each in said.items()})
         _print_row("estimates from similar recipes", estimates)
         if what == "run_s":
             met = estimates[0] >= BAR
-            _print_row("average of the same (the paper's)", shares(truth, {n: e["average"] for n, e in said.items()}))
-        for name, constant in constants(rows, history_rows, what).items():
-            _print_row(name, shares(truth, constant))
+            _print_row(
+                "average of the same (the paper's)", error_shares(truth, {n: e["average"] for n, e in said.items()})
+            )
+        for name, constant in constant_estimates(rows, history_rows, what).items():
+            _print_row(name, error_shares(truth, constant))
     inside = statistics.fmean(each["within"] for each in said.values())
     print(f"run times between the low and the high value (80 % are meant to be): {inside:.1%}")
     return met

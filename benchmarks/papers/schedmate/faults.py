@@ -26,7 +26,7 @@ from typing import Any
 import stoker
 from benchmarks.harness import ROOT, commit, machine, until
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
-from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
+from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, device, run_case
 from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.sessions import sent_call
@@ -52,10 +52,10 @@ def main() -> int:
         return 0
     chosen = [kind for kind in (*FAULTS, *MISTAKES) if asked.only in kind]
     record = measure(chosen, times=asked.times)
-    show(record, stories=asked.stories)
+    print_record(record, stories=asked.stories)
     if not asked.only and asked.times == TIMES:
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    return 0 if is_met(record) else 1
+    return 0 if all_kinds_as_expected(record) else 1
 
 
 def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
         with surroundings.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
-            files.make(folder / "data")
+            files.make_data_files(folder / "data")
             site = Site(
                 provider=Provider(worker_init=made.worker_init),
                 pilot=Pilot(
@@ -96,29 +96,29 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
     ]
     random.Random(SEED).shuffle(cases)
     cases = [case._replace(number=number) for number, case in enumerate(cases)]
-    operator = _built(folder)
+    operator = _compile_operator(folder)
     sys.path[:0] = [
         str(surroundings.ROOT / "tests" / "driver"),
         str(surroundings.ROOT / "tests"),
         str(surroundings.ROOT),
     ]  # Pilots inherit this path.
-    app = stoker.app(context=device(operator))(attempt)
+    app = stoker.app(context=device(operator))(run_case)
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
         until(lambda: len(session.status().pilots) >= PILOTS, 180, f"{PILOTS} pilots", every_s=0.1)
         futures = [(case, app(case)) for case in cases]
         rows: dict[str, Any] = {}
         for case, future in futures:
-            _judge(rows.setdefault(case.kind, _row(case.kind)), case, future, session)
+            _count_call(rows.setdefault(case.kind, _empty_row(case.kind)), case, future, session)
         return rows, len(session.status().pilots)
 
 
-def _row(kind: str) -> dict[str, Any]:
+def _empty_row(kind: str) -> dict[str, Any]:
     is_fault = kind in FAULTS
     counts = {"calls": 0, "retried_elsewhere": 0, "at_once": 0, "ran_more_than_once": 0, "lost_budget": 0}
     return {"is_fault": is_fault, "bounded": kind in BOUNDED, **counts, "most_runs": 0, "other_than_expected": []}
 
 
-def _judge(row: dict[str, Any], case: Case, future: AppCallFuture, session: Any) -> None:
+def _count_call(row: dict[str, Any], case: Case, future: AppCallFuture, session: Any) -> None:
     error = future.exception(LIMIT_S)
     ran = Path(case.folder, "ran", str(case.number)).read_text().split()
     call = sent_call(future)
@@ -138,7 +138,7 @@ def _judge(row: dict[str, Any], case: Case, future: AppCallFuture, session: Any)
         row["other_than_expected"].append({"variant": case.variant, "ran": ran, "said": said, "story": story[-3000:]})
 
 
-def is_met(record: dict[str, Any]) -> bool:
+def all_kinds_as_expected(record: dict[str, Any]) -> bool:
     return all(
         row["retried_elsewhere"] == row["calls"] and not row["lost_budget"]
         if row["is_fault"]
@@ -147,7 +147,7 @@ def is_met(record: dict[str, Any]) -> bool:
     )
 
 
-def show(record: dict[str, Any], *, stories: bool = False) -> None:
+def print_record(record: dict[str, Any], *, stories: bool = False) -> None:
     print(f"{'kind':42} calls  retried elsewhere  at once  ran more than once  lost budget  most runs")
     for kind, row in sorted(record["kinds"].items(), key=lambda item: not item[1]["is_fault"]):
         names = ("retried_elsewhere", "at_once", "lost_budget")
@@ -157,10 +157,10 @@ def show(record: dict[str, Any], *, stories: bool = False) -> None:
         for other in row["other_than_expected"]:
             print(f"    {other['variant']}: ran {len(other['ran'])} times: {other['said'][:150]}")
             print(other["story"] if stories else "", end="")
-    print(f"{record['seconds']} s, load {record['load_before_and_after']}, met: {is_met(record)}")
+    print(f"{record['seconds']} s, load {record['load_before_and_after']}, met: {all_kinds_as_expected(record)}")
 
 
-def _built(folder: Path) -> str:
+def _compile_operator(folder: Path) -> str:
     from torch.utils import cpp_extension
 
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # The folder may have ninja.

@@ -107,11 +107,11 @@ def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     tables = evaluation.tables(jobs)
     for name in TABLES:
-        scores = {"rules": evaluation.scored(jobs, tables[name])}
+        scores = {"rules": evaluation.score_verdicts(jobs, tables[name])}
         counts.update(doubted=0, believed=0)
         if endpoint is not None:
-            scores["rules and model"] = evaluation.scored(jobs, tables[name], opinion=model)
-        scores["an opinion that is always right"] = evaluation.scored(jobs, tables[name], opinion=always_right)
+            scores["rules and model"] = evaluation.score_verdicts(jobs, tables[name], opinion=model)
+        scores["an opinion that is always right"] = evaluation.score_verdicts(jobs, tables[name], opinion=always_right)
         found[name] = scores | (counts if endpoint is not None else {})
         for which, each in scores.items():
             print(f"{name}, {which}: F1 {each.f1}, precision {each.precision}", flush=True)

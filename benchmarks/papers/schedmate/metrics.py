@@ -71,10 +71,10 @@ def made_cases(formats: Formats) -> Iterator[Case]:
     for form, (lines_of, asked) in formats.items():
         for seed in SEEDS:
             log = run(form, seed, lines_of, header=HEADERS.get(form))
-            yield _made(form, seed, log, asked)
+            yield _made_case(form, seed, log, asked)
 
 
-def _made(form: str, seed: int, log: Log, asked: str) -> Case:
+def _made_case(form: str, seed: int, log: Log, asked: str) -> Case:
     chance = random.Random(f"noise-{form}-{seed}")
     look_at = len(log.lines) * 6 // 10
     content, look_bytes = b"", 0
@@ -86,11 +86,11 @@ def _made(form: str, seed: int, log: Log, asked: str) -> Case:
         content += (line + "\n").encode()
     return Case(
         form, f"{form}-{seed}", content, look_bytes, _AT_0 + log.lines[look_at - 1][0], _AT_0 + log.lines[-1][0],
-        {name: _true(log.values, name) for name in asked.split()},
+        {name: _true_value(log.values, name) for name in asked.split()},
     )  # fmt: skip
 
 
-def _true(values: dict[str, float], name: str) -> float:
+def _true_value(values: dict[str, float], name: str) -> float:
     if name == "samples_done":
         return values["step"] * values["batch"]
     if name == "samples_of_steps_per_s":
@@ -125,7 +125,7 @@ _TELL_FRACTION = ("hf_trainer", "tqdm_nested")
 """Formats that contain the finished share of the run; other formats have no total."""
 
 
-def _given(progress: LoggedProgress | None, name: str) -> float | None:
+def _tracked_value(progress: LoggedProgress | None, name: str) -> float | None:
     if progress is None:
         return None
     if name in ("step", "overall_step", "samples_done"):
@@ -138,24 +138,24 @@ def _given(progress: LoggedProgress | None, name: str) -> float | None:
     return value
 
 
-def _error(name: str, given: float, true: float) -> float:
+def _relative_error(name: str, given: float, true: float) -> float:
     if name in ("step", "overall_step", "epoch") and abs(given - true) <= 1:
         return 0.0
     return abs(given - true) / max(abs(true), 1e-9)
 
 
-def _judge(case: Case, folder: Path, show: str, learned: Learned | None) -> list[tuple[str, float | None]]:
+def _errors_of_case(case: Case, folder: Path, show: str, learned: Learned | None) -> list[tuple[str, float | None]]:
     path = folder / case.name
     path.write_bytes(case.content[: case.look_bytes])
     log = FollowedLog(path, formats=learned.formats if learned is not None else None)
-    _track(log, case.look_s, learned)
+    _track_until(log, case.look_s, learned)
     with path.open("ab") as more:
         more.write(case.content[case.look_bytes :])
-    tracked = _track(log, case.end_s, learned)
+    tracked = _track_until(log, case.end_s, learned)
     found: list[tuple[str, float | None]] = []
     for name, true in case.truth.items():
-        given = _given(tracked.progress, name)
-        error = None if given is None or not math.isfinite(given) else _error(name, given, true)
+        given = _tracked_value(tracked.progress, name)
+        error = None if given is None or not math.isfinite(given) else _relative_error(name, given, true)
         found.append((name, error))
         if show in (case.form, "all") and (error is None or error > RIGHT):
             print(f"    {case.name} {name}: {given} for {true} {tracked.why}")
@@ -169,7 +169,7 @@ class Learned(NamedTuple):
     endpoint: ModelEndpoint
 
 
-def _track(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:
+def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:
     tracked = log.track(at_s=at_s)
     if learned is None:
         return tracked
@@ -183,7 +183,7 @@ def rows_of(cases: list[Case], show: str, learned: Learned | None = None) -> dic
     logs: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
-            judged.setdefault(case.form, []).extend(_judge(case, Path(folder), show, learned))
+            judged.setdefault(case.form, []).extend(_errors_of_case(case, Path(folder), show, learned))
             logs[case.form] = logs.get(case.form, 0) + 1
     rows = {form: _row(each, logs[form]) for form, each in judged.items()}
     rows["all"] = _row([one for each in judged.values() for one in each], sum(logs.values()))

@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         only={"action": "append", "choices": [*BASELINES, SLINFER], "help": "of a table; repeat for several"},
         out=None, quick=None, skip=None,
     )  # fmt: skip
-    asked = common.parsed(ask, arguments)
+    asked = common.parse_options(ask, arguments)
     return common.exit_status(
         lambda: _reproduce(asked), stopped=f"the same again goes on with {asked.out / RECORDS}", missing=missing(),
         skip=asked.skip,
@@ -30,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _reproduce(asked: argparse.Namespace) -> int:
     store, for_s = records(asked.out / RECORDS), QUICK_S if asked.quick else 0.0
-    every = [report.shortened(case, for_s) for cases in TABLES.values() for case in cases()]
+    every = [report.shorten_case(case, for_s) for cases in TABLES.values() for case in cases()]
     store.drop_others(every)
-    wanted = every if asked.table == "all" else [report.shortened(case, for_s) for case in TABLES[asked.table]()]
+    wanted = every if asked.table == "all" else [report.shorten_case(case, for_s) for case in TABLES[asked.table]()]
     cases = [case for case in wanted if not asked.only or case.system in asked.only]
     store.bring(cases, run, tell=common.say)
     common.write_page(asked.out / PAGE, report.write(store, for_s=for_s))

@@ -124,13 +124,13 @@ def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
         dispatch.period_s = program().polls.every_s
     if "caps" in rows:
         caps = program().caps
-        _cap(dispatch._placement, {GPU: caps.gpu[size], CPU: caps.cpu[size]})
+        _cap_placement(dispatch._placement, {GPU: caps.gpu[size], CPU: caps.cpu[size]})
     if "keep_alive" in rows:
         _end_idle_on_cpus(dispatch)
     return policies
 
 
-def _cap(placement: InstancePlaces, most: dict[str, int]) -> None:
+def _cap_placement(placement: InstancePlaces, most: dict[str, int]) -> None:
     places = placement.places
 
     def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
+from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
 from benchmarks.papers.slinfer import authors, worlds
 from benchmarks.papers.slinfer.data import OBJECTIVE, read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
@@ -91,7 +91,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)
-        return worlds.elastic(sizes, nodes, longest=longest), lambda: authors.slinfer(
+        return worlds.elastic_world(sizes, nodes, longest=longest), lambda: authors.slinfer(
             rows, case.sizes[0], **case.settings
         )
     if system not in BASELINES:
@@ -101,7 +101,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = msgspec.structs.replace(nodes, cpus=0)
     if system == SLLM_CS_STATIC:
         nodes = msgspec.structs.replace(nodes, parts=2)
-    world = worlds.limited(sizes, nodes, share=share)
+    world = worlds.limited_world(sizes, nodes, share=share)
     together = max(share, nodes.parts)
     names = {(f"model-{number}", kind): size for number, size in enumerate(sizes) for kind in (CPU, GPU)}
     limits = {(name, kind): worlds.limit_of(size, kind, together) for (name, kind), size in names.items()}
@@ -116,6 +116,7 @@ LONGEST = {"LongBench": 32_768}
 
 def records(path: Path) -> Store[Case, Result]:
     store: Store[Case, Result] = Store(
-        read_results(path, list[Result]) or (), write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n")
+        read_results(path, list[Result]) or (),
+        write=lambda: write_bytes(path, b"[" + json_lines(store.in_order()) + b"]\n"),
     )
     return store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.common import Store, filled, table
+from benchmarks.papers.common import Store, table, wrapped_text
 from benchmarks.papers.slinfer import authors, tables
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case, Result
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S
@@ -74,7 +74,7 @@ def interval(low: float, high: float) -> str:
     return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
 
 
-def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
+def gain_percent(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
     """Return the percent by which a system meets more objectives under both definitions, smaller value first."""
     if ours is None or theirs is None:
         return None
@@ -110,8 +110,8 @@ def _gain(of: Of, system: str, *, program: bool) -> Verdict:
     bar, paper = f"128 models: more objectives met than by `{system}`", f"+{least:.0f} to +{most:.0f} %, over the sizes"
     if program:
         bar = f"128 models, authors' program: more objectives met than by `{named}`"
-    case = tables.in_program if program else (lambda name, size: Case(name, 128, (size,)))
-    gains = {SHORT[size]: gain(*(of(case(name, size)) for name in (SLINFER, system))) for size in SIZES}
+    case = tables.program_case if program else (lambda name, size: Case(name, 128, (size,)))
+    gains = {SHORT[size]: gain_percent(*(of(case(name, size)) for name in (SLINFER, system))) for size in SIZES}
     cells, off = list[str](), list[str]()
     for size, found in gains.items():
         if found is not None:
@@ -173,21 +173,21 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
         figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(), figure_24=of.figure_24(),
         figure_31=of.figure_31(),
     )  # fmt: skip
-    return filled(text)
+    return wrapped_text(text)
 
 
-def met(result: Result | None) -> str:
+def met_text(result: Result | None) -> str:
     if result is None:
         return MISSING
     found = sorted(each(result) for each in readings(result))
     return interval(found[0], found[-1])
 
 
-def shortened(case: Case, for_s: float) -> Case:
+def shorten_case(case: Case, for_s: float) -> Case:
     return msgspec.structs.replace(case, for_s=for_s) if for_s else case
 
 
-def _used(result: Result | None, kind: str) -> str:
+def _used_nodes_text(result: Result | None, kind: str) -> str:
     return f"{nodes_used(result, kind):.1f}" if result is not None else MISSING
 
 
@@ -204,7 +204,7 @@ class _Page:
         self._records, self._for_s = records, for_s
 
     def get(self, case: Case) -> Result | None:
-        return self._records.get(shortened(case, self._for_s))
+        return self._records.get(shorten_case(case, self._for_s))
 
     def figure_22(self) -> str:
         every = product(SIZES, LOADS, tables.SYSTEMS)
@@ -223,8 +223,8 @@ class _Page:
         share = MET.get((size, models, named))
         cells = [f"{models} x {SHORT[size]}", f"`{system}`"]
         for kind, number in said.items():
-            cells += [_used(result, kind), "" if number is None else f"{number:.1f}"]
-        cells += [met(result), "" if share is None else f"{share:.0f}", _within(result, said, share)]
+            cells += [_used_nodes_text(result, kind), "" if number is None else f"{number:.1f}"]
+        cells += [met_text(result), "" if share is None else f"{share:.0f}", _share_within_text(result, said, share)]
         cells += [f"{kinds[kind].tokens_per_s:.0f}" if kind in kinds else MISSING for kind in (GPU, CPU)]
         cells.append(" / ".join(f"{kinds[kind].running:.1f}" for kind in (GPU, CPU) if kind in kinds) or MISSING)
         within = ", ".join(f"{100 * _first_within(result, point):.0f}" for point in (0.5, 2.0, 8.0))
@@ -255,7 +255,7 @@ class _Page:
 
     def _moved(self, row: str) -> float | None:
         whole, without = (
-            gain(*(self.get(tables.in_program(system, SEVEN, without=each)) for system in (SLINFER, SLLM_C)))
+            gain_percent(*(self.get(tables.program_case(system, SEVEN, without=each)) for system in (SLINFER, SLLM_C)))
             for each in ("", row)
         )
         return whole[0] - without[0] if whole is not None and without is not None else None
@@ -272,15 +272,15 @@ class _Page:
     def small(self) -> str:
         """Return text about the 3B ratio over `sllm`, with and without the row *cache*."""
         cases = (SLINFER, ""), (SLLM, ""), (SLLM, "cache")
-        ours, theirs, other = (self.get(tables.in_program(system, SMALL, without=row)) for system, row in cases)
-        return f"{_more(ours, theirs)} %, and {_more(ours, other)} % if `sllm` has no row *cache*"
+        ours, theirs, other = (self.get(tables.program_case(system, SMALL, without=row)) for system, row in cases)
+        return f"{_gain_text(ours, theirs)} %, and {_gain_text(ours, other)} % if `sllm` has no row *cache*"
 
     def _in_program(self, first: str, each: list[tuple[str, str, str]], *more: list[str]) -> str:
         rows = []
         for name, size, without in each:
-            found = [self.get(tables.in_program(system, size, without=without)) for system in tables.PROGRAM_SYSTEMS]
+            found = [self.get(tables.program_case(system, size, without=without)) for system in tables.PROGRAM_SYSTEMS]
             *baselines, ours = found
-            rows.append([name, *map(met, found), *(_more(ours, theirs) for theirs in baselines)])
+            rows.append([name, *map(met_text, found), *(_gain_text(ours, theirs) for theirs in baselines)])
         names = [f"`{PAPERS_SYSTEMS.get(system, system)}`" for system in tables.PROGRAM_SYSTEMS]
         columns = (first, *(f"{name} met, %" for name in names), *(f"over {name}, %" for name in names[:-1]))
         return table(columns, [*rows, *more])
@@ -289,7 +289,7 @@ class _Page:
         found = [(case.system, self.get(case)) for case in tables.TABLES["25"]()]
         rows = [
             [
-                f"`{system}`", met(result), f"{nodes_used(result, GPU):.1f}", f"{gpu.memory_used:.2f}",
+                f"`{system}`", met_text(result), f"{nodes_used(result, GPU):.1f}", f"{gpu.memory_used:.2f}",
                 f"{gpu.batch_p50:.0f}", f"{gpu.batch_p95:.0f}", f"{result.measures.kinds[GPU].running:.2f}",
             ]
             for system, result in found if result is not None and (gpu := result.sampled.get(GPU)) is not None
@@ -299,24 +299,29 @@ class _Page:
     def figure_27(self) -> str:
         systems, rows = (SLLM, SLLM_C, SLLM_CS, SLINFER), []
         for per_s in tables.BURSTS:
-            found = [self.get(tables.burst(system, per_s)) for system in systems]
-            rows.append([f"{per_s:g}", *(f"{_used(x, GPU)} + {_used(x, CPU)}; {met(x)}" for x in found)])
+            found = [self.get(tables.burst_case(system, per_s)) for system in systems]
+            rows.append(
+                [
+                    f"{per_s:g}",
+                    *(f"{_used_nodes_text(x, GPU)} + {_used_nodes_text(x, CPU)}; {met_text(x)}" for x in found),
+                ]
+            )
         return table(("requests/s", *(f"`{system}`" for system in systems)), rows)
 
     def figure_30(self) -> str:
         rows = []
         for system, seconds in product((SLLM_C, SLLM_CS, SLINFER), tables.KEEP_ALIVES_S):
-            result = self.get(tables.kept(system, seconds))
+            result = self.get(tables.keep_alive_case(system, seconds))
             within = [MISSING] * 3
             if result is not None:
                 within = [f"{100 * _first_within(result, point):.0f}" for point in (0.5, 2.0, 8.0)]
-            rows.append([f"`{system}`", f"{seconds:g} s", _used(result, GPU), met(result), *within])
+            rows.append([f"`{system}`", f"{seconds:g} s", _used_nodes_text(result, GPU), met_text(result), *within])
         return table(("system", "keep-alive", "GPUs", "met, %", "first token in 0.5 s, %", "2 s", "8 s"), rows)
 
     def figure_32(self) -> str:
         systems = (SLLM_C, SLLM_CS, SLINFER)
         rows = [
-            [f"{nodes.cpus} + {nodes.gpus}", *(met(self.get(Case(system, 64, nodes=nodes))) for system in systems)]
+            [f"{nodes.cpus} + {nodes.gpus}", *(met_text(self.get(Case(system, 64, nodes=nodes))) for system in systems)]
             for nodes in tables.NODES_32
         ]
         return table(("CPUs + GPUs", *(f"`{system}`" for system in systems)), rows)
@@ -325,13 +330,22 @@ class _Page:
         systems, rows = (SLLM_CS, SLINFER), []
         for name in tables.DATASETS:
             found = [self.get(Case(system, 64, ("llama-3.1-8b",), name)) for system in systems]
-            rows.append([name, *(cell for one in found for cell in (met(one), _used(one, GPU), _used(one, CPU)))])
+            rows.append(
+                [
+                    name,
+                    *(
+                        cell
+                        for one in found
+                        for cell in (met_text(one), _used_nodes_text(one, GPU), _used_nodes_text(one, CPU))
+                    ),
+                ]
+            )
         whats = ("met, %", "GPUs", "CPUs")
         return table(("dataset", *(f"`{system}` {what}" for system in systems for what in whats)), rows)
 
     def figure_23(self) -> str:
         rows = [
-            [name, met(result), _used(result, GPU), _used(result, CPU)]
+            [name, met_text(result), _used_nodes_text(result, GPU), _used_nodes_text(result, CPU)]
             for name, settings in tables.ABLATIONS.items()
             for result in [self.get(Case(SLINFER, 64, settings=settings))]
         ]
@@ -339,7 +353,7 @@ class _Page:
 
     def figure_24(self) -> str:
         rows = [
-            [f"{nodes.cpus} CPUs + {nodes.gpus} GPUs", met(self.get(Case(SLINFER, 64, nodes=nodes)))]
+            [f"{nodes.cpus} CPUs + {nodes.gpus} GPUs", met_text(self.get(Case(SLINFER, 64, nodes=nodes)))]
             for nodes in tables.NODES_24
         ]
         return table(("nodes", "met, %"), rows)
@@ -352,20 +366,20 @@ class _Page:
             cells = [MISSING] * 4
             if result is not None and gpu is not None:
                 moved = f"{100 * result.measures.moved:.2f}"
-                cells = [f"{100 * gpu.resizing:.1f}", f"{100 * gpu.cache_used:.0f}", moved, met(result)]
+                cells = [f"{100 * gpu.resizing:.1f}", f"{100 * gpu.cache_used:.0f}", moved, met_text(result)]
             rows.append([f"{watermark:.0%}", *cells])
         return table(("watermark", "resizing, % of samples", "cache used, %", "moved, %", "met, %"), rows)
 
 
-def _within(result: Result, said: dict[str, float | None], share: float | None) -> str:
+def _share_within_text(result: Result, said: dict[str, float | None], share: float | None) -> str:
     if share is None and all(each is None for each in said.values()):
         return ""
     off = off_table_3(result, said, met=share)
     return f"**no**: {', '.join(off)}" if off else "yes"
 
 
-def _more(ours: Result | None, theirs: Result | None) -> str:
-    found = gain(ours, theirs)
+def _gain_text(ours: Result | None, theirs: Result | None) -> str:
+    found = gain_percent(ours, theirs)
     return MISSING if found is None else _between(*found)
 
 

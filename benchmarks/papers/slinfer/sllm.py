@@ -44,8 +44,8 @@ def sllm(
     scale_out = ScaleOut(limits, parts or {})
     keep_alive = KeepAlive(keep_alive_s, keep_alive_s if cpu_keep_alive_s is None else cpu_keep_alive_s)
     if poll_s:
-        return Policies(Polling(scale_out, keep_alive, poll_s=poll_s), Promised(), KeepBlocks())
-    return Policies(UpToLimit(scale_out, keep_alive), WhereFree(scale_out), KeepBlocks())
+        return Policies(Polling(scale_out, keep_alive, poll_s=poll_s), KeepReservedMemory(), KeepBlocks())
+    return Policies(UpToLimit(scale_out, keep_alive), LoadOnFreedDevice(scale_out), KeepBlocks())
 
 
 class KeepAlive:
@@ -235,7 +235,7 @@ class Polling(Quiet):
         return None
 
 
-class Promised(Quiet):
+class KeepReservedMemory(Quiet):
     """Residency in which an instance keeps the memory reserved for its load."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
@@ -245,7 +245,7 @@ class Promised(Quiet):
         return library.promised_bytes
 
 
-class WhereFree(Promised):
+class LoadOnFreedDevice(KeepReservedMemory):
     """Residency that loads for the longest waiting request on a freed device."""
 
     def __init__(self, scale_out: ScaleOut) -> None:

@@ -62,27 +62,27 @@ def _grid(systems: Iterable[str], sizes: Iterable[str], loads: Iterable[int] = L
     return [Case(system, models, (size,)) for size, models, system in product(sizes, loads, systems)]
 
 
-def burst(system: str, per_s: float) -> Case:
+def burst_case(system: str, per_s: float) -> Case:
     return Case(system, 64, workload=f"BurstGPT{per_s:g}", for_s=BURST_S)
 
 
-def kept(system: str, seconds: float) -> Case:
+def keep_alive_case(system: str, seconds: float) -> Case:
     return Case(system, 64, settings={} if seconds == 1.0 else {"keep_alive_s": seconds})
 
 
-def in_program(system: str, size: str, *, without: str = "") -> Case:
+def program_case(system: str, size: str, *, without: str = "") -> Case:
     """Return a case of 128 models in the variant "authors' program", without a row. Baselines have no caps."""
     without = "" if without == "caps" and system != SLINFER else without
     return Case(system, 128, (size,), program=tuple(row for row in authors.ROWS if row != without))
 
 
-def without_rows() -> list[Case]:
+def ablation_cases() -> list[Case]:
     of_seven = [
-        in_program(system, SEVEN, without=row)
+        program_case(system, SEVEN, without=row)
         for row in authors.ROWS
         for system in (PROGRAM_SYSTEMS if row != "caps" else (SLINFER,))
     ]
-    return [*of_seven, in_program(SLLM, SMALL, without="cache")]
+    return [*of_seven, program_case(SLLM, SMALL, without="cache")]
 
 
 TABLES: dict[str, Callable[[], list[Case]]] = {
@@ -92,14 +92,16 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "23": lambda: [Case(SLINFER, 64, settings=settings) for settings in ABLATIONS.values()],
     "24": lambda: [Case(SLINFER, 64, nodes=nodes) for nodes in NODES_24],
     "25": lambda: [Case(system, 64, SIZES) for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
-    "27": lambda: [burst(system, per_s) for per_s in BURSTS for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
-    "30": lambda: [kept(system, seconds) for system in (SLLM_C, SLLM_CS, SLINFER) for seconds in KEEP_ALIVES_S],
+    "27": lambda: [burst_case(system, per_s) for per_s in BURSTS for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
+    "30": lambda: [
+        keep_alive_case(system, seconds) for system in (SLLM_C, SLLM_CS, SLINFER) for seconds in KEEP_ALIVES_S
+    ],
     "31": lambda: [Case(SLINFER, 64, settings={"watermark": watermark}) for watermark in WATERMARKS],
     "32": lambda: [Case(system, 64, nodes=each) for each in NODES_32 for system in (SLLM_C, SLLM_CS, SLINFER)],
     "35": lambda: [Case(system, 64, ("llama-3.1-8b",), name) for name in DATASETS for system in (SLLM_CS, SLINFER)],
     "II": list,
-    "program": lambda: [in_program(system, size) for size in SIZES for system in PROGRAM_SYSTEMS],
-    "rows": without_rows,
+    "program": lambda: [program_case(system, size) for size in SIZES for system in PROGRAM_SYSTEMS],
+    "rows": ablation_cases,
 }
 """The cases of each table; `II` is computed from the profile alone."""
 

@@ -70,7 +70,7 @@ def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
     )  # fmt: skip
 
 
-def limited(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
+def limited_world(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
     if len({parts_of(size, CPU, nodes.parts) for size in sizes}) > 1:
         raise ValueError("sizes of which some have a whole CPU node and others a part of one: let them share it")
     together = max(share, nodes.parts)
@@ -86,7 +86,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
     )  # fmt: skip
 
 
-def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
+def elastic_world(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
     """Return models whose cache starts with `longest` tokens."""
     models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)

@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.papers.schedmate.failures.clusters import MPI, SLURM
 from benchmarks.papers.schedmate.failures.fault_types import FRAMEWORK, INFRASTRUCTURE, TEST, TYPES
-from benchmarks.papers.schedmate.failures.recording import Run, recorded
+from benchmarks.papers.schedmate.failures.recording import Run, read_recorded_runs
 
 LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
 """Logs per fault type, by kind: about 30 % infrastructure failures (25 % in the paper)."""
@@ -52,7 +52,7 @@ class FailedJob(msgspec.Struct, frozen=True):
 
 def good_runs() -> dict[str, list[list[str]]]:
     found: dict[str, list[list[str]]] = defaultdict(list)
-    for run in recorded():
+    for run in read_recorded_runs():
         if not run.fault:
             found[run.program].append(run.lines)
     return found
@@ -60,7 +60,7 @@ def good_runs() -> dict[str, list[list[str]]]:
 
 def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
     runs: dict[str, list[Run]] = defaultdict(list)
-    for run in recorded():
+    for run in read_recorded_runs():
         if run.fault and run.truth >= 0:
             runs[run.fault].append(run)
     for fault in TYPES:
@@ -69,44 +69,44 @@ def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
         for number in range(LOGS_OF_A_TYPE[fault.kind]):
             chance = random.Random(f"{fault.name} {number}{seed}")
             run = chance.choice(runs[fault.name])
-            lines, truth, own = _composed(run, chance)
+            lines, truth, own = _compose_log(run, chance)
             yield FailedJob(
                 f"{fault.name}-{number}", run.program, fault.name, fault.kind, fault.component, truth + 1, own, lines
             )
 
 
-def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
+def _compose_log(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
     if run.program in (SLURM, MPI):
-        before = [*chance.choice(_NOISE["headers"]), *_strewn(run.lines[: run.truth], chance)]
+        before = [*chance.choice(_NOISE["headers"]), *_with_harmless_lines(run.lines[: run.truth], chance)]
         own = [line for line in run.lines[run.truth :] if not CONSEQUENCES.match(line)]
-        fill = _filled(chance)
+        fill = _placeholder_filler(chance)
         return [*map(fill, before), *run.lines[run.truth :]], len(before), tuple(own or run.lines[run.truth :])
     ranks = 1
     if run.program != "plain" and chance.random() < _SEVERAL_RANKS:
         ranks = chance.choice((8, 32, 64, 128))
     failing = chance.randrange(ranks)
     mark = chance.choice(_MARKS).replace("{rank}", str(failing)) if ranks > 1 else ""
-    before = [*chance.choice(_NOISE["headers"]), *_strewn(run.lines[: run.truth], chance)]
+    before = [*chance.choice(_NOISE["headers"]), *_with_harmless_lines(run.lines[: run.truth], chance)]
     own = [mark + line for line in run.lines[run.truth :]]
     cascade: list[list[str]] = []
     if ranks > 1:
         style = chance.choice(("gloo", "nccl", "watchdog"))
         others = [rank for rank in range(ranks) if rank != failing]
         chance.shuffle(others)
-        cascade = [[line.replace("{rank}", str(rank)) for line in lost_another(chance, style)] for rank in others]
+        cascade = [[line.replace("{rank}", str(rank)) for line in peer_loss_lines(chance, style)] for rank in others]
     early: list[str] = []
     if cascade and chance.random() < _EARLY_CASCADE:
         early = [line for _ in range(chance.randrange(1, 3)) for line in cascade.pop()]
     going_on = (
         run.lines[max(0, run.truth - chance.randrange(0, 30)) : run.truth] if ranks > 1 and run.truth > 40 else []
     )
-    after = [*going_on, *(line for lines in cascade for line in lines), *ending(chance, ranks=ranks)]
-    fill = _filled(chance)
+    after = [*going_on, *(line for lines in cascade for line in lines), *ending_lines(chance, ranks=ranks)]
+    fill = _placeholder_filler(chance)
     lines = [fill(line) for line in (*before, *early, *own, *after)]
     return lines, len(before) + len(early), tuple(own)
 
 
-def _strewn(lines: list[str], chance: random.Random) -> list[str]:
+def _with_harmless_lines(lines: list[str], chance: random.Random) -> list[str]:
     found = list(lines)
     for _ in range(chance.randrange(0, 7)):
         at = chance.randrange(max(1, len(found) - 10)) if len(found) > 10 else 0
@@ -114,7 +114,7 @@ def _strewn(lines: list[str], chance: random.Random) -> list[str]:
     return found
 
 
-def _filled(chance: random.Random):  # type: ignore[no-untyped-def]
+def _placeholder_filler(chance: random.Random):  # type: ignore[no-untyped-def]
     values = {
         "{host}": f"node{chance.randrange(1, 400):03d}", "{job}": str(chance.randrange(100000, 9999999)), "{gpu}": str(chance.randrange(8)),
         "{pid}": str(chance.randrange(20000, 900000)), "{clock}": f"{chance.randrange(10**6)}.{chance.randrange(10**6):06d}", "{clock3}": str(chance.randrange(100, 999)),
@@ -130,7 +130,7 @@ def _filled(chance: random.Random):  # type: ignore[no-untyped-def]
 
 
 @cache
-def torchrun() -> tuple[list[str], list[str]]:
+def torchrun_lines() -> tuple[list[str], list[str]]:
     lines = Path(__file__).with_name("torchrun.txt").read_text().split("\n")
     first = next(at for at, line in enumerate(lines) if line.startswith("[rank0]: Traceback"))
     last = next(at for at, line in enumerate(lines) if line.startswith("[rank0]: RuntimeError"))
@@ -138,8 +138,8 @@ def torchrun() -> tuple[list[str], list[str]]:
     return [line.replace("[rank0]", "[rank{rank}]") for line in lines[first : last + 1]], lines[end:]
 
 
-def lost_another(chance: random.Random, style: str) -> list[str]:
-    lines = list(torchrun()[0])
+def peer_loss_lines(chance: random.Random, style: str) -> list[str]:
+    lines = list(torchrun_lines()[0])
     if style == "nccl":
         lines[-1:] = _NOISE["nccl_remote"]
     elif style == "watchdog":
@@ -147,8 +147,8 @@ def lost_another(chance: random.Random, style: str) -> list[str]:
     return lines
 
 
-def ending(chance: random.Random, *, ranks: int) -> list[str]:
-    lines = list(torchrun()[1]) if ranks > 1 and chance.random() < 0.6 else []
+def ending_lines(chance: random.Random, *, ranks: int) -> list[str]:
+    lines = list(torchrun_lines()[1]) if ranks > 1 and chance.random() < 0.6 else []
     kind = chance.random()
     if kind < 0.5:
         lines += [f"srun: error: {{host}}: task {rank}: Exited with exit code 1" for rank in range(min(ranks, 8))]

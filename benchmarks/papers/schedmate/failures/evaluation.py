@@ -41,22 +41,24 @@ def evaluate() -> None:
     for name, rules in tables(jobs).items():
         found[name] = {
             "rows": sorted({len(rules[job.fault]) for job in jobs}),
-            "located": scored(jobs, rules),
-            "last 500 lines": scored(jobs, rules, on_last_lines=True),
+            "located": score_verdicts(jobs, rules),
+            "last 500 lines": score_verdicts(jobs, rules, on_last_lines=True),
         }
         for side in ("located", "last 500 lines"):
             scores = found[name][side]
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
     injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
-    found["the types of the first draw"] = {name: scored(injected, rules) for name, rules in tables(injected).items()}
+    found["the types of the first draw"] = {
+        name: score_verdicts(injected, rules) for name, rules in tables(injected).items()
+    }
     for name, scores in found["the types of the first draw"].items():
         print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
     lines = {part: _located_share(each) for part, each in (("test", jobs), ("training", list(corpus(test=False))))}
     print("line found:", lines)
-    speed = {"training log": _speed(), "corpus": _corpus_speed(jobs)}
+    speed = {"training log": _lines_per_second(), "corpus": _corpus_speed(jobs)}
     print("lines/s:", speed, "load:", os.getloadavg())
-    memory = _memory()
+    memory = _memory_use()
     print("1 GiB log:", memory)
     record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
               "split": [SPLIT_SEED, CLUSTERS_SEED], "test_types": sorted(TEST), "bars": BARS, "load": [round(load, 1) for load in os.getloadavg()], "logs": len(jobs), "scores": found, "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory}  # fmt: skip
@@ -76,7 +78,7 @@ def tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]
     }
 
 
-def scored(
+def score_verdicts(
     jobs: list[FailedJob],
     rules: dict[str, tuple[FaultRule, ...]],
     *,
@@ -120,7 +122,7 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
                    traceback=tuple(LogLine(at, text) for at, text in traceback), lines=len(lines))  # fmt: skip
 
 
-def _speed() -> int:
+def _lines_per_second() -> int:
     lines = good_runs()["vision"][0]
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
@@ -135,7 +137,7 @@ def _corpus_speed(jobs: list[FailedJob]) -> int:
     return round(sum(len(job.lines) for job in jobs) / (time.process_time() - began))
 
 
-def _memory() -> dict[str, float]:
+def _memory_use() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         with path.open("wb") as file:

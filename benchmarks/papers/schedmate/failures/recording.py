@@ -65,7 +65,7 @@ def record() -> None:
     corpora.write(RECORDED, msgspec.msgpack.encode(runs))
 
 
-def recorded() -> list[Run]:
+def read_recorded_runs() -> list[Run]:
     files = (RECORDED, RECORDED_ON_CLUSTERS)
     return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
 
@@ -79,7 +79,7 @@ def _run(fault: str, program: str, injection: Injection | None, seed: int) -> Ru
         out = Path(folder, "out")
         child = os.fork()
         if child == 0:
-            _become(program, injection, random.Random(seed), seed, out, folder)
+            _run_program(program, injection, random.Random(seed), seed, out, folder)
         os.waitpid(child, 0)
         text = out.read_text("utf-8", "replace").replace(folder, "/scratch/run")
     return _labelled(fault, program, text.split("\n"))
@@ -106,7 +106,7 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
     return Run(fault, program, truth, found)
 
 
-def _become(
+def _run_program(
     program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str
 ) -> None:
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -123,24 +123,24 @@ def _become(
     }  # fmt: skip
     try:
         try:
-            _compiled(PROGRAMS[program], place + "train.py", names)
+            _execute_source(PROGRAMS[program], place + "train.py", names)
             if injection is not None:
-                _inject(injection, names, chance, steps, place, user)
-            exec(_code("main()", place + "train.py", line=chance.randrange(120, 200)), names)
+                _inject_fault(injection, names, chance, steps, place, user)
+            exec(_compile_source("main()", place + "train.py", line=chance.randrange(120, 200)), names)
         except BaseException as error:
-            _tell(error)
+            _print_traceback(error)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
-def _inject(
+def _inject_fault(
     injection: Injection, names: dict[str, Any], chance: random.Random, steps: int, place: str, user: str
 ) -> None:
     function = FUNCTIONS[injection.where]
     good, strikes = names[function], chance.randrange(60, steps - 20)
-    filled = _filling(chance, user)
+    filled = _placeholder_filler(chance, user)
     module = place + {"data": "data.py", "compute": "model.py", "save": "checkpoint.py"}.get(
         injection.where, "train.py"
     )
@@ -158,7 +158,7 @@ def _inject(
         "_write": lambda: write(injection.prints),
         "_die": lambda: os._exit(1),
     }
-    names["_raise"] = _raiser(injection, filled) if injection.raises else None
+    names["_raise"] = _raising_function(injection, filled) if injection.raises else None
     body = injection.code or ("_die()" if injection.dies else "return _raise(step)")
     late = {"start": "", "save": ""}.get(
         injection.where, "    if step < _strikes: return _good(step, *args, **kwargs)\n"
@@ -175,10 +175,10 @@ def _inject(
             "start": "backend = self.connect(options)",
         }[injection.where]
         source = source.replace("return _raise(step)", f"return _raise(step)  # {shown}")
-    _compiled(source, module, names, line=chance.randrange(20, 90))
+    _execute_source(source, module, names, line=chance.randrange(20, 90))
 
 
-def _raiser(injection: Injection, filled: Any) -> Any:
+def _raising_function(injection: Injection, filled: Any) -> Any:
     file, function, line = injection.library
     file = file if file.startswith("/") else (PACKAGES if "/" in file else "/opt/conda/lib/python3.11/") + file
     called = function if function.isidentifier() else "load"
@@ -208,7 +208,7 @@ def _error_of(text: str) -> BaseException:
         return named(message)
 
 
-def _filling(chance: random.Random, user: str) -> Any:
+def _placeholder_filler(chance: random.Random, user: str) -> Any:
     values = {
         "host": f"{chance.choice(('node', 'gpu', 'cn', 'dgx'))}{chance.randrange(1, 400):03d}", "gpu": str(chance.randrange(8)),
         "pid": str(chance.randrange(20000, 990000)), "job": str(chance.randrange(100000, 9999999)),
@@ -224,7 +224,7 @@ def _filling(chance: random.Random, user: str) -> Any:
     return fill
 
 
-def _code(source: str, file: str, line: int = 1) -> Any:
+def _compile_source(source: str, file: str, line: int = 1) -> Any:
     entry = linecache.cache.get(file, ())
     known = entry[2] if len(entry) == 4 else []
     lines = [*known, *["\n"] * max(0, line - 1 - len(known))]
@@ -234,11 +234,11 @@ def _code(source: str, file: str, line: int = 1) -> Any:
     return compile("\n" * first + source, file, "exec")
 
 
-def _compiled(source: str, file: str, names: dict[str, Any], line: int = 1) -> None:
-    exec(_code(source, file, line), names)
+def _execute_source(source: str, file: str, names: dict[str, Any], line: int = 1) -> None:
+    exec(_compile_source(source, file, line), names)
 
 
-def _tell(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     sys.stdout.flush()
     here = error.__traceback__
     while here is not None and here.tb_frame.f_code.co_filename == __file__:

@@ -89,7 +89,7 @@ def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule]
     return tuple(rule for rule in rules if id(rule) not in known)
 
 
-def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
+def train_scorer(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
     counts = [features(located) for _, located in examples]
     types: dict[str, set[str]] = {}
     for (job, _), found in zip(examples, counts, strict=True):
@@ -141,7 +141,9 @@ def validate(*, ridge: float = RIDGE) -> list[Scores]:
             out = frozenset(names[fold::FOLDS])
             held = [job for job in jobs if job.fault in out]
             rules = without_knowledge_of(held)
-            scorer = trained([each for each in examples if each[0].fault not in out], made_of="a fold", ridge=ridge)
+            scorer = train_scorer(
+                [each for each in examples if each[0].fault not in out], made_of="a fold", ridge=ridge
+            )
             for job in held:
                 located = locate(job.lines, rules=rules)
                 verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
@@ -153,5 +155,5 @@ def validate(*, ridge: float = RIDGE) -> list[Scores]:
 def train() -> None:
     examples = list(located_examples(list(corpus(test=False))))
     made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
-    data = msgspec.json.encode(trained(examples, made_of=made_of))
+    data = msgspec.json.encode(train_scorer(examples, made_of=made_of))
     write_whole(SCORER, msgspec.json.format(data, indent=0).replace(b"\n\n", b"\n"), mode=0o644)

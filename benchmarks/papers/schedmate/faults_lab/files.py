@@ -12,7 +12,7 @@ SIZE = 1 << 18
 """Elements of an array: 2 MB as float64."""
 
 
-def make(folder: Path) -> None:
+def make_data_files(folder: Path) -> None:
     import numpy
     import pandas
     import torch

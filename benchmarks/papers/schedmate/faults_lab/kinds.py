@@ -98,9 +98,9 @@ def device(operator: str) -> Device:
     return Device(operator)
 
 
-def attempt(device: Device, case: Case) -> str:
+def run_case(device: Device, case: Case) -> str:
     node, requests = os.environ["FAULTS_NODE"], os.environ["FAULTS_REQUESTS"]
-    surroundings.dismiss(requests, os.path.basename(node))
+    surroundings.dismiss_neighbour(requests, os.path.basename(node))
     Path(node, "sick").unlink(missing_ok=True)
     for left in Path(os.environ["TMPDIR"]).glob("out-*"):  # Files of a failed call.
         shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -115,7 +115,7 @@ def attempt(device: Device, case: Case) -> str:
     return pilots[-1]
 
 
-def _strikes(group: str) -> Kind:
+def _kind_of_messages(group: str) -> Kind:
     """Return a kind whose variants are a group of messages."""
 
     def strike(device: Device, run: Run) -> None:
@@ -125,7 +125,7 @@ def _strikes(group: str) -> Kind:
     return Kind(strike, tuple(MESSAGES[group]))
 
 
-def _lost(device: Device, run: Run) -> None:
+def _lose_gpu(device: Device, run: Run) -> None:
     if run.strikes and run.case.variant == "lost (NVML)":
         kept = os.environ["STANDIN_NVML"]  # The pilot still sees a working GPU and keeps it.
         lost = Path(run.node, "lost.json")
@@ -142,27 +142,27 @@ def _lost(device: Device, run: Run) -> None:
         device.strike(*MESSAGES["sick"][run.case.variant])
 
 
-def _gloo(_device: Device, run: Run) -> None:
+def _fail_gloo_operation(_device: Device, run: Run) -> None:
     place = f"{run.node}/meeting-{run.case.number}"
-    surroundings.meet(place, run.case.variant, peer="is killed" if run.strikes else "stays")
+    surroundings.run_gloo_operation(place, run.case.variant, peer="is killed" if run.strikes else "stays")
 
 
-def _reads(error: str) -> Callable[[Device, Run], None]:
+def _failing_read(error: str) -> Callable[[Device, Run], None]:
     def read(_device: Device, run: Run) -> None:
         library, when = run.case.variant.split(", ")
         name, reader = files.READERS[library]
         path = str(Path(run.case.folder, "data", name))
-        with surroundings.failing(path, error, when=when) if run.strikes else nullcontext():
+        with surroundings.failing_file(path, error, when=when) if run.strikes else nullcontext():
             reader(path)
 
     return read
 
 
-def _full_disk(_device: Device, run: Run) -> None:
+def _write_to_full_disk(_device: Device, run: Run) -> None:
     library, kept = run.case.variant.split(", ")
     folder = os.environ["TMPDIR"]
     if run.strikes:
-        surroundings.ask(run.requests, run.name, "disk", folder, kept)
+        surroundings.request_neighbour(run.requests, run.name, "disk", folder, kept)
     _write(library, f"{folder}/out-{run.case.number}")
 
 
@@ -171,26 +171,26 @@ def _write(library: str, path: str) -> None:
     shutil.rmtree(path) if os.path.isdir(path) else Path(path).unlink(missing_ok=True)
 
 
-def _device_memory(device: Device, run: Run) -> None:
+def _exhaust_device_memory(device: Device, run: Run) -> None:
     device.hold(2 * GB)
     if run.strikes:
         place, uuid = f"{run.node}/use.d", os.environ["CUDA_VISIBLE_DEVICES"]
-        surroundings.ask(run.requests, run.name, "device", place, uuid, 19 * 10**9)
+        surroundings.request_neighbour(run.requests, run.name, "device", place, uuid, 19 * 10**9)
         device.allocate(4 * GB)
 
 
-def _host_memory(_device: Device, run: Run) -> None:
+def _exhaust_host_memory(_device: Device, run: Run) -> None:
     Path("/proc/self/oom_score_adj").write_text("900")  # The kernel then kills this process, not the pilot.
     try:
         if run.strikes:
-            surroundings.ask(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
+            surroundings.request_neighbour(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
         kept = bytearray(b"x") * (400 << 20)
         del kept
     finally:
         Path("/proc/self/oom_score_adj").write_text("0")
 
 
-def _value(_device: Device, run: Run) -> None:
+def _raise_value_error(_device: Device, run: Run) -> None:
     if run.case.variant == "key":
         {"claim": 1}[run.case.folder]
     if run.case.variant == "assert":
@@ -198,19 +198,19 @@ def _value(_device: Device, run: Run) -> None:
     int(run.case.folder)
 
 
-def _shapes(device: Device, run: Run) -> None:
+def _mismatch_shapes(device: Device, run: Run) -> None:
     torch = device.torch
     if run.case.variant == "linear":
         torch.nn.Linear(4, 2)(torch.zeros(3, 5))
     torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(4, 2))
 
 
-def _missing(_device: Device, run: Run) -> None:
+def _read_missing_file(_device: Device, run: Run) -> None:
     name, reader = files.READERS[run.case.variant]
     reader(str(Path(run.case.folder, "data", "gone", name)))
 
 
-def _raises(device: Device, run: Run) -> None:
+def _raise_infrastructure_error(device: Device, run: Run) -> None:
     import errno
 
     said = {
@@ -239,7 +239,7 @@ def _own_quota(_device: Device, run: Run) -> None:
     folder = Path(run.case.folder, "quota" if run.case.variant != "EDQUOT" else "data")
     path = str(folder / f"out-{run.case.number}")
     if run.case.variant == "EDQUOT":
-        with surroundings.failing(path, "EDQUOT", when="write"):
+        with surroundings.failing_file(path, "EDQUOT", when="write"):
             files.WRITERS["pickle"](path)
     _write(run.case.variant, path)
 
@@ -268,7 +268,9 @@ def _own_memory(_device: Device, _run: Run) -> None:
 
 
 def _own_peer(_device: Device, run: Run) -> None:
-    surroundings.meet(f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises")
+    surroundings.run_gloo_operation(
+        f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises"
+    )
 
 
 _OPENED = tuple(
@@ -277,24 +279,26 @@ _OPENED = tuple(
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
 """numpy.fromfile treats a failed read as the end of the file."""
 FAULTS: dict[str, Kind] = {
-    "uncorrectable memory error (ECC, NVLink)": _strikes("memory_errors"),
-    "lost device": Kind(_lost, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
-    "NCCL": _strikes("connections"),
-    "Gloo, peer killed": Kind(_gloo, tuple(surroundings.OPERATIONS)),
-    "ESTALE": Kind(_reads("ESTALE"), tuple(each for each in _OPENED if each != "numpy.fromfile, read")),
-    "EIO": Kind(_reads("EIO"), _READ),
-    "ENOSPC": Kind(_full_disk, tuple(f"{library}, {kept}" for kept in (0, 1_000_000) for library in files.WRITERS
-                                     if kept == 0 or library not in ("pandas (csv)", "pillow"))),
-    "device memory, a neighbour": Kind(_device_memory),
-    "host memory, a neighbour": Kind(_host_memory),
+    "uncorrectable memory error (ECC, NVLink)": _kind_of_messages("memory_errors"),
+    "lost device": Kind(_lose_gpu, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
+    "NCCL": _kind_of_messages("connections"),
+    "Gloo, peer killed": Kind(_fail_gloo_operation, tuple(surroundings.OPERATIONS)),
+    "ESTALE": Kind(_failing_read("ESTALE"), tuple(each for each in _OPENED if each != "numpy.fromfile, read")),
+    "EIO": Kind(_failing_read("EIO"), _READ),
+    "ENOSPC": Kind(_write_to_full_disk, tuple(
+        f"{library}, {kept}" for kept in (0, 1_000_000) for library in files.WRITERS
+        if kept == 0 or library not in ("pandas (csv)", "pillow")
+    )),
+    "device memory, a neighbour": Kind(_exhaust_device_memory),
+    "host memory, a neighbour": Kind(_exhaust_host_memory),
 }  # fmt: skip
 MISTAKES: dict[str, Kind] = {
-    "ValueError, KeyError, assertion": Kind(_value, ("value", "key", "assert")),
-    "tensors that do not fit": Kind(_shapes, ("linear", "embedding")),
-    "a file that is not there": Kind(_missing, tuple(files.READERS)),
-    "raises a fault's exception itself": Kind(_raises, ("EIO", "ESTALE", "NCCL", "ECC", "memory")),
-    "CUDA assertion, illegal address": _strikes("of_the_program"),
-    "NCCL misused": _strikes("misused"),
+    "ValueError, KeyError, assertion": Kind(_raise_value_error, ("value", "key", "assert")),
+    "tensors that do not fit": Kind(_mismatch_shapes, ("linear", "embedding")),
+    "a file that is not there": Kind(_read_missing_file, tuple(files.READERS)),
+    "raises a fault's exception itself": Kind(_raise_infrastructure_error, ("EIO", "ESTALE", "NCCL", "ECC", "memory")),
+    "CUDA assertion, illegal address": _kind_of_messages("of_the_program"),
+    "NCCL misused": _kind_of_messages("misused"),
     "/dev/full": Kind(_always_full, ("print", "torch", "numpy")),
     "own quota (ENOSPC, EDQUOT)": Kind(
         _own_quota, ("EDQUOT", *(each for each in files.WRITERS if each != "transformers"))

@@ -134,21 +134,21 @@ _WAITS = "print('ready', flush=True)\nsys.stdin.read()\n"
 KINDS = {"disk": DISK, "memory": MEMORY, "device": DEVICE}
 
 
-def ask(requests: str, node: str, kind: str, *arguments: object) -> None:
+def request_neighbour(requests: str, node: str, kind: str, *arguments: object) -> None:
     file = Path(requests) / f"{node}.json"
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps([kind, *map(str, arguments)]))
     draft.rename(file)
-    _wait(file.with_suffix(".ready"), there=True)
+    _wait_for_file(file.with_suffix(".ready"), there=True)
 
 
-def dismiss(requests: str, node: str) -> None:
+def dismiss_neighbour(requests: str, node: str) -> None:
     file = Path(requests) / f"{node}.json"
     file.unlink(missing_ok=True)
-    _wait(file.with_suffix(".ready"), there=False)
+    _wait_for_file(file.with_suffix(".ready"), there=False)
 
 
-def _wait(file: Path, *, there: bool) -> None:
+def _wait_for_file(file: Path, *, there: bool) -> None:
     until = time.monotonic() + LIMIT_S
     while file.exists() is not there:
         if time.monotonic() > until:
@@ -230,7 +230,7 @@ OPERATIONS: dict[str, tuple[Callable[[Any, Any], None], str]] = {
 }
 
 
-def meet(place: str, operation: str, *, peer: str) -> float:
+def run_gloo_operation(place: str, operation: str, *, peer: str) -> float:
     import datetime
 
     import torch
@@ -266,7 +266,7 @@ _LIMIT_S = 20.0
 
 
 @contextmanager
-def failing(path: str, error: str, *, when: str) -> Iterator[None]:
+def failing_file(path: str, error: str, *, when: str) -> Iterator[None]:
     calls = CALLS[when]
     command = ["strace", "-f", "-p", str(os.getpid()), "-P", path, "-e", f"trace={calls}"]
     command += ["-e", f"inject={calls}:error={error}", "-o", "/dev/null"]

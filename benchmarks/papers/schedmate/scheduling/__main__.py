@@ -18,7 +18,7 @@ PAGE, RECORDS = "schedmate.md", "schedmate.json"
 def main(arguments: list[str] | None = None) -> int:
     jobs = {"type": int, "default": 2, "help": "processes [%(default)s]"}
     ask = common.options("schedmate.scheduling", __doc__, out=None, jobs=jobs, skip=None)
-    asked = common.parsed(ask, arguments)
+    asked = common.parse_options(ask, arguments)
 
     def evaluate() -> int:
         records, cases = Records(asked.out / RECORDS), simulate.cases()

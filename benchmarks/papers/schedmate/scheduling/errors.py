@@ -106,7 +106,7 @@ PAPER, LUCID = with_share_under_100(settings.PAPER_SHARE), with_share_under_100(
 def log_ratios() -> dict[str, list[float]]:
     history, rows = estimates.collection(), estimates.collection(estimates.HELD_OUT)
     facts = estimates.facts_of([*history, *rows])
-    said = estimates.estimated(rows, history, facts, apart=lambda row, other: row is not other)
+    said = estimates.estimate_rows(rows, history, facts, apart=lambda row, other: row is not other)
     return {
         name: [
             round(math.log(said[row["name"]][what] / row["run_s"]), 4) for row in rows if said[row["name"]][what] > 0

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import ROOT
-from benchmarks.papers.common import filled, table
+from benchmarks.papers.common import table, wrapped_text
 from benchmarks.papers.schedmate.scheduling import errors, intervals, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import Records, WindowFacts
@@ -94,7 +94,7 @@ def write(records: Records) -> str:
         weeks_all=len(windows), clusters=len(set(cells.strata)), jobs=sum(window.jobs for window in windows),
         took_min=sum(result.took_s for result in kept.runs) / 60, peak_gb=kept.peak_bytes / 1e9,
     )  # fmt: skip
-    return filled(text)
+    return wrapped_text(text)
 
 
 def percent(share: float) -> str:
