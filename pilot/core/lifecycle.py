@@ -148,7 +148,8 @@ _OUT_OF_MEMORY = " (no Stoker process sent the signal; the system probably ran o
 
 # ---- stopping calls
 
-LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # minimum and maximum seconds for a call to react to a stop
+LEAST_GRACE_S, MOST_GRACE_S = 3.0, 10.0
+"""Minimum and maximum seconds for a call to react to a stop. On a busy node, a thread may not run for two seconds."""
 ANSWER_S = 1.0  # seconds for a draining library to return its unstarted calls
 
 
