@@ -179,7 +179,7 @@ def test_second_process_of_a_rank_is_refused():
     with gang.gang("meet", [three[0], three[1], three[1]]) as early:
         refused = early.first([1, 2])
         assert isinstance(refused, exchange.ExchangeError)
-        assert "rank 1 of 3 is at 127.0.0.1:" in str(refused)
+        assert "rank 1 of 3 has already joined at 127.0.0.1:" in str(refused)
         with gang.gang("meet", [three[2]]) as late:
             assert late.answers() == [6.0]
         assert early.first([0]) == 6.0

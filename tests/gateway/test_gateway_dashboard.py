@@ -201,7 +201,7 @@ def test_dashboard_names_taken_ports_and_unknown_sessions(dashboard, world, monk
     port = dashboard.url.rpartition(":")[2]
     monkeypatch.chdir(world.path)
     for options, said in (
-        (("--port", port), f"port {port} of 127.0.0.1 is taken"),
+        (("--port", port), f"port {port} of 127.0.0.1 is in use"),
         (("zzzz9",), "no session"),
         (("--host", "0.0.0.0"), "keys add NAME"),
     ):
