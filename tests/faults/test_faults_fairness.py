@@ -52,7 +52,7 @@ def test_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path
         bad = scribble()
         rest = [good(number) for number in range(3)]
         assert [each.result(60) for each in rest] == [0, 1, 2]
-        with pytest.raises(errors.PoisonCallError, match="no message"):
+        with pytest.raises(errors.PoisonCallError, match="do not begin a frame"):
             bad.result(60)
         assert session.status().lost_pilots == 0
     assert count_lines(tmp_path / "log") == {"bad": 2}

@@ -369,7 +369,7 @@ def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     done = subprocess.run(_program(code, tmp_path, ref), capture_output=True, text=True, check=True)
     assert "could not be copied" in done.stdout
-    assert "make room" in done.stdout
+    assert "free disk space" in done.stdout
     assert cache.sizes() == {}
 
 
