@@ -23,11 +23,11 @@ PRELOAD = ("peft", "stoker.tuning.call")
 """Modules that a pilot imports in advance, in addition to the model's, because the import of PEFT takes seconds."""
 
 
-@context
+@context  # its code and docstring equal those of `stoker.causal_lm`, so that both have one key
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """Load the model once. The process then runs call after call."""
+    """Load the model once; the process then serves call after call."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 

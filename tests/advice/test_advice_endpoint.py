@@ -68,7 +68,7 @@ def test_doctor_reports_whether_the_endpoint_has_the_model(endpoint: FakeEndpoin
     (well,) = advice_answers(site(endpoint.url))
     assert (well.level, well.text) == (Level.OK, f"site lab: advice may ask fake at {endpoint.url}")
     (other,) = advice_answers(site(endpoint.url, model="large"))
-    assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: it has fake")
+    assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: the endpoint serves fake")
 
 
 def test_doctor_reports_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):

@@ -56,7 +56,7 @@ def test_length_from_the_features_counts():
 
 def test_too_long_input_is_refused_with_both_lengths():
     wants = read_wants({"context": FAMILY})
-    said = r"65 tokens, and the longest runtime of runtime-\w+ takes 64"
+    said = r"65 tokens, and the longest runtime of runtime-\w+ accepts 64"
     with pytest.raises(InputTooLongError, match=said) as caught:
         wants.chosen(("x" * 65,), {})
     assert (caught.value.tokens, caught.value.longest) == (65, 64)

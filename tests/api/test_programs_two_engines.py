@@ -105,7 +105,7 @@ def test_pilot_refuses_a_request_that_would_be_late(
         if "refused by lib-" in story or not more:
             break
     assert "refused by lib-" in story
-    assert "its first token would come" in story
+    assert "its first token would be" in story
     fits = ask("three", 3, ttft_s=120.0, features={"input_length": 100})
     assert len(fits.result()) == 3
     for future in long:

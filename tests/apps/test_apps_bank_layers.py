@@ -153,7 +153,7 @@ def test_short_list_is_in_order():
 
 
 @pytest.mark.parametrize(
-    ("losses", "says"), [(lambda texts: [1.0], "gave 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
+    ("losses", "says"), [(lambda texts: [1.0], "returned 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
 )
 def test_failing_scorer_is_refused(losses, says):
     with pytest.raises(StokerError, match=says):

@@ -234,7 +234,7 @@ def test_prompts_are_read_from_a_file(tmp_path):
     file.write_bytes(lzma.compress(lines.encode()))
     assert read_candidates(file) == [Candidate(text="Say it.", source="s"), Candidate(text="Now.")]
     file.write_bytes(lzma.compress(lines.encode())[:-30])
-    with pytest.raises(ConfigError, match="is cut off after line 3"):
+    with pytest.raises(ConfigError, match="is truncated after line 3"):
         read_candidates(file)
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": ""}\n')
     with pytest.raises(ConfigError, match=r"line 2: text must be text"):

@@ -55,7 +55,7 @@ def test_contradictory_options_are_refused(here, arguments, says):
         (["--model", "./no-model"], RecipeError, "no-model"),
         (["--resume", "."], ConfigError, "is not a run folder"),
         (["--claims", "bad.csv"], ConfigError, "line 2: label is 'PERHAPS'"),
-        (["--claims", "cut.jsonl.gz"], ConfigError, "cut.jsonl.gz: is cut off before its first row"),
+        (["--claims", "cut.jsonl.gz"], ConfigError, "cut.jsonl.gz: is truncated before its first row"),
         (["--claims", "some.csv", "--prompts", "evidence.toml"], ConfigError, "line 3: claim 3 has no evidence"),
     ],
 )

@@ -240,7 +240,7 @@ def test_late_request_is_refused_and_an_early_one_is_served(gateway, http):
     answer = until(refused, why="a request that would be late is refused")
     error = json.loads(answer.text)["error"]
     assert error["code"] == "objective_unreachable"
-    assert "its first token would come more than" in error["message"]
+    assert "its first token would be more than" in error["message"]
     assert int(answer.headers["retry-after"]) >= 1
     assert ask().status_code == 200
     assert ask(**{"Stoker-TTFT": "30 s", "Stoker-TPOT": "10 s"}).status_code == 200

@@ -44,7 +44,7 @@ def test_call_does_not_start_before_its_offer_is_decided(pilot: CoreShell) -> No
 def test_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
     assert pilot.take(told.CallsReturned) == told.CallsReturned(
-        LibraryId(1), (CallId(1),), refused="its first token would come 600 ms late", case=RefusalCase.FIRST_TOKEN
+        LibraryId(1), (CallId(1),), refused="its first token would be 600 ms late", case=RefusalCase.FIRST_TOKEN
     )
     assert pilot.all(to_library.Run) == []
 

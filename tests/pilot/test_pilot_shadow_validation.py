@@ -41,13 +41,13 @@ def test_request_joins_where_it_meets_its_deadline() -> None:
 def test_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_in: float, is_in_time: bool) -> None:
     why = judged(idle(), new=prompt(tokens), free_in=free_in)
     assert (why == "") == is_in_time
-    assert is_in_time or "its first token would come" in why
+    assert is_in_time or "its first token would be" in why
 
 
 def test_prompt_that_waits_longer_is_read_first() -> None:
     early = idle(prompts=(prompt(400, 0.5),))
     # the first token needs both reads and a decode step
-    assert judged(early, new=prompt(400, 0.9)) == "its first token would come 35.0 ms late"
+    assert judged(early, new=prompt(400, 0.9)) == "its first token would be 35.0 ms late"
     assert judged(early, new=prompt(400, 0.95)) == ""
 
 
@@ -60,7 +60,7 @@ def test_tokens_of_other_requests_are_not_made_late(due_in: float, is_in_time: b
     # the prompt is due first: 0.4 s to read plus a step of 0.05 s, each with a margin of a tenth, is 0.495 s
     why = judged(idle(), writing(due_in=due_in), new=prompt(400, 0.46))
     assert (why == "") == is_in_time
-    assert is_in_time or why.startswith("a token of another request would come")
+    assert is_in_time or why.startswith("a token of another request would be")
 
 
 def test_prompt_after_the_new_prompt_is_simulated_too() -> None:
@@ -86,13 +86,13 @@ def test_request_that_is_already_late_may_become_later() -> None:
 
 
 def test_engine_with_a_late_request_goes_first_until_it_is_punctual() -> None:
-    assert judged(idle(), late(by_s=0.1, decode=0.15), new=prompt(700, 0.9)).startswith("its first token would come")
+    assert judged(idle(), late(by_s=0.1, decode=0.15), new=prompt(700, 0.9)).startswith("its first token would be")
     assert judged(idle(), writing(decode=0.15, due_in=5.0), new=prompt(700, 0.9)) == ""
 
 
 def test_engine_with_a_resizing_cache_reads_no_prompt_before() -> None:
     assert judged(idle(ready_at=0.5), new=prompt(400, 1.0)) == ""
-    assert judged(idle(ready_at=0.6), new=prompt(400, 1.0)).startswith("its first token would come")
+    assert judged(idle(ready_at=0.6), new=prompt(400, 1.0)).startswith("its first token would be")
 
 
 def test_request_without_an_objective_delays_no_other_request() -> None:
@@ -102,7 +102,7 @@ def test_request_without_an_objective_delays_no_other_request() -> None:
 def test_request_without_objective_has_its_turn_within_eight_seconds() -> None:
     busy = writing(due_in=2.0, decode=0.17)
     assert judged(idle(), busy, new=UnreadPrompt(3_000)) == ""
-    assert judged(idle(), busy, new=UnreadPrompt(50_000)).startswith("a token of another request would come")
+    assert judged(idle(), busy, new=UnreadPrompt(50_000)).startswith("a token of another request would be")
 
 
 # ---- answers that end

@@ -94,7 +94,7 @@ def test_first_instance_is_loaded_on_a_cpu_and_offered_the_call(lab: Lab) -> Non
 def test_cpu_that_reads_prompts_too_slowly_is_left_out(lab: Lab) -> None:
     lab.ask("x", prompt=950)  # reading takes 0.95 s, or 1.045 s with a margin of a tenth, but only 1 s is left
     lab.nothing_else_was_said()
-    assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would come more than")  # type: ignore[union-attr]
+    assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would be more than")  # type: ignore[union-attr]
 
 
 def test_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> None:
@@ -534,7 +534,7 @@ def test_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
     assert "y" not in lab.ended
     lab.wait(0.3)
     assert not lab.ended["y"].ok
-    assert lab.ended["y"].failure.message.startswith("its first token would come more than 0.")  # type: ignore[union-attr]
+    assert lab.ended["y"].failure.message.startswith("its first token would be more than 0.")  # type: ignore[union-attr]
 
 
 def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:

@@ -156,7 +156,7 @@ class OfferByHeadroom(HottestFirst):
             self._offered.pop(call.id, None)
             self._refused.pop(call.id, None)
             if self._drops and (late_s := _late_s(view, call)) > 0:
-                why = f"its first token would come more than {late_s:.2f} s late"
+                why = f"its first token would be more than {late_s:.2f} s late"
                 if last := self._why.get(call.id):
                     why += f"; no library accepted the call: {last}"
                 yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))

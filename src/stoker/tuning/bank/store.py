@@ -212,7 +212,7 @@ class BankStore:
 
     def _take_all(self, payloads: list[bytes]) -> None:
         if not payloads:
-            raise self._damaged("its beginning is missing")
+            raise self._damaged("it is cut off before its first record")
         head = _head.decode(payloads[0])
         if (head.format, head.model, head.reading) != (FORMAT, self.model, self.reading):
             raise StokerError(
