@@ -407,8 +407,10 @@ def test_policy_without_max_is_named_at_the_start(world):
     other = RunningGateway(world.path / "other", "other.toml", "models.toml")
     site = (other.folder / "site.toml").read_text().replace('"here"', '"other"')
     (other.folder / "other.toml").write_text(f'{site}[policy]\nname = "prompt-tuner"\n')
-    with pytest.raises(
-        AssertionError, match=r"\[models.fleeting\] max: the policy prompt-tuner of session \S+ does not"
-    ):
-        other.start()
-    other.end()
+    try:
+        with pytest.raises(
+            AssertionError, match=r"\[models.small\] max: the policy prompt-tuner of session \S+ does not"
+        ):
+            other.start()
+    finally:
+        other.end()
