@@ -19,9 +19,9 @@ from session_that_is_up import SessionUp
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "docs" / "examples" / "broken.py"
 WAYS = {
-    "code": ("user", "code", "line 29, in answer", "ValueError: matmul", "fix that line"),
-    "data": ("user", "data", "line 31, in answer", "No such file or directory: 'claims.npy'", "give a path"),
-    "package": ("user", "package", "line 33, in answer", "No module named 'claim_reader'", "install the package"),
+    "code": ("user", "code", "line 31, in answer", "ValueError: matmul", "fix that line"),
+    "data": ("user", "data", "line 33, in answer", "No such file or directory: 'claims.npy'", "give a path"),
+    "package": ("user", "package", "line 35, in answer", "No module named 'claim_reader'", "install the package"),
     "memory": ("user", "declared_memory", "of memory and declares 300 MB", "it ended its library 2 times", "declare"),
     "time": ("user", "time", "its limit is 5 s", "the call ran for", "raise `timeout`"),
     "disk": ("infrastructure", "disk", "Errno 5", "failed the call 3 times, on 1 pilot", "submit again"),
