@@ -74,7 +74,10 @@ def test_bad_row_is_named(tmp_path, name, text, says):
 
 
 def test_missing_file_and_folder_are_refused(tmp_path):
-    for path, says in ((tmp_path / "no.csv", "no such file"), (tmp_path, "has no state.json, .* give the path of a file")):
+    for path, says in (
+        (tmp_path / "no.csv", "no such file"),
+        (tmp_path, "has no state.json, .* give the path of a file"),
+    ):
         with pytest.raises(ConfigError, match=says):
             list(read_rows(path))
 

@@ -92,7 +92,10 @@ def test_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
     with run.log(key=KEY) as log:
         log.append(rows)
     for kind in ("parquet", "jsonl"):
-        with full_disk(100), pytest.raises(StokerError, match=f"results.{kind}: cannot be written: .*; free disk space"):
+        with (
+            full_disk(100),
+            pytest.raises(StokerError, match=f"results.{kind}: cannot be written: .*; free disk space"),
+        ):
             run.finish(name=f"results.{kind}", write=lambda path, kind=kind: write_rows(rows, path, kind=kind))
     with full_disk(100), pytest.raises(StokerError, match=r"summary\.json: cannot be written: .*; free disk space"):
         run.write_json("summary.json", rows)

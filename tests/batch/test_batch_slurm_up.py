@@ -91,7 +91,9 @@ def test_dry_run_of_a_job_that_slurm_refuses_fails_with_its_words(slurm, world):
     shown = stoker(world, "up", "lab.toml", "--dry-run")
     assert shown.returncode == 1
     assert "#SBATCH --partition=nowhere" in shown.stdout
-    assert re.search(r"^# site lab: Slurm refuses this script: .*invalid partition", shown.stdout, re.M | re.I), shown.stdout
+    assert re.search(r"^# site lab: Slurm refuses this script: .*invalid partition", shown.stdout, re.M | re.I), (
+        shown.stdout
+    )
     assert slurm_jobs() == []
 
 
@@ -100,7 +102,9 @@ def test_doctor_tests_whether_slurm_accepts_a_block(slurm, world):
     said = stoker(world, "doctor", "lab.toml")
     assert said.returncode == 1, said.stdout
     assert "site lab: partition, account, walltime and GPUs are available" in said.stdout
-    assert re.search(r"need +site lab: Slurm refuses this script: .*(Memory|node configuration)", said.stdout), said.stdout
+    assert re.search(r"need +site lab: Slurm refuses this script: .*(Memory|node configuration)", said.stdout), (
+        said.stdout
+    )
     assert slurm_jobs() == []
 
 
