@@ -82,7 +82,7 @@ class Speeds:
         return any(kind in pair and len(logs) >= _LEAST_ROUNDS for pair, logs in self._logs.items())
 
     def advise(self, speeds: Mapping[str, float]) -> None:
-        """Set speeds of earlier sessions, which count until rounds of this session replace them."""
+        """Set speeds of earlier sessions, which count until measured rounds replace them."""
         known = {kind: speed for kind, speed in speeds.items() if speed > 0}
         if not known:
             return

@@ -47,7 +47,7 @@ class Scene:
         chaos_clocks.install(environment.packages, self.clocks, (HEAD, *cluster.shape.nodes))
         self._python = environment.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
-        # only this session uses this /dev/shm, so leftovers are visible
+        # only the session under test uses this /dev/shm, so leftovers are visible
         for machine in cluster.machines.values():
             subprocess.run(machine.inside("mount", "-t", "tmpfs", "shm", "/dev/shm"), check=True)
         self.session = self._start_session()

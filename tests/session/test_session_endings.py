@@ -42,7 +42,7 @@ def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> No
     manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr
-    said = stoker(world, "down")  # `down` without a name selects this session
+    said = stoker(world, "down")  # `down` without a name selects the only session
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 
