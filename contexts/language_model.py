@@ -163,7 +163,7 @@ class CausalLM:
 
     def batch_load(self) -> EngineLoad:
         """Return the load of the engine's batch."""
-        return self._thread.load()
+        return msgspec.structs.replace(self._thread.load(), reused_tokens=self.reused_tokens)
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
         """Return the step times measured since the last call of this method.

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from docs.pages import ROOT, anchors, links, text_of
 
-SKIPPED = {".git", ".venv", "runs", "runinfo", "node_modules", "build"}
+SKIPPED = {"runs", "runinfo", "node_modules", "build"}
 DOCUMENTS = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not SKIPPED & set(path.relative_to(ROOT).parts) and ".pytest_cache" not in path.parts
+    if not any(part in SKIPPED or part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
 
 

@@ -131,8 +131,10 @@ def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, key,
     until(lambda: row.search(row_of_status(gateway)), why="the gateway's note")
 
     def requests():
-        with closing(sqlite3.connect(world.home / "serve" / "usage.sqlite")) as database:
+        database = sqlite3.connect(world.home / "serve" / "usage.sqlite")
+        with closing(database), suppress(sqlite3.OperationalError):  # no worker has created the table yet
             return database.execute("SELECT SUM(requests) FROM usage WHERE key = 'eve'").fetchone()[0]
+        return 0
 
     until(lambda: requests() == 5, why="both workers write into one database")
 
