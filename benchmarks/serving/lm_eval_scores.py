@@ -53,7 +53,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 MODELS = '[models.smollm2]\npath = "model"\ndtype = "float32"\nmemory = "4 GB"\nmin = 1\nmax = 1\n'
 DATA = Path(__file__).resolve().parents[2] / "apps" / "fact_verification" / "data" / "fever_sample.jsonl"
 LABELS = {"SUPPORTS": "True", "REFUTES": "False", "NOT ENOUGH INFO": "Unknown"}
-SHOTS = 2
+SHOTS = 3
 """Solved examples before each item of `last_words`."""
 
 
@@ -109,7 +109,7 @@ def _write_tasks(folder: Path, items: int) -> None:
 
 
 def _last_word(claim: str) -> tuple[str, str]:
-    return f"Claim: {claim}\nIts last word:", claim.rstrip(".").split()[-1]
+    return f"Sentence: {claim}\nThe last word of the sentence is", f"{claim.rstrip('.').split()[-1]}."
 
 
 def _write_task(folder: Path, name: str, rows: list[dict[str, Any]], **settings: Any) -> None:
