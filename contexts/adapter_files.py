@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.contexts.model_source import json_file
+from stoker.contexts.model_source import read_json_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LORA, SOFT_PROMPT = "LORA", "PROMPT_TUNING"
@@ -64,24 +64,26 @@ class AdapterFiles(msgspec.Struct, frozen=True):
     def rank(self) -> int:
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
-    def check_fits(self, base: BaseShapes | None) -> None:
+    def check_fits_base_model(self, base: BaseShapes | None) -> None:
         """Raise ValueError if the adapter belongs to a model of other sizes. `base`: None if the sizes are unknown."""
         if base is None:
             return
         found = self.shapes.get(VECTORS)
         if found is not None and found[1] != base.width:
-            raise self._other_base(f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}")
+            raise self._wrong_base_model_error(
+                f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
+            )
         for each in self.low_rank:
             if each.layer >= base.layers:
-                raise self._other_base(f"it has layer {each.layer}, and the base has {base.layers} layers")
+                raise self._wrong_base_model_error(f"it has layer {each.layer}, and the base has {base.layers} layers")
             takes, gives = base.projections[each.projection]
             has = self.shapes[each.down][1], self.shapes[each.up][0]
             if has != (takes, gives):
-                raise self._other_base(
+                raise self._wrong_base_model_error(
                     f"{each.projection} of layer {each.layer} is {has[0]} to {has[1]}, in the base {takes} to {gives}"
                 )
 
-    def _other_base(self, why: str) -> ValueError:
+    def _wrong_base_model_error(self, why: str) -> ValueError:
         return ValueError(f"{self.folder} is an adapter of another base: {why}; give the model that it was trained on")
 
 
@@ -93,7 +95,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
             raise ValueError(
                 f"{folder} has no {name}, so it is not a PEFT adapter; PEFT's save_pretrained writes this file"
             )
-    config, shapes = json_file(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
+    config, shapes = read_json_object(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:
         if list(shapes) != [VECTORS] or len(shapes[VECTORS]) != 2 or not all(shapes[VECTORS]):
@@ -106,7 +108,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
             raise ValueError(
                 f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; only plain LoRA is"
             )
-    return AdapterFiles(folder, 0, _low_rank(there, config, shapes), shapes)
+    return AdapterFiles(folder, 0, _find_lora_pairs(there, config, shapes), shapes)
 
 
 def check_adapter(folder: str, *, base: str) -> None:
@@ -116,7 +118,7 @@ def check_adapter(folder: str, *, base: str) -> None:
         folder: Folder of the adapter.
         base: Folder of the base model, a file in that folder, or a name on the model hub.
     """
-    read_adapter_files(folder).check_fits(base_shapes(base))
+    read_adapter_files(folder).check_fits_base_model(base_shapes(base))
 
 
 @functools.lru_cache(maxsize=256)
@@ -126,7 +128,7 @@ def virtual_tokens(folder: str) -> int:
 
 
 def base_shapes(source: str) -> BaseShapes | None:
-    config = json_file(source, "config.json")
+    config = read_json_object(source, "config.json")
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     numbers = [config.get(name) for name in names]
     if not all(type(number) is int and number > 0 for number in numbers):
@@ -141,7 +143,7 @@ def base_shapes(source: str) -> BaseShapes | None:
     })  # fmt: skip
 
 
-def _low_rank(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> tuple[LowRank, ...]:
+def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> tuple[LowRank, ...]:
     found: dict[tuple[int, str, str], dict[str, str]] = {}
     known = {name for names in GROUPS.values() for name in names}
     for name in shapes:

@@ -66,7 +66,7 @@ class CallStop:
         self._wakes.pop(wake, None)
 
 
-def is_caused_by_stop(error: BaseException) -> bool:
+def is_caused_by_eviction(error: BaseException) -> bool:
     seen: set[int] = set()
     open_ones: list[BaseException | None] = [error]
     while open_ones:
@@ -273,7 +273,7 @@ def token_dues(prompt_tokens: int) -> tuple[float, float]:
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
-def call_stop(*, own_thread: bool = False) -> CallStop:
+def current_call_stop(*, own_thread: bool = False) -> CallStop:
     """Return the stop request of the running call. Outside of a call, return a new `CallStop`.
 
     Unless `own_thread`, a thread of the user's function uses the running call if only one call runs.
@@ -310,7 +310,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path((_library.objects.get(given) if _library is not None else None) or given)
 
 
-def object_at(path: str | os.PathLike[str]) -> str:
+def cached_object_name(path: str | os.PathLike[str]) -> str:
     """Return the cache name of the object at a path, or ""."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
@@ -364,7 +364,7 @@ def leave_library() -> None:
     _running.clear()
 
 
-def enter_call(
+def enter_call_scope(
     *,
     hook: ProgressHook | None = None,
     folder: str = "",
@@ -379,7 +379,7 @@ def enter_call(
     _call.set(scope)
 
 
-def leave_call() -> None:
+def leave_call_scope() -> None:
     global _latest_call
     scope = _call.get()
     if scope is not None and scope.place is not None:

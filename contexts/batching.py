@@ -44,7 +44,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
         page = self.page_tokens
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
-    def longest_row(self) -> int:
+    def max_tokens_per_row(self) -> int:
         """Return the length of the longest row that fits into the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
@@ -187,7 +187,7 @@ class RunningBatch:
     def requests(self) -> tuple[BatchedRequest, ...]:
         return (*self.running.values(), *self.waiting)
 
-    def decode_length(self, step: Step) -> float:
+    def mean_decode_length(self, step: Step) -> float:
         states = [self.running[number] for number in step.requests]
         if self.limits.page_tokens:
             return sum(state.length for state in states) / len(states)
@@ -227,7 +227,7 @@ class RunningBatch:
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
         return others + row(prompt + output)
 
-    def outgrown_tokens(self, *, unrecorded: int = 0) -> int:
+    def expected_cache_tokens(self, *, unrecorded: int = 0) -> int:
         """Return the cache tokens of all requests at their expected lengths. A request that has outgrown its estimate
         counts with one more row of the smallest size (SLINFER §VII-D).
 

@@ -36,7 +36,7 @@ from cloudpickle import cloudpickle as _inside
 
 from stoker.contexts.function_code import SourceLines, lines_of, names_in_class_bodies, register_source_files
 from stoker.contexts.user_code import is_installed, lookup
-from stoker.contexts.user_modules import has_travelled
+from stoker.contexts.user_modules import is_imported_from_sent_source
 
 _FILES = (
     io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair, io.TextIOWrapper, mmap.mmap,
@@ -70,7 +70,7 @@ class OpenHandle(pickle.PicklingError):
         self.advice = advice
 
 
-def is_handle(value: Any) -> bool:
+def is_open_handle(value: Any) -> bool:
     """True for an open file or archive, and for a temporary file or folder.
 
     False for streams of this process, files in memory, and classes of packages.
@@ -83,19 +83,23 @@ def is_handle(value: Any) -> bool:
     return not in_memory and type(value).__module__.partition(".")[0] in sys.stdlib_module_names
 
 
-def _handle_error(value: Any) -> OpenHandle:
+def _describe_open_handle(value: Any) -> OpenHandle:
     what, advice = next((what, advice) for kinds, what, advice in _HANDLES if isinstance(value, kinds))
-    name, mode = _fact(value, "name"), _fact(value, "mode")
+    name, mode = _getattr_or_none(value, "name"), _getattr_or_none(value, "mode")
     if what == "an open file" and isinstance(name, int):
         advice = "open the file in the function"
     if name is None:  # the classes of bz2 and lzma wrap the file
-        name = value.filename if isinstance(value, zipfile.ZipFile) else _fact(_fact(value, "_fp"), "name")
+        name = (
+            value.filename
+            if isinstance(value, zipfile.ZipFile)
+            else _getattr_or_none(_getattr_or_none(value, "_fp"), "name")
+        )
     if isinstance(name, str | bytes) and name:
         what += f" {name!r:.200}"
     return OpenHandle(what + (f" (mode {mode!r:.20})" if isinstance(mode, str) else ""), advice)
 
 
-def tell_of_finalizer(kind: type) -> None:
+def warn_about_finalizer(kind: type) -> None:
     name = kind.__qualname__
     if name not in _told:
         _told.add(name)
@@ -106,7 +110,7 @@ def tell_of_finalizer(kind: type) -> None:
         )
 
 
-def _fact(value: Any, name: str) -> Any:
+def _getattr_or_none(value: Any, name: str) -> Any:
     try:
         return getattr(value, name, None)
     except Exception:  # the file is detached or closed, or a property of the user's class failed
@@ -129,7 +133,7 @@ def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
     return kind
 
 
-def _is_simple(part: Any) -> bool:
+def _is_plain_data(part: Any) -> bool:
     if type(part) in _SIMPLE:
         return True
     if type(part) not in _CONTAINERS or len(part) > _MOST_PARTS:
@@ -143,11 +147,11 @@ CACHED = type(functools.lru_cache(len))
 _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # the object is a function
 
 
-def is_dispatcher(function: types.FunctionType) -> bool:
+def is_singledispatch_function(function: types.FunctionType) -> bool:
     return function.__code__ is _DISPATCHER and hasattr(function, "registry")
 
 
-def _reduce_cached(value: Any) -> Any:
+def _reduce_lru_cache(value: Any) -> Any:
     if not hasattr(value, "cache_parameters"):  # another object of this class, with unknown options
         return None
     options = value.cache_parameters()
@@ -159,7 +163,7 @@ def new_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -
     return functools.lru_cache(maxsize, typed)(function)
 
 
-def reduce_dispatcher(function: Any) -> Any:
+def reduce_singledispatch(function: Any) -> Any:
     own = ("__wrapped__", "register", "dispatch", "registry", "_clear_cache")
     attributes = {name: part for name, part in vars(function).items() if name not in own}
     state = attributes, list(function.registry.items())
@@ -190,13 +194,13 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-def class_reduction(kind: type) -> Any:
+def reduce_class(kind: type) -> Any:
     if getattr(kind, "__struct_fields__", None):
         raise pickle.PicklingError(
             f"{kind.__qualname__} is a msgspec.Struct, which is sent by its name: define it in a module that the"
             " function imports in its body, or make it a dataclass"
         )
-    if wanted := _wanted_by_bases(kind):
+    if wanted := _required_subclass_argument(kind):
         raise pickle.PicklingError(
             f"{kind.__qualname__} was made with {wanted!r} for __init_subclass__, which Python does not keep: define it"
             " in a module that the function imports in its body, or give that parameter a default"
@@ -208,7 +212,7 @@ def class_reduction(kind: type) -> Any:
     return reduced
 
 
-def _wanted_by_bases(kind: type) -> str:
+def _required_subclass_argument(kind: type) -> str:
     hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
     if not isinstance(hook, types.MethodType):
         return ""
@@ -278,7 +282,7 @@ def sentinel(identity: str) -> object:
 
 
 REDUCERS: dict[Any, Callable[[Any], Any]] = {
-    CACHED: _reduce_cached,
+    CACHED: _reduce_lru_cache,
     functools.cached_property: _reduce_cached_property,
     types.CellType: _reduce_cell,
     typing.TypeVar: _reduce_type_variable,
@@ -308,7 +312,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._by_name = by_name
         self._prefers_names = prefers_names
 
-    def join_functions_to(self, modules: list[types.ModuleType]) -> None:
+    def share_module_globals(self, modules: list[types.ModuleType]) -> None:
         """Make rebuilt functions of `modules` share the globals of their module."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
@@ -318,7 +322,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if isinstance(obj, type):
             return self._class(obj)
         if isinstance(obj, types.ModuleType):
-            if self._by_value(obj.__name__):
+            if self._is_module_pickled_by_value(obj.__name__):
                 state = {name: part for name, part in vars(obj).items() if name not in _MODULE_MACHINERY}
                 self.modules.append(obj)
                 return _inside.dynamic_subimport, (obj.__name__, {}), state, None, None, _fill
@@ -328,49 +332,54 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             stream = next((name for name in _STREAMS if obj is getattr(sys, name, None)), None)
             if stream is not None:
                 return getattr, (sys, stream)
-            if is_handle(obj):
-                raise _handle_error(obj)
+            if is_open_handle(obj):
+                raise _describe_open_handle(obj)
         else:
             kind = type(obj)
             if hasattr(kind, "__del__") and not is_installed(kind.__module__):
-                tell_of_finalizer(kind)
+                warn_about_finalizer(kind)
             reduce = REDUCERS.get(kind)
-            if reduce is not None and not self._is_found(obj) and (reduced := reduce(obj)) is not None:
+            if reduce is not None and not self._is_importable_by_name(obj) and (reduced := reduce(obj)) is not None:
                 return reduced
         return super().reducer_override(obj)
 
     def _function(self, function: types.FunctionType) -> Any:
-        if is_dispatcher(function) and not self._is_found(function):
-            return reduce_dispatcher(function)
+        if is_singledispatch_function(function) and not self._is_importable_by_name(function):
+            return reduce_singledispatch(function)
         if not is_installed(function.__module__ or ""):
             self.functions.append(function)
-        if self._by_value(function.__module__):
+        if self._is_module_pickled_by_value(function.__module__):
             return self._dynamic_function_reduce(function)
         return super().reducer_override(function)
 
     def _class(self, kind: type) -> Any:
-        if self._by_value(kind.__module__):
+        if self._is_module_pickled_by_value(kind.__module__):
             home, name = kind.__module__, kind.__qualname__
-            if (home not in self._by_name and not has_travelled(home)) or lookup(home, name) is not kind:
-                return class_reduction(kind)
+            if (home not in self._by_name and not is_imported_from_sent_source(home)) or lookup(home, name) is not kind:
+                return reduce_class(kind)
             own = () if isinstance(kind, enum.EnumMeta) else vars(kind).items()
-            simple = {name: part for name, part in own if not name.startswith("__") and _is_simple(part)}
+            simple = {name: part for name, part in own if not name.startswith("__") and _is_plain_data(part)}
             return class_by_name, (home, name, simple)
         reduced = super().reducer_override(kind)
         is_dynamic = reduced is not NotImplemented and reduced[-1] is _inside._class_setstate
-        return class_reduction(kind) if is_dynamic else reduced
+        return reduce_class(kind) if is_dynamic else reduced
 
-    def _by_value(self, home: Any) -> bool:
+    def _is_module_pickled_by_value(self, home: Any) -> bool:
         if not isinstance(home, str) or home == "__main__" or home not in sys.modules or is_installed(home):
             return False
         if self._prefers_names:
             self.named.add(home)
         return not self._prefers_names
 
-    def _is_found(self, obj: Any) -> bool:
+    def _is_importable_by_name(self, obj: Any) -> bool:
         home = getattr(obj, "__module__", None)
         name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-        if not isinstance(home, str) or not isinstance(name, str) or home == "__main__" or self._by_value(home):
+        if (
+            not isinstance(home, str)
+            or not isinstance(name, str)
+            or home == "__main__"
+            or self._is_module_pickled_by_value(home)
+        ):
             return False
         return lookup(home, name) is obj
 

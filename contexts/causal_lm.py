@@ -27,11 +27,11 @@ from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.model_source import (
     MODEL_PRELOAD,
     CallableModule,
-    check_split,
+    add_token_cache_to_needs,
+    check_device_split,
     encoder_class,
     model_source,
     shown_name,
-    with_cache,
 )
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
@@ -68,7 +68,7 @@ def load_causal_lm(
     """
     from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
-    name = ambient.object_at(path)
+    name = ambient.cached_object_name(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
@@ -105,7 +105,7 @@ def configured_language_model(
     from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
     return load_model(
-        path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
+        path, dtype=dtype, snapshot=snapshot, name=ambient.cached_object_name(path), threads=threads, engine=engine,
         graphs=graphs, settings=EngineSettings(max_model_len, chat_template, vllm or {}),
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ def adapted_language_model(
     from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
     return load_model(
-        path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
+        path, dtype=dtype, snapshot=snapshot, name=ambient.cached_object_name(path), threads=threads, engine=engine,
         graphs=graphs, settings=EngineSettings(max_model_len, chat_template, vllm or {}),
         adapters=dict(zip(names, adapters, strict=True)),
     )  # fmt: skip
@@ -199,7 +199,7 @@ def causal_lm(
         arguments = {
             "graphs": graphs, "max_model_len": max_model_len, "chat_template": chat_template,
             **({"vllm": dict(sorted(wanted.vllm.items()))} if wanted.vllm else {}),
-            **checked_adapters(adapters, base=os.fspath(path), engine=engine),
+            **adapter_loader_arguments(adapters, base=os.fspath(path), engine=engine),
         }  # fmt: skip
     return model_recipe(
         loader, path, arguments=arguments, files=("adapters",) if adapters else (),
@@ -241,7 +241,7 @@ def model_recipe(
         raise RecipeError(f"causal_lm(engine={engine!r}): write one of {', '.join(ENGINES)}", option="engine")
     named = {**({} if engine == "auto" else {"engine": engine}), **(arguments or {})}
     source, is_local = model_source(os.fspath(path) or default_model())
-    check_split(source, options.get("devices", 1), engine=engine)
+    check_device_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
         raise RecipeError(
             f"{shown_name(source)} is an encoder ({encoder}), which generates no text; use stoker.encoder(...)",
@@ -252,10 +252,10 @@ def model_recipe(
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key needs no cache sizes, because they follow from the folder, the dtype and the declared memory.
-    return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
+    return msgspec.structs.replace(recipe, needs=add_token_cache_to_needs(recipe.needs, source, dtype=dtype))
 
 
-def checked_adapters(
+def adapter_loader_arguments(
     adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
 ) -> dict[str, tuple[str, ...]]:
     """Return the arguments of `adapted_language_model`. Raises RecipeError if Stoker cannot serve an adapter."""

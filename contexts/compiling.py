@@ -26,7 +26,7 @@ import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import made_s_of, make_folder, set_aside
+from stoker.contexts.snapshot import make_folder, rename_damaged_snapshot, snapshot_creation_seconds
 from stoker.errors import ContextError
 from stoker.units import show_seconds
 
@@ -45,7 +45,7 @@ class RuntimeShape(NamedTuple):
     batch: int = 1
 
 
-def network_inputs(
+def build_model_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     if shape is not None:
@@ -80,7 +80,7 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
     if not form:
         return _compile_without_snapshot(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
-    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
         had = _compile_from_snapshot(came, compile, place=place)
         if had is not None and not had.is_new:
             return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
@@ -88,17 +88,17 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
             return had.made, _offer_snapshot(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        if found is None and made_s_of(place) is None:  # the disk is not writable
+        if found is None and snapshot_creation_seconds(place) is None:  # the disk is not writable
             break
         had = _CompiledCode(found[0], True) if found else _compile_from_snapshot(place, compile, place=place)
         if had is not None:
             return had.made, _offer_snapshot(form, place, "just compiled" if had.is_new else "compiled earlier")
-        set_aside(place)
+        rename_damaged_snapshot(place)
     return _compile_without_snapshot(compile), _NOT_KEPT
 
 
 def _offer_snapshot(form: str, place: Path, how: str) -> str:
-    made_s = made_s_of(place)
+    made_s = snapshot_creation_seconds(place)
     if made_s is None:
         return _NOT_KEPT
     ambient.offer_snapshot(form, place, made_s=made_s)
@@ -166,7 +166,7 @@ def _compile_without_snapshot(compile: Compile[Made]) -> Made:
 
 
 @contextlib.contextmanager
-def inductor_cache(folder: Path) -> Iterator[None]:
+def redirect_inductor_cache(folder: Path) -> Iterator[None]:
     from torch._inductor import config, utils
 
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -239,7 +239,7 @@ class Compiler:
 
     def _compiled(self, network: Callable[..., Any], inputs: Inputs, cache: Path) -> Callable[..., Any]:
         mode = "reduce-overhead" if self._device.startswith("cuda") else None
-        with inductor_cache(cache), torch.inference_mode():
+        with redirect_inductor_cache(cache), torch.inference_mode():
             made: Callable[..., Any] = torch.compile(network, dynamic=False, mode=mode, backend=BACKEND)
             for _ in range(_RUNS):
                 made(**inputs())
@@ -277,14 +277,14 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         )
 
 
-def device_kind(device: str) -> str:
+def device_hardware_name(device: str) -> str:
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _form(model: Runtime) -> str:
-    kind, shape = device_kind(model.device), model.runtime
+    kind, shape = device_hardware_name(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
         torch.__version__, str(torch.version.cuda), sys.version_info[:2],

@@ -27,17 +27,30 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.contexts.by_value import CACHED, is_dispatcher
+from stoker.contexts.by_value import CACHED, is_singledispatch_function
 from stoker.contexts.function_code import attribute_names, global_names, may_read_own_files
 from stoker.contexts.unpicklable import future_kind
-from stoker.contexts.user_code import ModuleSource, is_installed, kind_name, lookup, source_of, version_of
-from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of, stamp_of
+from stoker.contexts.user_code import (
+    ModuleSource,
+    is_installed,
+    lookup,
+    package_version_of,
+    qualified_class_name,
+    source_of,
+)
+from stoker.contexts.user_modules import (
+    code_of,
+    linked_package_stamp,
+    module_names_imported_by,
+    package_of_function,
+    relative_import_package,
+)
 from stoker.errors import RecipeError
 
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 
-def _parts_of(value: Any, kind: type) -> tuple[str, list[Any]] | None:
+def _type_tag_and_parts(value: Any, kind: type) -> tuple[str, list[Any]] | None:
     if isinstance(value, pathlib.PurePath):
         return "path", [str(value)]
     if isinstance(value, enum.Enum):
@@ -69,7 +82,7 @@ def _array_data(value: Any, kind: type) -> tuple[str, list[Any], str, bytes] | N
     if (storage := _storage_bytes(value)) is not None:
         return "", [], "storage", storage
     if _is_dense_tensor(value):
-        facts = [kind_name(kind), str(value.dtype), tuple(value.shape), bool(value.requires_grad)]
+        facts = [qualified_class_name(kind), str(value.dtype), tuple(value.shape), bool(value.requires_grad)]
         return "tensor", facts, "data", _tensor_bytes(value)
     return None
 
@@ -161,11 +174,11 @@ class _DigestWalk:
             self._path.append(step)
         if len(self._above) > _DEEPEST:
             raise RecipeError(f"{self._where() or 'it'} is nested more than {_DEEPEST} deep")
-        self._visit(value)
+        self._visit_by_type(value)
         if step:
             self._path.pop()
 
-    def _visit(self, value: Any) -> None:
+    def _visit_by_type(self, value: Any) -> None:
         kind = type(value)
         if value is None or value is Ellipsis or value is NotImplemented:
             self.raw("const", repr(value).encode())
@@ -180,9 +193,9 @@ class _DigestWalk:
         elif kind in (bytes, bytearray):
             self.raw(kind.__name__, value)
         elif isinstance(value, types.FunctionType):
-            self._definition(value, self._dispatcher if is_dispatcher(value) else self._function)
+            self._definition(value, self._dispatcher if is_singledispatch_function(value) else self._function)
         elif kind is CACHED:
-            self._definition(value, self._cached)
+            self._definition(value, self._visit_cached_function)
         elif isinstance(value, type):
             self._definition(value, self._class)
         elif isinstance(value, types.ModuleType):
@@ -207,13 +220,13 @@ class _DigestWalk:
                 for one in sorted(digest_of(item) for item in value):
                     self.text(one)
             elif kind is dict:
-                self._mapping(value)
+                self._visit_mapping(value)
             else:
                 self._object(value, kind)
         finally:
             self._above.pop()
 
-    def _mapping(self, value: dict[Any, Any]) -> None:
+    def _visit_mapping(self, value: dict[Any, Any]) -> None:
         self.open("dict", len(value))
         for key, part in value.items():
             self.visit(key)
@@ -241,7 +254,7 @@ class _DigestWalk:
         self.open(tag, 3)
         self.text(home)
         self.text(name)
-        self.text(version_of(home) + stamp_of(home))
+        self.text(package_version_of(home) + linked_package_stamp(home))
 
     def _function(self, function: types.FunctionType) -> None:
         if self._by_name("installed-function", function):
@@ -271,12 +284,12 @@ class _DigestWalk:
                 self.visit(value, f" global {name!r} of {function.__name__}")
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, attribute_names(function.__code__))
-        self._imports(function.__code__, package_around(function))
+        self._visit_imported_modules(function.__code__, package_of_function(function))
         extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
         if extra:
             self.visit(extra, f" attributes of {function.__name__}")
 
-    def _cached(self, function: Any) -> None:
+    def _visit_cached_function(self, function: Any) -> None:
         if not self._by_name("installed-function", function):
             self.open("cached", 1)
             self.visit(function.__wrapped__)
@@ -341,8 +354,8 @@ class _DigestWalk:
             except RecipeError:  # pickling raises an error if the value is sent
                 del self._above[depth:], self._path[path:]
 
-    def _imports(self, code: types.CodeType, package: str) -> None:
-        for name in sorted(imported_by(code, package)):
+    def _visit_imported_modules(self, code: types.CodeType, package: str) -> None:
+        for name in sorted(module_names_imported_by(code, package)):
             source = source_of(name)
             if source is not None:
                 self.text(name)
@@ -364,14 +377,14 @@ class _DigestWalk:
         self.text(digest_of_code(code))
         if may_read_own_files(code):
             self.text(source.file)
-        self._imports(code, package_of(name, is_package=source.is_package))
+        self._visit_imported_modules(code, relative_import_package(name, is_package=source.is_package))
 
     # ---- objects
 
     def _object(self, value: Any, kind: type) -> None:
         if isinstance(value, types.MappingProxyType):
-            self._mapping(dict(value))
-        elif (found := _parts_of(value, kind)) is not None:
+            self._visit_mapping(dict(value))
+        elif (found := _type_tag_and_parts(value, kind)) is not None:
             self._parts(*found)
         elif (array := _array_data(value, kind)) is not None:
             tag, facts, data_tag, data = array
@@ -381,7 +394,7 @@ class _DigestWalk:
         elif future := future_kind(value):
             raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use its result")
         else:
-            self._reduced(value, kind)
+            self._visit_reduced_object(value, kind)
 
     def _parts(self, tag: str, parts: list[Any], *, more: int = 0) -> None:
         self.open(tag, len(parts) + more)
@@ -395,13 +408,13 @@ class _DigestWalk:
         self._alive.append(value)
         return value
 
-    def _reduced(self, value: Any, kind: type) -> None:
+    def _visit_reduced_object(self, value: Any, kind: type) -> None:
         try:
             registered = copyreg.dispatch_table.get(kind)
             reduced: Any = registered(value) if registered is not None else value.__reduce_ex__(4)
         except Exception as error:
             raise RecipeError(
-                f"{self._where() or 'it'} is a {kind_name(kind)}, which cannot be sent ({error});"
+                f"{self._where() or 'it'} is a {qualified_class_name(kind)}, which cannot be sent ({error});"
                 " make it inside the loader, or pass what it is made from"
             ) from error
         self.open("object", 1)

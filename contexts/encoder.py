@@ -28,8 +28,8 @@ from stoker.contexts.model_source import (
     SHORTEST_RUNTIME,
     CallableModule,
     TokenCounter,
-    longest_of_folder,
     model_source,
+    read_max_text_tokens,
     shown_name,
 )
 from stoker.contexts.recipe import Awareness, Recipe
@@ -100,7 +100,7 @@ def encoder(
         raise RecipeError(
             f"encoder cannot read the GGUF file {source}; name a folder that save_pretrained wrote", path=named
         )
-    longest = longest_of_folder(source) if length and is_local else 0
+    longest = read_max_text_tokens(source) if length and is_local else 0
     if longest and length > longest:
         raise RecipeError(
             f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens", option="length",

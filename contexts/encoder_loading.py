@@ -15,8 +15,8 @@ from transformers.utils import cached_file
 from stoker.contexts import ambient
 from stoker.contexts.compiling import RuntimeShape, compile_runtime
 from stoker.contexts.encoding import EncoderModel
-from stoker.contexts.model_source import sentence_facts
-from stoker.contexts.streamed_model import StreamedWeights, dtype_of, silence_transformers
+from stoker.contexts.model_source import read_sentence_facts
+from stoker.contexts.streamed_model import StreamedWeights, computation_dtype, hide_transformers_progress_bar
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -32,22 +32,24 @@ def load_encoder(
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
-    silence_transformers()
+    hide_transformers_progress_bar()
     device = ambient.device()
     more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
     config = AutoConfig.from_pretrained(path, **more)
     classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     kind = AutoModelForSequenceClassification if classifies else AutoModel
-    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), devices=(device,), **more) as weights:
+    with StreamedWeights(
+        path, dtype=computation_dtype(dtype, path=path, device=device), devices=(device,), **more
+    ) as weights:
         tokenizer = AutoTokenizer.from_pretrained(path, **more)
-        facts = sentence_facts(lambda name: _file_of(path, name))
+        facts = read_sentence_facts(lambda name: _file_of(path, name))
         network = weights.model(kind)
     took = show_seconds(time.monotonic() - began)
     log.info("encoder %s on %s in %s: %s %s", path, device, network.dtype, took, weights.told)
     runtime = RuntimeShape(length, batch) if length else None
     model = EncoderModel(
         network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,
-        source=ambient.object_at(path) or path, runtime=runtime,
+        source=ambient.cached_object_name(path) or path, runtime=runtime,
     )  # fmt: skip
     if runtime is not None:
         compile_runtime(model, compiled)

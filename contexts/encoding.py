@@ -24,15 +24,15 @@ from stoker.contexts.compiling import (
     Compiler,
     RuntimeShape,
     TokenRow,
+    build_model_inputs,
     compile_runtime,
-    device_kind,
-    network_inputs,
+    device_hardware_name,
     wants_compiling,
 )
-from stoker.contexts.inference.core_share import computing_on
+from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.joined_batches import JoinedBatches
-from stoker.contexts.length_profiles import EncoderProfile, LengthTime, usual_lengths
-from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text
+from stoker.contexts.length_profiles import EncoderProfile, LengthTime, lengths_to_measure
+from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, max_text_tokens
 from stoker.contexts.prompts import AT_ONCE
 from stoker.errors import InputTooLongError, RecipeError
 
@@ -55,18 +55,18 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """Return the time profile of a model for `lengths`, in ascending order (default: `usual_lengths`).
+    """Return the time profile of a model for `lengths`, in ascending order (default: `lengths_to_measure`).
 
     Raises RecipeError for unusable lengths, and ContextError if a runtime cannot be compiled.
     """
-    asked = tuple(lengths) or usual_lengths(model.longest, step=step)
+    asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or (lambda *_: None)
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
-        samples, is_compiled = _time_in_sequence(model, asked, compiled=compiled, repeats=repeats, told=told)
+        samples, is_compiled = _time_runtimes_in_sequence(model, asked, compiled=compiled, repeats=repeats, told=told)
     else:
-        samples = _time_in_rotation(model, asked, repeats=repeats, told=told)
+        samples = _time_runtimes_in_rotation(model, asked, repeats=repeats, told=told)
     return EncoderProfile(
         lengths=tuple(
             LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
@@ -77,7 +77,7 @@ def profile_lengths(
         computed_dtype=str(model.model.dtype).removeprefix("torch."),
         compiled=compiled,
         is_compiled=is_compiled,
-        device=device_kind(model.device),
+        device=device_hardware_name(model.device),
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),
         repeats=min(map(len, samples.values())),
@@ -88,7 +88,7 @@ def profile_lengths(
 Samples = dict[int, list[float]]
 
 
-def _time_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _time_runtimes_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -104,7 +104,7 @@ def _time_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: i
     return samples
 
 
-def _time_in_sequence(
+def _time_runtimes_in_sequence(
     model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
     samples: Samples = {}
@@ -158,11 +158,11 @@ class EncoderModel:
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
-        longest = longest_text(
+        longest = max_text_tokens(
             model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
             padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
         )  # fmt: skip
-        self.longest = _runtime_length(runtime, longest)
+        self.longest = _runtime_max_tokens(runtime, longest)
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
@@ -173,7 +173,7 @@ class EncoderModel:
         if config.pad_token_id is None:  # some models find the end of a text by this id
             config.pad_token_id = self._padding
         self._device = next(model.parameters()).device
-        self._computing = computing_on(self.device)
+        self._computing = compute_context_for_device(self.device)
         self._compiler: Compiler | None = None
         self._reading = threading.Lock()
         self._joined: JoinedBatches[TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
@@ -240,7 +240,7 @@ class EncoderModel:
         """Measure the model at several input lengths.
 
         Args:
-            lengths: Numbers of tokens, ascending. Empty: `usual_lengths`.
+            lengths: Numbers of tokens, ascending. Empty: `lengths_to_measure`.
             **how: Options of `stoker.contexts.encoding.profile_lengths`.
 
         Returns:
@@ -368,7 +368,7 @@ class EncoderModel:
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")
         how = {"truncation": True, "max_length": self.longest} if truncate and self.longest else {}
-        stop, ids, types = ambient.call_stop(), list[Any](), list[Any]()
+        stop, ids, types = ambient.current_call_stop(), list[Any](), list[Any]()
         for start in range(0, len(pairs), AT_ONCE):
             stop.check()
             some = zip(*pairs[start : start + AT_ONCE], strict=True)
@@ -412,7 +412,7 @@ class EncoderModel:
         return numbers
 
     def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        return network_inputs(rows, self.runtime, padding=self._padding, device=self._device)
+        return build_model_inputs(rows, self.runtime, padding=self._padding, device=self._device)
 
     def _forward(self, kind: Hashable, rows: list[TokenRow]) -> torch.Tensor:
         inputs, lengths = self._inputs(rows)
@@ -428,7 +428,7 @@ class EncoderModel:
         return (states.float() * weights).sum(dim=1) / lengths[:, None]
 
 
-def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
+def _runtime_max_tokens(runtime: RuntimeShape | None, longest: int) -> int:
     if runtime is None:
         return longest
     if longest and runtime.length > longest:

@@ -72,7 +72,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
             raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
         return self.max_model_len or models
 
-    def apply_template(self, tokenizer: Any) -> None:
+    def set_chat_template(self, tokenizer: Any) -> None:
         """Set the chat template of a tokenizer.
 
         Args:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, overload
 from stoker.contexts import payload_layout
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import Captured, SourceLines, how_it_yields, is_async
+from stoker.contexts.function_code import Captured, SourceLines, describe_generator, is_async
 from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
 from stoker.contexts.payloads import dumps_code
@@ -46,7 +46,7 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
     return loader, known.arguments
 
 
-def changed_since_made(key: str) -> str:
+def first_rebound_name(key: str) -> str:
     """Return the first name in a loader that was rebound after its recipe was created, or ""."""
     known = _made.get(key)
     return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
@@ -58,7 +58,7 @@ class RecipeFactory:
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
             raise RecipeError(f"@context decorates a function; it got {loader!r}")
-        _check_returns(loader)
+        _check_loader_returns_value(loader)
         self.loader = loader
         self._given = dict(options)
         self._options = ContextOptions(**options)
@@ -193,7 +193,7 @@ def recipe_of(
         return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
         raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
-    _check_returns(loader)
+    _check_loader_returns_value(loader)
     return make_recipe(loader, tuple(args), dict(kwargs or {}), ContextOptions(**checked_options(needs)))
 
 
@@ -237,7 +237,7 @@ def make_recipe(
     _refuse_contexts((*args, *kwargs.values()), name=name)
     names = list(signature.parameters) if signature is not None else []
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
-    args, kwargs, objects, named = _objects_in(loader, args, kwargs, options.files, name=name)
+    args, kwargs, objects, named = _replace_file_arguments(loader, args, kwargs, options.files, name=name)
     home = program_folder()
     # Ready-made loaders of Stoker read no files by relative names.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
@@ -245,8 +245,8 @@ def make_recipe(
     parts = [
         "recipe",
         loader,
-        [_digestible(value) for value in args],
-        {key: _digestible(kwargs[key]) for key in sorted(kwargs)},
+        [_as_digestible_value(value) for value in args],
+        {key: _as_digestible_value(kwargs[key]) for key in sorted(kwargs)},
         [ref.name for ref in objects],
         [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
@@ -294,8 +294,8 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
             )
 
 
-def _check_returns(loader: Loader) -> None:
-    name, yields = _name_of(loader), how_it_yields(loader)
+def _check_loader_returns_value(loader: Loader) -> None:
+    name, yields = _name_of(loader), describe_generator(loader)
     if yields:
         raise RecipeError(
             f"{name} is {yields}; a loader returns the context, which stays until its library ends: write `return`"
@@ -310,7 +310,7 @@ def _check_returns(loader: Loader) -> None:
         )
 
 
-def _objects_in(
+def _replace_file_arguments(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
     if not files:
@@ -321,7 +321,7 @@ def _objects_in(
     for parameter in bound.signature.parameters:
         if parameter in wanted:
             place = f"{name}({parameter}=...)"
-            bound.arguments[parameter] = _as_objects(bound.arguments[parameter], objects, place=place)
+            bound.arguments[parameter] = _convert_paths_to_objects(bound.arguments[parameter], objects, place=place)
     by_path: dict[str, ObjectRef] = {}
     named: list[tuple[str, str]] = []
     for path in sorted(wanted - bound.signature.parameters.keys()):
@@ -340,11 +340,11 @@ def _objects_in(
     return new_args, new_kwargs, tuple(objects[key] for key in sorted(objects)), tuple(named)
 
 
-def _as_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any:
+def _convert_paths_to_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any:
     if value is None:
         return None
     if isinstance(value, list | tuple):
-        return type(value)(_as_objects(item, objects, place=place) for item in value)
+        return type(value)(_convert_paths_to_objects(item, objects, place=place) for item in value)
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise RecipeError(f"{place} is listed in files, so it must be a path; it is {value!r:.80}")
     ref = object_of(os.fspath(value))
@@ -360,11 +360,11 @@ def _as_object_path(value: Any, by_path: dict[str, ObjectRef]) -> Any:
     return value
 
 
-def _digestible(value: Any) -> Any:
+def _as_digestible_value(value: Any) -> Any:
     if isinstance(value, ObjectPath):
         return ["object", value.name, value.as_path]
     if type(value) in (list, tuple):
-        return type(value)(_digestible(item) for item in value)
+        return type(value)(_as_digestible_value(item) for item in value)
     return value
 
 

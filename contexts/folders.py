@@ -61,7 +61,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
         facts = os.stat(whole)
     except (OSError, UnicodeEncodeError):
         return None
-    return ProgramFolder(whole, facts.st_ino, facts.st_dev, _boot(), umask_now())
+    return ProgramFolder(whole, facts.st_ino, facts.st_dev, _boot_id(), umask_now())
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
@@ -69,9 +69,9 @@ def is_seen_here(folder: ProgramFolder) -> bool:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:
             return False
-        if folder.boot and folder.boot == _boot() and facts.st_dev == folder.device:
+        if folder.boot and folder.boot == _boot_id() and facts.st_dev == folder.device:
             return True
-        return _kind_of(facts.st_dev) not in _OF_ONE_MACHINE
+        return _filesystem_type(facts.st_dev) not in _OF_ONE_MACHINE
     except OSError:
         return False
 
@@ -85,7 +85,7 @@ def may_be_shared(path: Path) -> bool:
     Raises:
         OSError: The file or folder is unreadable.
     """
-    return _kind_of(os.stat(path).st_dev) not in _OF_ONE_MACHINE
+    return _filesystem_type(os.stat(path).st_dev) not in _OF_ONE_MACHINE
 
 
 def umask_now() -> int:
@@ -103,7 +103,7 @@ def umask_now() -> int:
 
 
 @functools.cache
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read(13)
@@ -111,7 +111,7 @@ def _boot() -> str:
         return ""
 
 
-def _kind_of(device: int) -> str:
+def _filesystem_type(device: int) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open(_MOUNTS) as file:
         for line in file:

@@ -50,7 +50,7 @@ class PrefixCache(Generic[KV]):
 
     def set_limit(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._trim()
+        self._trim_to_size_limit()
 
     @property
     def size_bytes(self) -> int:
@@ -82,20 +82,20 @@ class PrefixCache(Generic[KV]):
         prefix = Prefix(ids, kv, size_bytes)
         if size_bytes <= self.limit_bytes:
             self._shared.append(prefix)
-            self._trim()
+            self._trim_to_size_limit()
         return prefix
 
-    def keep_recent(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
+    def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
         """Keep a whole prompt as a recent prefix."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
-            self._trim()
+            self._trim_to_size_limit()
 
     def clear(self) -> None:
         self._shared.clear()
         self._recent.clear()
 
-    def _trim(self) -> None:
+    def _trim_to_size_limit(self) -> None:
         while self.size_bytes > self.limit_bytes and len(self._recent) > 1:
             self._recent.popleft()
         while self.size_bytes > self.limit_bytes and self._shared:
@@ -111,7 +111,7 @@ class PrefixCache(Generic[KV]):
         for prefix in reversed(kept):
             here = room
             for row in rows:
-                here = common_length(prefix.ids, row, most=here)
+                here = common_prefix_length(prefix.ids, row, most=here)
                 if here <= length:
                     break
             if here > length:
@@ -119,7 +119,7 @@ class PrefixCache(Generic[KV]):
         return best, length
 
 
-def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
+def common_prefix_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
     high = min(len(one), len(other), most)
     if high <= 0:
         return 0
@@ -160,7 +160,7 @@ class ModelRunner:
     def __init__(self, model: Any, *, limit_bytes: int) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self.shares = _keeps_all_keys(model)
+        self.shares = _has_full_attention_cache(model)
         """True if a prefix can be cut out of the model's cache. False for sliding windows and recurrent layers."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -205,14 +205,14 @@ class ModelRunner:
     def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
-        for number, (keys, values) in enumerate(_all_rows(batch.cache)):
+        for number, (keys, values) in enumerate(_layer_keys_and_values(batch.cache)):
             there = index.to(keys.device)
             cache.update(keys.index_select(0, there), values.index_select(0, there), number)
         lengths = [batch.lengths[row] for row, _ in reads]
         ids, longest = self._padded([tail for _, tail in reads])
         output = self.model(
             input_ids=ids,
-            attention_mask=self._mask(lengths, batch.width, longest),
+            attention_mask=self._padding_mask(lengths, batch.width, longest),
             position_ids=torch.tensor(lengths, device=self.device)[:, None] + self._arange(longest),
             past_key_values=cache,
             use_cache=True,
@@ -240,7 +240,7 @@ class ModelRunner:
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
         """Return logits `[rows, longest, vocabulary]` of whole rows, computed without a cache."""
         ids, longest = self._padded(rows)
-        mask = self._mask([len(row) for row in rows], longest, 0)
+        mask = self._padding_mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
 
     def _prefill(
@@ -280,7 +280,7 @@ class ModelRunner:
             layers = _layers(cache)
             if len(rows) > 1:
                 layers = _cut(layers, lengths[0])
-            self.prefixes.keep_recent(rows[0], layers, _size(layers))
+            self.prefixes.keep_recent_prompt(rows[0], layers, _size(layers))
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _accepts_tree_mask(self, ids: Ids) -> bool:
@@ -303,7 +303,7 @@ class ModelRunner:
         padded = [list(row) + [0] * (longest - len(row)) for row in rows]
         return torch.tensor(padded, device=self.device), longest
 
-    def _mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
+    def _padding_mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
         if all(length == width for length in lengths):
             return None
         seen = self._arange(width)[None, :] < torch.tensor(lengths, device=self.device)[:, None]
@@ -354,14 +354,14 @@ def _fill(items: list[int], width: int) -> list[int]:
     return items + [0] * (width - len(items))
 
 
-def shared_beginning(rows: Sequence[Ids]) -> Ids:
+def shared_token_prefix(rows: Sequence[Ids]) -> Ids:
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
-        length = common_length(first, row, most=length)
+        length = common_prefix_length(first, row, most=length)
     return first[:length]
 
 
-def _keeps_all_keys(model: Any) -> bool:
+def _has_full_attention_cache(model: Any) -> bool:
     try:
         layers = DynamicCache(config=model.config).layers
     except Exception:  # Transformers has no such cache for the architecture
@@ -369,12 +369,12 @@ def _keeps_all_keys(model: Any) -> bool:
     return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
 
 
-def _all_rows(cache: Any) -> Layers:
+def _layer_keys_and_values(cache: Any) -> Layers:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def _layers(cache: Any) -> Layers:
-    return [(keys[:1], values[:1]) for keys, values in _all_rows(cache)]
+    return [(keys[:1], values[:1]) for keys, values in _layer_keys_and_values(cache)]
 
 
 def _cut(layers: Layers, length: int) -> Layers:
@@ -385,7 +385,7 @@ def _size(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)
 
 
-def no_check() -> None:
+def skip_check() -> None:
     """Do nothing: the default `check` of `TailScorer.score`."""
 
 
@@ -399,7 +399,7 @@ class TailScorer(Protocol):
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = no_check,
+        check: Callable[[], None] = skip_check,
     ) -> list[list[float]]:
         """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. All rows begin with
         `prefix`.
@@ -419,7 +419,7 @@ class RunnerScorer:
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = no_check,
+        check: Callable[[], None] = skip_check,
     ) -> list[list[float]]:
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():
@@ -427,20 +427,20 @@ class RunnerScorer:
                 check()
                 some = [rows[index] for index in group]
                 after = [tails[index] for index in group]
-                found = self._with_tails(some, after) if self._runner.shares else self._whole(some, after)
+                found = self._score_tails(some, after) if self._runner.shares else self._whole(some, after)
                 for index, row in zip(group, found, strict=True):
                     scores[index] = row
         return scores
 
     def _groups(self, rows: list[Ids], *, prefix: Ids, batch_size: int) -> list[list[int]]:
         if prefix:
-            self._runner.share(shared_beginning([*rows, prefix]))
+            self._runner.share(shared_token_prefix([*rows, prefix]))
         if len(rows) > 1:
-            self._runner.share(shared_beginning(rows))
+            self._runner.share(shared_token_prefix(rows))
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if batch_size > 1 else range(len(rows))
         return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
-    def _with_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
+    def _score_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
         # The last token of a tail is not read, because only the likelihood of this token is needed.
         logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)

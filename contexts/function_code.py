@@ -70,7 +70,7 @@ def imports(code: types.CodeType) -> frozenset[Import]:
     return found | _nested(code, imports)
 
 
-def imported_names(code: types.CodeType) -> frozenset[str]:
+def imported_module_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(one.module for one in imports(code) if not one.level)
 
 
@@ -84,7 +84,7 @@ def may_read_own_files(code: types.CodeType) -> bool:
     )
 
 
-def imported_parts(code: types.CodeType) -> frozenset[str]:
+def imported_member_names(code: types.CodeType) -> frozenset[str]:
     """Return `module:name` for each `from module import name`, including nested code."""
     return frozenset(f"{one.module}:{name}" for one in imports(code) if not one.level for name in one.names)
 
@@ -107,22 +107,22 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(plain(function))
 
 
-def how_it_yields(function: Callable[..., Any]) -> str:
+def describe_generator(function: Callable[..., Any]) -> str:
     """Return how a function yields, as text; "" if it does not yield."""
     found = plain(function)
-    if _yields(found):
+    if _is_generator_function(found):
         return "a generator function (it contains `yield`)"
     code, inner = getattr(found, "__code__", None), getattr(found, "__wrapped__", None)
-    if code is not None and code.co_filename == contextlib.__file__ and _yields(inner):
+    if code is not None and code.co_filename == contextlib.__file__ and _is_generator_function(inner):
         return "a context manager (of contextlib)"
     return ""
 
 
-def gives_pieces(function: Callable[..., Any]) -> bool:
-    return _yields(plain(function))
+def is_generator_function(function: Callable[..., Any]) -> bool:
+    return _is_generator_function(plain(function))
 
 
-def _yields(function: Any) -> bool:
+def _is_generator_function(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 

@@ -56,7 +56,7 @@ class JoinedBatches(Generic[Row, Result]):
         """Return the results of `rows`. Raises the exception of their batch, or Evicted."""
         if not rows:
             return []
-        stop = ambient.call_stop()
+        stop = ambient.current_call_stop()
         stop.check()
         request: _Request[Row, Result] = _Request(kind, rows, batch_size)
         with self._lock:
@@ -66,7 +66,7 @@ class JoinedBatches(Generic[Row, Result]):
         if not request.leads:
             self._wait(request, stop)
         if request.leads:
-            self._lead(request, stop)
+            self._run_batches_as_leader(request, stop)
         stop.check()
         if request.error is not None:
             raise request.error
@@ -98,7 +98,7 @@ class JoinedBatches(Generic[Row, Result]):
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
-    def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
+    def _run_batches_as_leader(self, request: _Request[Row, Result], stop: CallStop) -> None:
         try:
             while not (request.is_over or stop.asked):
                 self._step(request)
@@ -137,9 +137,9 @@ class JoinedBatches(Generic[Row, Result]):
         while end - start < most:
             before = waiting[start - 1] if start else None
             after = waiting[end] if end < len(waiting) else None
-            if before is not None and not self._is_alike(before[0], waiting[end - 1][0]):
+            if before is not None and not self._is_similar_length(before[0], waiting[end - 1][0]):
                 before = None
-            if after is not None and not self._is_alike(waiting[start][0], after[0]):
+            if after is not None and not self._is_similar_length(waiting[start][0], after[0]):
                 after = None
             if before is None and after is None:
                 break
@@ -154,5 +154,5 @@ class JoinedBatches(Generic[Row, Result]):
         return batch
 
     @staticmethod
-    def _is_alike(shorter: int, longer: int) -> bool:
+    def _is_similar_length(shorter: int, longer: int) -> bool:
         return longer <= 2 * shorter + _FEW_TOKENS

@@ -19,12 +19,17 @@ from stoker.contexts import ambient
 from stoker.contexts.adapter_files import virtual_tokens
 from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenCache
-from stoker.contexts.inference.core_share import computing_on
+from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.grammars import Grammars
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
-from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
+from stoker.contexts.inference.static import (
+    LEAST_CACHE_BYTES,
+    PREFIX_LIMIT_BYTES,
+    PROCESS_BYTES,
+    build_inference_engine,
+)
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.step_times import StepProfile, StepTimes
@@ -85,15 +90,15 @@ class CausalLM:
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
             make = partial(
-                own_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
+                build_inference_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
                 took=self._steps.took, graphs=graphs, adapters=self.adapters,
             )  # fmt: skip
-            self._thread = EngineThread(make, computing=computing_on(str(self._runner.device)))
+            self._thread = EngineThread(make, computing=compute_context_for_device(str(self._runner.device)))
             if engine != "auto":
                 _ = self._thread.engine  # raises an error now if the model does not support the engine
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
-            self._thread = EngineThread(lambda: engine, computing=computing_on(engine.device))
+            self._thread = EngineThread(lambda: engine, computing=compute_context_for_device(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
         # The engine ends when its writer is garbage-collected. A stream that is still read keeps the writer alive. At
         # exit the thread stops itself.
@@ -173,7 +178,7 @@ class CausalLM:
         """
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
-    def times_are_taken(self, *, timeout_s: float) -> bool:
+    def wait_until_times_taken(self, *, timeout_s: float) -> bool:
         """Wait until `take_step_times` has returned a profiler's times.
 
         Args:
@@ -209,7 +214,7 @@ class CausalLM:
                 found = profiler.measure()
             finally:
                 self._steps.paused = False
-            self._steps.profiled(found.times)
+            self._steps.replace_known_times(found.times)
         return msgspec.structs.replace(found, device=self.device)
 
     def memory(self) -> EngineMemory:
@@ -298,7 +303,7 @@ class CausalLM:
         Args:
             tokens: The token ids.
         """
-        return self._prompts.whole_text(tokens)
+        return self._prompts.decode_text(tokens)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
@@ -490,7 +495,7 @@ class CausalLM:
         self._prompts.check_lengths([len(row) + more for row, more in zip(rows, longest, strict=True)])
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
-        most, check = max(batch_size, _SCORED_AT_ONCE), ambient.call_stop().check
+        most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check
         for start in range(0, len(rows), most):  # the batch continues between two groups of prompts
             some = partial(
                 self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,

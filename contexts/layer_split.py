@@ -45,7 +45,7 @@ def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
     dispatch_model(model, split, main_device=first, skip_keys=model._skip_keys_device_placement)
 
 
-def device_at(split: dict[str, str], name: str) -> str:
+def device_of_module(split: dict[str, str], name: str) -> str:
     while name not in split:
         name = name.rpartition(".")[0]
     return split[name]

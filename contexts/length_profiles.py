@@ -69,7 +69,7 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
     last = len(profile) - 1
     alone_s = seconds[last]
     chosen, mean_s = [last], alone_s
-    for count, (total, places) in enumerate(_best_of_each_count(seconds, before, most=most), 1):
+    for count, (total, places) in enumerate(_best_lengths_per_count(seconds, before, most=most), 1):
         found_s = total / texts
         if count > 1 and mean_s <= found_s * (1 + LEAST_GAIN):
             break
@@ -77,7 +77,7 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
     return RuntimeLengths(tuple(profile[place].tokens for place in chosen), mean_s, alone_s)
 
 
-def _best_of_each_count(
+def _best_lengths_per_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
     places = range(len(seconds))
@@ -143,7 +143,7 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a length must have at least 1 token, and a time above 0 s")
 
 
-def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
+def lengths_to_measure(longest: int, *, step: int = 0) -> tuple[int, ...]:
     """Return the lengths to measure for a model with a limit of `longest` tokens (0 = unlimited): multiples of `step`
     (0: at most 32 lengths), and `longest`.
     """
@@ -191,7 +191,7 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
     Returns:
         Path of the written file.
     """
-    whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
+    whole = msgspec.structs.replace(profile, model=_model_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = [whole.model, whole.dtype, str(whole.compiled), whole.device]
@@ -209,7 +209,7 @@ def kept_encoder_profile(
         path: Folder or hub name of the model.
         dtype, compiled: As in `encoder`; they select the profile.
     """
-    model = _digest(path)
+    model = _model_digest(path)
     found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
     return max(found, key=lambda one: one.measured_at, default=None)
 
@@ -226,6 +226,6 @@ def _kept() -> Iterator[EncoderProfile]:
             yield profile
 
 
-def _digest(path: str | os.PathLike[str]) -> str:
+def _model_digest(path: str | os.PathLike[str]) -> str:
     source, is_local = model_source(os.fspath(path))
     return object_of(source).name if is_local else source

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stoker.contexts.function_code import global_names, imported_names, imported_parts
+from stoker.contexts.function_code import global_names, imported_member_names, imported_module_names
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
@@ -47,9 +47,9 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
-    modules.enter_for_good()
-    args = tuple(_substitute(value, objects, recipe) for value in args)
-    kwargs = {name: _substitute(value, objects, recipe) for name, value in kwargs.items()}
+    modules.enter_permanently()
+    args = tuple(_replace_object_paths(value, objects, recipe) for value in args)
+    kwargs = {name: _replace_object_paths(value, objects, recipe) for name, value in kwargs.items()}
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
@@ -88,7 +88,7 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
     found = method() if callable(method) else None
     if not isinstance(found, TokenCache):
         return None
-    if resizer_of(context) is None:
+    if resize_method_of(context) is None:
         found = msgspec.structs.replace(found, is_fixed=True)
     if found.weights_bytes < 0 or found.token_bytes < 1 or found.tokens < int(found.is_fixed):
         raise RecipeError(
@@ -98,7 +98,7 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
     return found
 
 
-def resizer_of(context: Any) -> Callable[..., Any] | None:
+def resize_method_of(context: Any) -> Callable[..., Any] | None:
     """Return the method `resize` of a context if it has a parameter `device_memory_bytes`, or else None."""
     method = getattr(context, "resize", None)
     try:
@@ -113,7 +113,7 @@ def is_loaded(context: Any) -> bool:  # noqa: ARG001
     return True
 
 
-def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
+def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
     if isinstance(value, ObjectPath):
         if value.name not in objects:
             raise RecipeError(
@@ -123,9 +123,9 @@ def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
             )
         return Path(objects[value.name]) if value.as_path else str(objects[value.name])
     if type(value) in (list, tuple):
-        return type(value)(_substitute(item, objects, recipe) for item in value)
+        return type(value)(_replace_object_paths(item, objects, recipe) for item in value)
     if type(value) is dict:
-        return {key: _substitute(item, objects, recipe) for key, item in value.items()}
+        return {key: _replace_object_paths(item, objects, recipe) for key, item in value.items()}
     return value
 
 
@@ -140,8 +140,8 @@ def modules_of(loader: Any) -> tuple[str, ...]:
     code = getattr(loader, "__code__", None)
     if not isinstance(code, types.CodeType):
         return _tidy([str(getattr(loader, "__module__", ""))], [])
-    modules = [name.partition(".")[0] for name in imported_names(code) if source_of(name) is None]
-    parts = [part for part in sorted(imported_parts(code)) if source_of(part.partition(":")[0]) is None]
+    modules = [name.partition(".")[0] for name in imported_module_names(code) if source_of(name) is None]
+    parts = [part for part in sorted(imported_member_names(code)) if source_of(part.partition(":")[0]) is None]
     for name in sorted(global_names(code) & loader.__globals__.keys()):
         value = loader.__globals__[name]
         home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
@@ -185,7 +185,7 @@ class HubWatch(logging.Handler):
 
     def __enter__(self) -> HubWatch:
         os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
-        constants = _constants()
+        constants = _hub_constants_module()
         if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
             constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before this change
         self._files.setLevel(logging.INFO)
@@ -198,7 +198,7 @@ class HubWatch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        constants = _constants()
+        constants = _hub_constants_module()
         if self.unreachable or constants is None:
             return
         if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user forbids offline mode
@@ -243,5 +243,5 @@ def _is_offline_error(error: BaseException) -> bool:
     return False
 
 
-def _constants() -> Any:
+def _hub_constants_module() -> Any:
     return sys.modules.get("huggingface_hub.constants")

@@ -137,11 +137,11 @@ def pieces(manifest: Manifest) -> list[Piece]:
     return whole
 
 
-def piece_bytes(piece: Piece) -> int:
+def piece_size_bytes(piece: Piece) -> int:
     return sum(part.size_bytes for part in piece)
 
 
-def is_right(piece: Piece, data: memoryview) -> bool:
+def is_piece_intact(piece: Piece, data: memoryview) -> bool:
     offset = 0
     for part in piece:
         if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:

@@ -14,9 +14,9 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.language_model import CausalLM
-from stoker.contexts.model_source import divides_heads
+from stoker.contexts.model_source import can_split_heads_evenly
 from stoker.contexts.snapshot import load_parts
-from stoker.contexts.streamed_model import dtype_of, silence_transformers
+from stoker.contexts.streamed_model import computation_dtype, hide_transformers_progress_bar
 from stoker.errors import StokerError
 from stoker.units import show_seconds
 
@@ -44,13 +44,13 @@ def load_model(
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
-    silence_transformers()
+    hide_transformers_progress_bar()
     devices = tuple(dict.fromkeys(ambient.devices()))
     device = devices[0]
-    wanted = dtype_of(dtype, path=path, device=device)
+    wanted = computation_dtype(dtype, path=path, device=device)
     why = why_vllm(engine, device=device)
     parts = len(ambient.devices())
-    if why and engine == "auto" and not divides_heads(path, parts):
+    if why and engine == "auto" and not can_split_heads_evenly(path, parts):
         log.info("vLLM cannot split the model's attention heads over %d devices; its layers are split", parts)
         why = ""
     if why:
@@ -69,7 +69,7 @@ def load_model(
     if len(devices) > 1 and graphs:
         raise StokerError(f"graphs=True captures the steps of one device, and this library has {len(devices)}")
     loaded, how = load_parts(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
-    settings.apply_template(loaded.tokenizer)
+    settings.set_chat_template(loaded.tokenizer)
     longest = settings.longest(int(getattr(loaded.model.config, "max_position_embeddings", 0) or 0))
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
     if loaded.weights:
@@ -93,13 +93,13 @@ def why_vllm(engine: str, *, device: str) -> str:
     except ModuleNotFoundError as error:
         if asked and error.name == "vllm":
             raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
-        return _unusable_vllm(error, asked=asked)
+        return _handle_vllm_import_error(error, asked=asked)
     except Exception as error:  # vLLM may be compiled for other devices or for another PyTorch
-        return _unusable_vllm(error, asked=asked)
+        return _handle_vllm_import_error(error, asked=asked)
     return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"
 
 
-def _unusable_vllm(error: Exception, *, asked: bool) -> str:
+def _handle_vllm_import_error(error: Exception, *, asked: bool) -> str:
     if asked:
         raise StokerError(
             f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'

@@ -64,7 +64,7 @@ def model_source(path: str) -> tuple[str, bool]:
 
 
 def architectures(source: str) -> tuple[str, ...]:
-    named = json_file(source, "config.json").get("architectures")
+    named = read_json_object(source, "config.json").get("architectures")
     return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
 
 
@@ -104,19 +104,19 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
 
-def divides_heads(source: str, devices: int) -> bool:
+def can_split_heads_evenly(source: str, devices: int) -> bool:
     """True unless the attention heads of the model in a local folder cannot be divided evenly among `devices`."""
-    return _number(json_file(source, "config.json"), "num_attention_heads") % devices == 0
+    return _number(read_json_object(source, "config.json"), "num_attention_heads") % devices == 0
 
 
-def check_split(source: str, devices: Any, *, engine: str) -> None:
+def check_device_split(source: str, devices: Any, *, engine: str) -> None:
     """Raise RecipeError if the model in a local folder cannot be split over `devices`."""
     if type(devices) is not int or devices < 2:
         return  # `Needs` validates the number
-    config = json_file(source, "config.json")
+    config = read_json_object(source, "config.json")
     layers = _number(config, "num_hidden_layers")
     problem = ""
-    if engine == "vllm" and not divides_heads(source, devices):
+    if engine == "vllm" and not can_split_heads_evenly(source, devices):
         heads = _number(config, "num_attention_heads")
         problem = f"vLLM splits the {heads} attention heads evenly; write a number that divides {heads}"
     elif engine != "vllm" and 0 < layers < devices:
@@ -125,9 +125,9 @@ def check_split(source: str, devices: Any, *, engine: str) -> None:
         raise RecipeError(f"causal_lm(devices={devices}) for {shown_name(source)}: {problem}", option="devices")
 
 
-def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
+def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
     """Return the needs of a model including its cache, if the size of the cache is known."""
-    config = json_file(source, "config.json")
+    config = read_json_object(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
@@ -272,7 +272,7 @@ class SentenceFacts(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-def sentence_facts(read: Read) -> SentenceFacts:
+def read_sentence_facts(read: Read) -> SentenceFacts:
     modules = _object(read("modules.json"), list)
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules or () if isinstance(each, dict)]
     other = [name for name in types if name not in _MODULES]
@@ -281,12 +281,12 @@ def sentence_facts(read: Read) -> SentenceFacts:
     for each, name in zip(modules or (), types, strict=False):
         if name == "Pooling":
             folder = str(each.get("path") or folder)
-    pooling, more = _pooling(_object(read(f"{folder}/config.json"), dict))
+    pooling, more = _parse_pooling(_object(read(f"{folder}/config.json"), dict))
     longest = (_object(read("sentence_bert_config.json"), dict) or {}).get("max_seq_length")
     return SentenceFacts(pooling, longest if type(longest) is int and longest > 0 else 0, trouble or more)
 
 
-def _pooling(config: dict[str, Any] | None) -> tuple[str, str]:
+def _parse_pooling(config: dict[str, Any] | None) -> tuple[str, str]:
     if config is None:
         return "mean", ""
     asked = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
@@ -317,7 +317,7 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions begin after the position of the padding token."""
 
 
-def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
+def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
     """Return the maximum tokens of a text; 0 = unlimited. `_OFFSET_POSITIONS` models do not use positions up to
     `padding`.
     """
@@ -339,24 +339,24 @@ def longest_input(path: str, *, writes: bool = False) -> int:
     if there.suffix == ".gguf" or not there.exists():
         return 0
     if not writes:
-        return longest_of_folder(folder)
-    config = json_file(folder, "config.json")
+        return read_max_text_tokens(folder)
+    config = read_json_object(folder, "config.json")
     return _number(config, "max_position_embeddings") or _number(config.get("text_config"), "max_position_embeddings")
 
 
-def longest_of_folder(folder: str) -> int:
-    """Return `longest_text` of the model in a folder; 0 for a name on the hub."""
-    config, tokenizer = json_file(folder, "config.json"), json_file(folder, "tokenizer_config.json")
-    return longest_text(
+def read_max_text_tokens(folder: str) -> int:
+    """Return `max_text_tokens` of the model in a folder; 0 for a name on the hub."""
+    config, tokenizer = read_json_object(folder, "config.json"), read_json_object(folder, "tokenizer_config.json")
+    return max_text_tokens(
         model_type=str(config.get("model_type", "")),
         positions=_number(config, "max_position_embeddings"),
         padding=_number(config, "pad_token_id"),
         tokenizer=_number(tokenizer, "model_max_length"),
-        sentences=sentence_facts(lambda name: _text(folder, name)).longest,
+        sentences=read_sentence_facts(lambda name: _text(folder, name)).longest,
     )
 
 
-def json_file(folder: str, name: str) -> dict[str, Any]:
+def read_json_object(folder: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] | None = _object(_text(folder, name), dict)
     return found or {}
 

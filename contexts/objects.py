@@ -52,7 +52,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
                 with suppress(OSError), real.open("rb") as opened:
                     os.fsync(opened.fileno())
             facts = real.stat()
-            made = _manifest(real, remembered)
+            made = _build_manifest(real, remembered)
     except UnicodeEncodeError:
         raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it cannot be sent; rename it") from None
     except FileNotFoundError as error:
@@ -81,7 +81,7 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
         return kept
     try:
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            data = encode(_manifest(Path(ref.source).resolve(strict=True), remembered))
+            data = encode(_build_manifest(Path(ref.source).resolve(strict=True), remembered))
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{ref.source} cannot be read: {error}", path=ref.source) from error
     if not proves(ref.name, data):
@@ -99,7 +99,7 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
     """True if the file or folder has the content of `ref`. Reads the whole content."""
     try:
         with _Memo(None) as nothing:
-            return proves(ref.name, encode(_manifest(Path(path), nothing)))
+            return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
     except (OSError, RecipeError):
         return False
 
@@ -110,7 +110,7 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
     goal = Path(target)
     if root.is_file():
         shutil.copyfile(root, goal)
-        goal.chmod(0o700 if _executable(root.stat()) else 0o600)
+        goal.chmod(0o700 if _is_owner_executable(root.stat()) else 0o600)
         return
     goal.mkdir(mode=0o700)
     for name, path, kind in _entries(root):
@@ -121,7 +121,7 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
             os.symlink(os.readlink(path), place)
         else:
             shutil.copyfile(path, place)
-            place.chmod(0o700 if _executable(path.stat()) else 0o600)
+            place.chmod(0o700 if _is_owner_executable(path.stat()) else 0o600)
 
 
 _kept: OrderedDict[str, bytes] = OrderedDict()
@@ -141,11 +141,11 @@ def _suffix_of(name: str) -> str:
     return suffix if stem and _SUFFIX.fullmatch(suffix) else ""
 
 
-def _executable(facts: os.stat_result) -> bool:
+def _is_owner_executable(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & stat.S_IXUSR)
 
 
-def _manifest(root: Path, remembered: _Memo) -> Manifest:
+def _build_manifest(root: Path, remembered: _Memo) -> Manifest:
     if not root.is_dir():
         return Manifest(EntryKind.FILE, (_file(root, b"", remembered),))
     entries: list[Entry] = []
@@ -170,7 +170,7 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
         if (after.st_size, after.st_mtime_ns, after.st_ino) != (facts.st_size, facts.st_mtime_ns, facts.st_ino):
             raise RecipeError(f"{path} changed while it was read; wait until it is written", path=str(path))
         remembered.put(path, facts, parts)
-    return Entry(name, EntryKind.FILE, executable=_executable(facts), size_bytes=facts.st_size, parts=parts)
+    return Entry(name, EntryKind.FILE, executable=_is_owner_executable(facts), size_bytes=facts.st_size, parts=parts)
 
 
 def _read_parts(path: Path) -> bytes:
@@ -198,7 +198,7 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
             for entry in listing:
                 name = prefix + os.fsencode(entry.name)
                 path = Path(entry.path)
-                if entry.is_symlink() and _stays_inside(path, real_root):
+                if entry.is_symlink() and _is_link_inside_root(path, real_root):
                     found.append((name, path, EntryKind.LINK))
                 elif entry.is_dir():
                     found.append((name, path, EntryKind.FOLDER))
@@ -210,7 +210,7 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
     return iter(sorted(found, key=lambda entry: entry[0]))
 
 
-def _stays_inside(link: Path, real_root: str) -> bool:
+def _is_link_inside_root(link: Path, real_root: str) -> bool:
     target = os.readlink(link)
     if os.path.isabs(target):
         return False
@@ -301,10 +301,10 @@ class Published:
 
     def find(self, name: str) -> ObjectRef | None:
         if name not in self._known:
-            self._read_on()
+            self._read_new_lines()
         return self._known.get(name)
 
-    def _read_on(self) -> None:
+    def _read_new_lines(self) -> None:
         try:
             with self._file.open("rb") as file:
                 file.seek(self._read)

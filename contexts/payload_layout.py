@@ -24,7 +24,7 @@ _HEAD = struct.Struct("<cBHI")  # magic, version, unused, number of buffers
 _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
-def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
+def assemble_payload_parts(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
     """Return the parts of a payload: a head with a table, the pickle, and each buffer."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
     table, parts = [], list[Buffer]()
@@ -37,7 +37,7 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
     return [_HEAD.pack(_MAGIC, _VERSION, 0, len(raws)) + b"".join(table), *parts]
 
 
-def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
+def split_payload(data: Buffer) -> tuple[Buffer, list[Buffer]]:
     """Return the pickle and the buffers of a payload. Raises SerializationError.
 
     If `data` is writable, writable buffers are views of `data`.

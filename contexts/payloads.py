@@ -30,10 +30,17 @@ from cloudpickle import cloudpickle as _inside
 
 from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name
 from stoker.contexts.digest import digest_of_code
-from stoker.contexts.payload_layout import PLAIN, Buffer, laid_out, taken_apart
+from stoker.contexts.payload_layout import PLAIN, Buffer, assemble_payload_parts, split_payload
 from stoker.contexts.unpicklable import explain
-from stoker.contexts.user_code import is_installed, kind_name
-from stoker.contexts.user_modules import NO_MODULES, CarriedModules, Table, imported_when_run, modules_for, stamps_of
+from stoker.contexts.user_code import is_installed, qualified_class_name
+from stoker.contexts.user_modules import (
+    NO_MODULES,
+    CarriedModules,
+    Table,
+    collect_user_modules,
+    linked_package_stamps,
+    modules_imported_when_run,
+)
 from stoker.errors import RemoteCallError, SerializationError
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
@@ -85,7 +92,7 @@ _DEPTH = 4
 _WIDTH = 64
 
 
-def plain_bytes(value: Any) -> bytes | None:
+def pickle_if_plain(value: Any) -> bytes | None:
     return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
 
 
@@ -110,7 +117,7 @@ def dump_parts(
         raise SerializationError(explain(value, error, what=what), what=what) from error
     if not buffers:
         return [body]
-    return laid_out(body, [buffer.raw() for buffer in buffers])
+    return assemble_payload_parts(body, [buffer.raw() for buffer in buffers])
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
@@ -119,7 +126,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and exceptions of
     unpickling.
     """
-    body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
+    body, buffers = (data, None) if data[:1] == PLAIN else split_payload(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
     return pickle.loads(body, buffers=buffers)
@@ -178,10 +185,10 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
         buffers.clear()
         with io.BytesIO() as file:
             pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, **options)
-            pickler.join_functions_to(joined)
+            pickler.share_module_globals(joined)
             pickler.dump(value)
             if modules is not None:
-                modules.update(imported_when_run(pickler.functions) | pickler.named)
+                modules.update(modules_imported_when_run(pickler.functions) | pickler.named)
             return pickler, file.getvalue()
 
     try:
@@ -227,7 +234,7 @@ def dump_exception(error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error))
     except Exception as worse:
         text = f"{kind.__qualname__}: {message}\n(its traceback could not be made: {worse!r})\n"
-    return pickle.dumps((kind_name(kind), message, text, _exception_body(error)), 5)
+    return pickle.dumps((qualified_class_name(kind), message, text, _exception_body(error)), 5)
 
 
 def load_exception(data: Buffer) -> BaseException:
@@ -240,7 +247,7 @@ def load_exception(data: Buffer) -> BaseException:
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _with_message(message, _rebuild_exception(loads(body, keep_classes=True)))
+            error = _restore_exception_message(message, _rebuild_exception(loads(body, keep_classes=True)))
             repr(error)
         except BaseException as failure:  # user code runs here and may raise SystemExit
             if is_interrupt(failure):
@@ -254,7 +261,7 @@ def load_exception(data: Buffer) -> BaseException:
     return found
 
 
-def _with_message(message: str, error: Any) -> Any:
+def _restore_exception_message(message: str, error: Any) -> Any:
     """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
@@ -324,7 +331,7 @@ def dumps_code(
     names = set[str]()
     parts = dump_parts(value, what=what, modules=names, by_name=by_name)
     names |= also
-    table, stamps = modules_for(names, digest_of_code), stamps_of(names)
+    table, stamps = collect_user_modules(names, digest_of_code), linked_package_stamps(names)
     if table:
         parts = dump_parts(value, what=what, by_name=by_name.union(table))
     return _joined(parts, table, stamps)
@@ -335,13 +342,13 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brough
 
     Adds the names of included modules to `brought`. Raises SerializationError.
     """
-    plain = plain_bytes(value)
+    plain = pickle_if_plain(value)
     if plain is not None:
         return plain
     names = set[str]()
     parts = dump_parts(value, modules=names, by_name=by_name)
     names -= by_name
-    table = modules_for(names, digest_of_code) if names else {}
+    table = collect_user_modules(names, digest_of_code) if names else {}
     if table:
         parts = dump_parts(value, by_name=by_name.union(table))
         if brought is not None:
@@ -361,7 +368,7 @@ _names: dict[str, frozenset[str]] = {}
 _MOST_NAMES = 1000
 
 
-def names_carried(key: str, data: bytes) -> frozenset[str]:
+def carried_module_names(key: str, data: bytes) -> frozenset[str]:
     """Return the names of the modules in bytes of `dumps_code`. `key` identifies the bytes."""
     if data[:1] != b"M":
         return frozenset()
@@ -373,10 +380,10 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
     return known
 
 
-def versions_carried(data: Buffer | str) -> Mapping[str, str]:
+def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
     """Return module versions by name, from bytes or from a file. Return an empty dict for damaged bytes."""
     try:
-        head = _head_of_file(data) if isinstance(data, str) else data
+        head = _read_payload_head(data) if isinstance(data, str) else data
         if head[:1] != b"M":
             return {}
         return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
@@ -390,7 +397,7 @@ def _table(data: Buffer) -> Table:
     return table
 
 
-def _head_of_file(path: str) -> bytes:
+def _read_payload_head(path: str) -> bytes:
     with open(path, "rb") as file:
         head = file.read(_HEAD.size)
         if head[:1] != b"M":

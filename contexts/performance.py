@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.speeds import relative_speeds
-from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, power_of
+from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, rounded_log2
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Measurements:
                 if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
                     log.warning("%s cannot be opened (%s); measurements are not remembered", self.path, error)
                     return None
-                self._move_aside(error)
+                self._rename_damaged_database(error)
             except OSError as error:
                 log.warning("%s cannot be made (%s); measurements are not remembered", self.path, error)
                 return None
@@ -96,12 +96,12 @@ class Measurements:
         if self._db is not None and damaged:
             with closing(self._db):
                 self._db = None
-            self._move_aside(error)
+            self._rename_damaged_database(error)
             self._db = self._open()
         else:
             log.warning("a measurement was not kept in %s: %s", self.path, error)
 
-    def _move_aside(self, error: sqlite3.Error) -> None:
+    def _rename_damaged_database(self, error: sqlite3.Error) -> None:
         aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
         for suffix in ("", "-wal", "-shm"):
             part = self.path.with_name(self.path.name + suffix)
@@ -190,14 +190,14 @@ class AvailabilityStore:
         self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
         self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
 
-    def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
+    def record_pilot_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
         of = msgspec.structs.astuple(devices)
         self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
 
-    def record_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
+    def record_pilot_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
         self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
-    def record_count(self, source: str, *, session: str, pilots: int) -> None:
+    def record_session_pilot_count(self, source: str, *, session: str, pilots: int) -> None:
         self._add("counts", COUNTS, source, session, pilots)
 
     def of(self, source: str) -> Availability:
@@ -211,7 +211,7 @@ class AvailabilityStore:
                 for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
             ),
             tuple(
-                Stay(stay_s, *ended.partition(": ")[::2])  # `record_stay` writes `lost: preempted`
+                Stay(stay_s, *ended.partition(": ")[::2])  # `record_pilot_stay` writes `lost: preempted`
                 for stay_s, ended in rows("stays", "stay_s, ended")
             ),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
@@ -258,7 +258,7 @@ _ERROR = " error"
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
     for stage, cells in (("prefill", times.prefill), ("decode", times.decode)):
         for cell in cells:
-            place = power_of(cell.tokens), power_of(cell.length)
+            place = rounded_log2(cell.tokens), rounded_log2(cell.length)
             yield recipe, kind, stage, *place, cell.tokens, cell.length, cell.seconds, cell.count, at
     for stage, error in (("prefill", times.prefill_error), ("decode", times.decode_error)):
         if error.count:
@@ -373,11 +373,11 @@ class PerformanceStore:
         """Record the seconds that `size` libraries together need for a unit of work."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
-    def record_speed(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
+    def record_time_ratio(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
         """Record the time of a call on device kind `kind` divided by the time of an equal call on kind `other`."""
         self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
-    def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
+    def record_step_times(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:

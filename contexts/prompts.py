@@ -73,7 +73,7 @@ class PromptReader:
         self.tokenizer = tokenizer
         self.ends = ends
         self.longest = longest
-        self._dropped = _dropped_tokens(tokenizer)
+        self._dropped = _special_tokens_to_drop(tokenizer)
         self.vocabulary = vocabulary
         self._grammars = grammars
 
@@ -124,7 +124,7 @@ class PromptReader:
             return []
         first = self.tokenizer.bos_token
         adds = special and not (first and all(text.startswith(first) for text in texts))
-        stop, found = ambient.call_stop(), list[Ids]()
+        stop, found = ambient.current_call_stop(), list[Ids]()
         for start in range(0, len(texts), AT_ONCE):
             stop.check()
             some = self.tokenizer(list(texts[start : start + AT_ONCE]), add_special_tokens=adds)["input_ids"]
@@ -137,7 +137,7 @@ class PromptReader:
         skips = self._dropped is None
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
-    def whole_text(self, ids: Sequence[int]) -> str:
+    def decode_text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:
@@ -175,7 +175,7 @@ _MARKS = frozenset(
 """Marks of function calls and of reasoning, which are part of a text even if a tokenizer calls them special."""
 
 
-def _dropped_tokens(tokenizer: Any) -> frozenset[int] | None:
+def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
     """Return the special tokens that are not part of a text; None if no special token is part of a text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {id: str(token) for id, token in added.items() if token.special}

@@ -18,7 +18,7 @@ from stoker.contexts.language_model import CausalLM
 BATCH_TOKENS = 2048
 
 
-def mean_hidden(
+def mean_hidden_states(
     model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
     """Return the mean of each text's last hidden states, `[texts, width]`, over its first `most_tokens` tokens.
@@ -31,7 +31,7 @@ def mean_hidden(
     found: list[Any] = [None] * len(rows)
     done = 0
     with model.alone() as runner:
-        for group in _alike(rows):
+        for group in _group_rows_by_length(rows):
             ids, mask = _padded([rows[index] for index in group], device=runner.device)
             states = runner.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             weights = mask[:, :, None].to(torch.float32)
@@ -113,7 +113,7 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
     return [tuple(ids[:most]) for ids in model.tokenizer(given, add_special_tokens=False)["input_ids"]]
 
 
-def _alike(rows: list[Ids]) -> list[list[int]]:
+def _group_rows_by_length(rows: list[Ids]) -> list[list[int]]:
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
         if groups and (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) <= BATCH_TOKENS:

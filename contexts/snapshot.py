@@ -51,7 +51,7 @@ def load_parts(
     The layers are split over several `devices`.
     """
     if snapshot and _is_worth_converting(path):
-        return _through_snapshot(path, dtype=dtype, devices=devices, name=name)
+        return _load_through_snapshot(path, dtype=dtype, devices=devices, name=name)
     return _read(path, dtype=dtype, devices=devices), "as it is"
 
 
@@ -66,10 +66,10 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
-    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
         return str(came), f"snapshot (another pilot made it in {show_seconds(made_s)})"
     made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
-    made_s = made_s_of(place) or 0.0
+    made_s = snapshot_creation_seconds(place) or 0.0
     ambient.offer_snapshot(place.name, place, made_s=made_s)
     return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
 
@@ -98,10 +98,10 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
     `made_s`: seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if made_s_of(place) is not None:
+    if snapshot_creation_seconds(place) is not None:
         return False
     with _lock(place.with_name(place.name + ".lock")):
-        if made_s_of(place) is not None:
+        if snapshot_creation_seconds(place) is not None:
             return False
         for left in place.parent.glob(f".{place.name}.*"):
             log.warning("removing %s, which a dead process left", left)
@@ -122,7 +122,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
     return True
 
 
-def set_aside(place: Path) -> Path:
+def rename_damaged_snapshot(place: Path) -> Path:
     """Rename an unusable snapshot, and return its new path."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
@@ -137,10 +137,10 @@ def _flush(folder: Path) -> None:
                 os.fdatasync(written.fileno())
 
 
-def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: str) -> tuple[LoadedParts, str]:
+def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
-    if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
+    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
         try:
             loaded = _read(str(came), dtype=dtype, devices=devices)
         except Exception as error:
@@ -153,11 +153,11 @@ def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: 
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
-        made_s = made_s_of(place) or 0.0
+        made_s = snapshot_creation_seconds(place) or 0.0
         try:
             loaded = _read(str(place), dtype=dtype, devices=devices)
         except Exception as error:
-            aside = set_aside(place)
+            aside = rename_damaged_snapshot(place)
             log.warning("the snapshot %s cannot be loaded (%s); moved to %s, made again", place, error, aside.name)
         else:
             ambient.offer_snapshot(place.name, place, made_s=made_s)
@@ -165,7 +165,7 @@ def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: 
     return _read(path, dtype=dtype, devices=devices), "without a snapshot"
 
 
-def made_s_of(place: Path) -> float | None:
+def snapshot_creation_seconds(place: Path) -> float | None:
     """Return the seconds that a snapshot took to create; None if missing."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))

@@ -84,7 +84,7 @@ class StepTimes(msgspec.Struct, frozen=True):
             self.decode_error.joined(other.decode_error),
         )
 
-    def on_speed(self, speed: float) -> StepTimes:
+    def scale_to_speed(self, speed: float) -> StepTimes:
         """Return the step times on a device that is `speed` times as fast."""
         prefill, decode = (
             tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
@@ -121,7 +121,7 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        return self._rows.get(power_of(tokens), {}).get(power_of(length))
+        return self._rows.get(rounded_log2(tokens), {}).get(rounded_log2(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
         self._put(StepCell(tokens, length, seconds, count))
@@ -164,7 +164,7 @@ class StepTable:
         line = self._line(place)
         if len(line) == 1:
             only = line[0]
-            return only.tokens, max(0.0, only.seconds + self._slope(place, only) * (length - only.length))
+            return only.tokens, max(0.0, only.seconds + self._seconds_per_length(place, only) * (length - only.length))
         at = sum(cell.length <= length for cell in line)
         low = min(max(at - 1, 0), len(line) - 2)
         a, b = line[low], line[low + 1]
@@ -172,7 +172,7 @@ class StepTable:
         seconds = _between((a.length, a.seconds), (b.length, b.seconds), length)
         return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
 
-    def _slope(self, place: int, only: StepCell) -> float:
+    def _seconds_per_length(self, place: int, only: StepCell) -> float:
         others = [other for other in self._order if len(self._rows[other]) > 1]
         if not others:
             return 0.0
@@ -185,7 +185,7 @@ class StepTable:
     def _put(self, cell: StepCell) -> None:
         if cell.tokens < 1:
             cell = msgspec.structs.replace(cell, tokens=1.0)
-        place, at = power_of(cell.tokens), power_of(cell.length)
+        place, at = rounded_log2(cell.tokens), rounded_log2(cell.length)
         row = self._rows.get(place)
         known = row.get(at) if row is not None else None
         if known is None and self._count >= MOST_CELLS:
@@ -258,13 +258,13 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
     return StepTimes(tuple(tables[True]), tuple(tables[False]))
 
 
-def powers_up_to(most: int, *, least: int = 1) -> list[int]:
+def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
     """Return the powers of two between `least` and `most`, and `most`."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
-def attended(reads: Sequence[tuple[int, int]]) -> float:
+def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
     """Return the mean number of tokens attended to, for reads given as (first token, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
@@ -282,7 +282,7 @@ def padded_length(rows: Iterable[tuple[int, float]]) -> float:
     return sum(max(lengths) * len(lengths) for lengths in found.values()) / count if count else 0.0
 
 
-def power_of(value: float) -> int:
+def rounded_log2(value: float) -> int:
     return round(math.log2(value)) if value > 1 else 0
 
 
@@ -350,7 +350,7 @@ class StepSeconds:
             place = bisect_right(lengths, at) - 1
             slope = slopes[place] if place >= 0 else None
             if slope is None:
-                found.append(self._table_s(rows, at))
+                found.append(self._step_seconds_from_table(rows, at))
                 continue
             first, steps = values[place] + (at - lengths[place]) * slope, count - len(found)
             if place + 1 < len(lengths):
@@ -360,13 +360,15 @@ class StepSeconds:
 
     def _line(self, rows: int) -> tuple[list[float], list[float | None]]:
         knots = [*self._lengths, self._lengths[-1] + _FAR]
-        values = [self._table_s(rows, length) for length in knots]
+        values = [self._step_seconds_from_table(rows, length) for length in knots]
         slopes: list[float | None] = []
         for (start, end), (low, high) in zip(pairwise(knots), pairwise(values), strict=True):
-            parts = [(self._table_s(rows, start + (end - start) * part), part) for part in (0.25, 0.5, 0.75)]
+            parts = [
+                (self._step_seconds_from_table(rows, start + (end - start) * part), part) for part in (0.25, 0.5, 0.75)
+            ]
             is_line = all(abs(low + (high - low) * part - value) <= _ROUNDING * (value + 1e-3) for value, part in parts)
             slopes.append((high - low) / (end - start) if is_line and end - start > 1e-6 else None)
         return values[:-1], slopes
 
-    def _table_s(self, rows: int, length: float) -> float:
+    def _step_seconds_from_table(self, rows: int, length: float) -> float:
         return self._factor * self._model.step_s(prefill=False, tokens=rows, length=length)

@@ -77,17 +77,17 @@ def stored_tensors(folder: str | Path) -> list[StoredTensor]:
     """
     single = Path(folder, "model.safetensors")
     if single.exists():
-        return _tensors_of(single)
+        return _read_tensor_entries(single)
     index = msgspec.json.decode(Path(folder, "model.safetensors.index.json").read_bytes(), type=_ShardIndex)
     names = sorted(set(index.weight_map.values()))
-    return [stored for name in names for stored in _tensors_of(Path(folder, Path(name).name))]
+    return [stored for name in names for stored in _read_tensor_entries(Path(folder, Path(name).name))]
 
 
 class _ShardIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _tensors_of(file: Path) -> list[StoredTensor]:
+def _read_tensor_entries(file: Path) -> list[StoredTensor]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MOST_HEADER_BYTES:
@@ -170,13 +170,13 @@ class WeightStream:
 
     @property
     def converts(self) -> bool:
-        return any(self._final(each) != each.dtype for each in self._stored)
+        return any(self._final_dtype_of(each) != each.dtype for each in self._stored)
 
     def told(self) -> str:
         rate = self.size_bytes / max(self.seconds, 1e-6) / 1e9
         return f"{show_bytes(self.size_bytes)} of weights in {show_seconds(self.seconds)}, {rate:.1f} GB/s"
 
-    def _final(self, stored: StoredTensor) -> torch.dtype:
+    def _final_dtype_of(self, stored: StoredTensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and stored.dtype.is_floating_point else stored.dtype
 
     # ---- the threads
@@ -188,7 +188,7 @@ class WeightStream:
             for name in dict.fromkeys(each.file for each in self._stored):
                 files[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
             self._tensors = {
-                each.name: torch.empty(each.shape, dtype=self._final(each), device=self._device)
+                each.name: torch.empty(each.shape, dtype=self._final_dtype_of(each), device=self._device)
                 for each in self._stored
             }
             self._read_all(files)
@@ -204,7 +204,7 @@ class WeightStream:
             self.seconds = time.monotonic() - began
 
     def _read_all(self, files: dict[str, int]) -> None:
-        spans = deque(_spans(self._stored, self._buffer_bytes))
+        spans = deque(_split_into_spans(self._stored, self._buffer_bytes))
         readers = min(self._readers, len(spans))
         if not readers:
             return
@@ -309,7 +309,7 @@ def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
         into, start = into[count:], start + count
 
 
-def _spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]]:
+def _split_into_spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]]:
     spans: list[list[_Piece]] = []
     for each in stored:
         for offset in range(0, each.size_bytes, most_bytes):
@@ -374,7 +374,7 @@ class StreamedWeights:
     def _model(self, kind: Any) -> Any:
         if self._streams:
             try:
-                return self._around_streams(kind)
+                return self._build_model_from_streams(kind)
             except Exception as error:
                 self._note(error)
         more = dict(self._more)
@@ -408,16 +408,16 @@ class StreamedWeights:
         if not isinstance(dtype, torch.dtype):
             raise UnusualModelError(f"its dtype is {dtype}")
         self._config, self._final_dtype = config, dtype
-        places = [(each, layer_split.device_at(self._map, each.name)) for each in stored_tensors(self._place)]
+        places = [(each, layer_split.device_of_module(self._map, each.name)) for each in stored_tensors(self._place)]
         streams = [
             WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
             for device in self._devices
         ]
         self._streams = [self._scope.enter_context(stream) for stream in streams]
 
-    def _around_streams(self, kind: Any) -> Any:
+    def _build_model_from_streams(self, kind: Any) -> Any:
         tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait().items()}
-        with _without_reserve():
+        with _skip_allocator_warmup():
             # The Auto class accepts no tensors, but the class of the model does.
             model, info = auto_factory._get_model_class(self._config, kind._model_mapping).from_pretrained(
                 None, config=self._config, state_dict=tensors, dtype=self._final_dtype,
@@ -459,7 +459,7 @@ def _generation_config(place: str) -> Any:
 
 
 @contextlib.contextmanager
-def _without_reserve() -> Iterator[None]:
+def _skip_allocator_warmup() -> Iterator[None]:
     plain = modeling_utils.caching_allocator_warmup
     modeling_utils.caching_allocator_warmup = lambda *_, **__: None
     try:
@@ -468,7 +468,7 @@ def _without_reserve() -> Iterator[None]:
         modeling_utils.caching_allocator_warmup = plain
 
 
-def dtype_of(dtype: str, *, path: str, device: str) -> Any:
+def computation_dtype(dtype: str, *, path: str, device: str) -> Any:
     """Return the dtype of the computation. `auto`: float32 on a CPU, the model's dtype on a GPU (bfloat16 for GGUF)."""
     if dtype != "auto":
         return getattr(torch, dtype)
@@ -477,5 +477,5 @@ def dtype_of(dtype: str, *, path: str, device: str) -> Any:
     return torch.bfloat16 if path.endswith(".gguf") else "auto"
 
 
-def silence_transformers() -> None:
+def hide_transformers_progress_bar() -> None:
     transformers_logging.disable_progress_bar()

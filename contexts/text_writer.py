@@ -104,7 +104,7 @@ class TextWriter:
         if len(seeds) != len(rows):
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
         samplings = [msgspec.structs.replace(sampling, seed=one) for one in seeds]
-        order = _longest_first(rows, all_sorted=batch_size > 1)
+        order = _submission_order(rows, all_sorted=batch_size > 1)
         texts = [""] * len(rows)
         if batch_size:
             groups = [order[start : start + batch_size] for start in range(0, len(rows), batch_size)]
@@ -180,7 +180,7 @@ class TextWriter:
         texts = self._prompts.texts()
         texts.prepare(sampling)
         row = self._prompts.row(prompt)
-        texts.check_tokens(row, "the prompt")
+        texts.check_tokens_in_vocabulary(row, "the prompt")
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
         return row
 
@@ -193,7 +193,7 @@ class TextWriter:
         )
 
 
-def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
+def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
     """Return the order of submission: longest first, so that a too long prompt fails before other texts are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))

@@ -10,9 +10,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_handle
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_open_handle
 from stoker.contexts.function_code import attribute_names
-from stoker.contexts.user_code import is_installed, kind_name
+from stoker.contexts.user_code import is_installed, qualified_class_name
 
 _FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
 _TRIES = 300
@@ -28,7 +28,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
     if kind := future_kind(culprit):
         return _future_advice(path, kind, what=what)
     if isinstance(why, OpenHandle):
-        return _handle_advice(path, why, is_itself=is_handle(culprit), what=what)
+        return _handle_advice(path, why, is_itself=is_open_handle(culprit), what=what)
     place = f" at {path}" if path else ""
     if what in ("result", "checkpoint"):
         goes, advice = "back to the program", "Return what it is made from instead: numbers, texts, arrays"
@@ -82,7 +82,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_handle(culprit):  # the parts of a future or handle are irrelevant
+        if future_kind(culprit) or is_open_handle(culprit):  # the parts of a future or handle are irrelevant
             break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
@@ -173,7 +173,7 @@ def _kind(value: Any) -> str:
         return f"the function {value.__qualname__}"
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
-    name = kind_name(type(value))
+    name = qualified_class_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 

@@ -57,10 +57,10 @@ def _is_installed(name: str) -> bool:
 
 
 def _is_in_environment(file: str) -> bool:
-    return file.startswith((*_site_roots(), *_linked_roots())) or _is_recorded(file)
+    return file.startswith((*_site_roots(), *_linked_roots())) or _is_recorded_by_pip(file)
 
 
-def _is_recorded(path: str) -> bool:
+def _is_recorded_by_pip(path: str) -> bool:
     return any(path in recorded for _, recorded in recorded_folders())
 
 
@@ -87,7 +87,7 @@ def source_of(name: str) -> ModuleSource | None:
     known = _installed_until.get(name)
     if known is not None and time.monotonic() < known[1] and known[0] == sys.path:
         return None
-    spec = _spec_of(name)
+    spec = _find_module_spec(name)
     if spec is None:
         return None
     places = spec.submodule_search_locations
@@ -98,20 +98,20 @@ def source_of(name: str) -> ModuleSource | None:
     return ModuleSource(os.path.abspath(file), is_package=places is not None)
 
 
-def _spec_of(name: str) -> ModuleSpec | None:
+def _find_module_spec(name: str) -> ModuleSpec | None:
     parent = name.rpartition(".")[0]
     try:
         if not parent:
             return importlib.util.find_spec(name)
         module = sys.modules.get(parent)
-        above = None if module is not None else _spec_of(parent)
+        above = None if module is not None else _find_module_spec(parent)
         places = getattr(module, "__path__", None) if above is None else above.submodule_search_locations
-        return _spec_below(name, list(places)) if places is not None else None
+        return _find_submodule_spec(name, list(places)) if places is not None else None
     except (ImportError, ValueError):
         return None
 
 
-def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
+def _find_submodule_spec(name: str, places: list[str]) -> ModuleSpec | None:
     try:
         return PathFinder.find_spec(name, places)
     except KeyError:  # the package is not imported, and the folder lacks `__init__.py`
@@ -124,7 +124,7 @@ def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
 _linked: dict[str, bool] = {}
 
 
-def is_linked(top: str) -> bool:
+def is_linked_package(top: str) -> bool:
     """True if a top-level module is an editable install (`pip install -e`), or is in another folder from a `.pth` file.
 
     False if pip installed the module in that folder.
@@ -135,7 +135,7 @@ def is_linked(top: str) -> bool:
     if known is None:
         place = place_of(top) or ""
         is_below = not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
-        known = top in _editable_names() or (is_below and not _is_recorded(place))
+        known = top in _editable_names() or (is_below and not _is_recorded_by_pip(place))
         if top in sys.modules:
             _linked[top] = known
     return known
@@ -144,13 +144,13 @@ def is_linked(top: str) -> bool:
 def place_of(top: str) -> str | None:
     """Return the folder of a package or the file of a module; None if the module is not found."""
     module = sys.modules.get(top)
-    spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
+    spec = getattr(module, "__spec__", None) if module is not None else _find_module_spec(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
     file = next(iter(places or ()), None) or getattr(module, "__file__", None) or (spec.origin if spec else None)
     return os.path.abspath(file) if isinstance(file, str) and os.path.exists(file) else None
 
 
-def version_of(name: str) -> str:
+def package_version_of(name: str) -> str:
     return _version(name.partition(".")[0])
 
 
@@ -164,7 +164,7 @@ def lookup(home: str, name: str) -> Any:
     return found
 
 
-def kind_name(kind: type) -> str:
+def qualified_class_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -215,12 +215,12 @@ def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
             changed_ns = os.stat(folder).st_mtime_ns
         except OSError:  # the folder does not exist, or the working folder was removed
             continue
-        if not (folder + os.sep).startswith(_site_roots()) and (found := _recorded_in(folder, changed_ns)):
+        if not (folder + os.sep).startswith(_site_roots()) and (found := _files_recorded_by_pip(folder, changed_ns)):
             yield folder, found
 
 
 @functools.lru_cache(maxsize=64)
-def _recorded_in(folder: str, _changed_ns: int) -> frozenset[str]:
+def _files_recorded_by_pip(folder: str, _changed_ns: int) -> frozenset[str]:
     found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with suppress(OSError, csv.Error), open(record, encoding="utf-8", errors="replace", newline="") as lines:

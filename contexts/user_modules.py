@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from stoker.contexts.function_code import imports, may_read_own_files
-from stoker.contexts.user_code import ModuleSource, is_linked, place_of, source_of
+from stoker.contexts.user_code import ModuleSource, is_linked_package, place_of, source_of
 from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
@@ -50,7 +50,7 @@ class _Read(NamedTuple):
     imported: frozenset[str]
 
 
-def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
+def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
     """Return dotted names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
@@ -59,21 +59,25 @@ def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
             above = package.rsplit(".", level - 1)[0] if package else ""
             base = ".".join(part for part in (above, module) if part) if above else ""
         if base:
-            found.update(_with_packages(base))
+            found.update(_module_and_parent_names(base))
             found.update(f"{base}.{name}" for name in names if name != "*")
     return frozenset(found)
 
 
-def package_of(name: str, *, is_package: bool) -> str:
+def relative_import_package(name: str, *, is_package: bool) -> str:
     """Return the package where a module's relative imports start."""
     return name if is_package else name.rpartition(".")[0]
 
 
-def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
-    return {name for function in functions for name in imported_by(function.__code__, package_around(function))}
+def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
+    return {
+        name
+        for function in functions
+        for name in module_names_imported_by(function.__code__, package_of_function(function))
+    }
 
 
-def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
+def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
     """Return the user's modules among `names`, and their imports. Above MOST_BYTES, warn and return an empty table."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
@@ -86,7 +90,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
         if found is None:
             continue
         read[name] = source, found
-        below[name] = set(found.imported) | set(_with_packages(name))
+        below[name] = set(found.imported) | set(_module_and_parent_names(name))
         waiting += sorted(below[name])
         size += len(found.data)
         if size > MOST_BYTES:
@@ -125,7 +129,7 @@ def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], st
     code = _compiled(data, source.file) if data is not None else None
     if data is None or code is None:
         return None
-    imported = imported_by(code, package_of(name, is_package=source.is_package))
+    imported = module_names_imported_by(code, relative_import_package(name, is_package=source.is_package))
     place = source.file if may_read_own_files(code) else ""
     found = _known[source.file, name] = _Read(stamp, data, f"{digest(code)} {place}", imported)
     return found
@@ -162,12 +166,12 @@ def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict
     return blake2b(of_all.encode(), digest_size=16).hexdigest()
 
 
-def package_around(function: types.FunctionType) -> str:
+def package_of_function(function: types.FunctionType) -> str:
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 
 
-def _with_packages(name: str) -> Iterator[str]:
+def _module_and_parent_names(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -179,10 +183,10 @@ _MOST_FILES = 20_000
 _stamps: dict[str, tuple[float, str]] = {}
 
 
-def stamp_of(name: str) -> str:
+def linked_package_stamp(name: str) -> str:
     """Return the stamp of a linked package, or "" for other packages."""
     top = name.partition(".")[0]
-    if not is_linked(top):
+    if not is_linked_package(top):
         return ""
     known = _stamps.get(top)
     if known is None or time.monotonic() - known[0] > _FRESH_S:
@@ -191,10 +195,12 @@ def stamp_of(name: str) -> str:
     return known[1]
 
 
-def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
+def linked_package_stamps(names: Iterable[str] = ()) -> dict[str, str]:
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
-    return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}
+    return {
+        top: linked_package_stamp(top) for top in sorted(filter(is_linked_package, tops)) if linked_package_stamp(top)
+    }
 
 
 def _stamp(place: str) -> str:
@@ -245,7 +251,7 @@ class CarriedModules:
         both.found = {**other.found, **self.found}
         return both
 
-    def enter_for_good(self) -> None:
+    def enter_permanently(self) -> None:
         self.enter()
         _finder.context = self
 
@@ -258,14 +264,14 @@ class CarriedModules:
             for name, carried in known.items()
             if (wanted[name].version != carried.version if name in wanted else before_replacing is not None)
         }
-        replaced = [name for name in leaving if name in wanted and has_travelled(name)]
+        replaced = [name for name in leaving if name in wanted and is_imported_from_sent_source(name)]
         others = [
             *((name, known[name]) for name in replaced),
             *((name, carried) for (name, _), (carried, _) in hidden.items()),
         ]
         if before_replacing is not None and any(
             name in wanted and carried.is_imported and carried.version != wanted[name].version
-            and not _is_of_context(name, carried) and not _is_of_context(name, wanted[name])
+            and not _has_context_version(name, carried) and not _has_context_version(name, wanted[name])
             for name, carried in others
         ):  # fmt: skip
             before_replacing()
@@ -276,8 +282,8 @@ class CarriedModules:
         for name in elsewhere:
             _forget_package(name, imported)
         for name, carried in leaving.items():
-            modules = _forget_package(name, imported) if has_travelled(name) else {}
-            if name not in wanted or _is_of_context(name, carried):  # a later call may need the same object again
+            modules = _forget_package(name, imported) if is_imported_from_sent_source(name) else {}
+            if name not in wanted or _has_context_version(name, carried):  # a later call may need the same object again
                 hidden[name, carried.version] = carried, modules
         self._forget_edited_packages()
         back = dict[str, Any]()
@@ -289,7 +295,7 @@ class CarriedModules:
             back |= modules
         for name in sorted(back):  # a package precedes its submodules
             sys.modules[name] = back[name]
-            names, last = _names_above(name)
+            names, last = _parent_namespace_and_name(name)
             names[last] = back[name]
         if new or leaving:
             _finder.count_changes += 1
@@ -314,11 +320,11 @@ def count_replaced() -> int:
     return _finder.count_replaced
 
 
-def versions_of_context() -> Mapping[str, str]:
+def context_module_versions() -> Mapping[str, str]:
     return {name: carried.version for name, carried in _finder.context.found.items()}
 
 
-def has_travelled(name: str) -> bool:
+def is_imported_from_sent_source(name: str) -> bool:
     """True if this module was imported from a sent source."""
     return name in sys.modules and _is_sent_module(name)
 
@@ -328,7 +334,7 @@ def _is_sent_module(name: str) -> bool:
     return carried is not None and carried.is_imported
 
 
-def _is_of_context(name: str, carried: _Carried) -> bool:
+def _has_context_version(name: str, carried: _Carried) -> bool:
     own = _finder.context.found.get(name)
     return own is not None and own.version == carried.version
 
@@ -391,7 +397,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def clear(self) -> None:
-        for name in [name for name in self.known if has_travelled(name)]:
+        for name in [name for name in self.known if is_imported_from_sent_source(name)]:
             _forget_package(name, list(sys.modules))
         self.known.clear()
         self.hidden.clear()
@@ -417,12 +423,12 @@ def _forget_package(name: str, imported: Iterable[str]) -> dict[str, Any]:
     for one in imported:
         if (one == name or one.startswith(f"{name}.")) and one in sys.modules:
             dropped[one] = module = sys.modules.pop(one)
-            names, last = _names_above(one)
+            names, last = _parent_namespace_and_name(one)
             if module is not None and names.get(last) is module:
                 del names[last]
     return dropped
 
 
-def _names_above(name: str) -> tuple[dict[str, Any], str]:
+def _parent_namespace_and_name(name: str) -> tuple[dict[str, Any], str]:
     package, _, last = name.rpartition(".")
     return getattr(sys.modules.get(package), "__dict__", {}), last

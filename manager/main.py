@@ -21,7 +21,7 @@ from stoker.manager.live.lease import TAKEN_OVER, TakenError
 from stoker.manager.live.peer_watch import Patience
 from stoker.manager.live.presence import check_folder
 from stoker.manager.live.server import ManagerServer
-from stoker.manager.live.session_policies import chosen_in, policies_of
+from stoker.manager.live.session_policies import policies_of, read_chosen_policies
 from stoker.manager.live.sockets import PortsTakenError
 from stoker.protocol.session import SessionFolder
 from stoker.site import Session
@@ -51,10 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     over = unwritten = ""
     try:
         held.keep(_taken_over)
-        if held.from_elsewhere:
+        if held.has_remote_predecessor:
             lease.copy_journal(folder.journal)
-        server = _server(folder, options, sure=held.wait_until_sure)
-        held.renewed = server.address.write_again
+        server = _server(folder, options, sure=held.wait_until_lease_confirmed)
+        held.renewed = server.address.restore_session_file
         try:
             over = server.run()
         finally:
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> ManagerServer:
     heartbeat_s = options.heartbeat
     patience = Patience(heartbeat_s, 3 * heartbeat_s, pilot_lease_s=options.pilot_lease, idle_s=options.idle)
-    logging.info("policy: %s", chosen_in(folder))
+    logging.info("policy: %s", read_chosen_policies(folder))
     return ManagerServer(
         folder,
         session=options.name or folder.path.name,

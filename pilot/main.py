@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = None
     try:
         if not given.block:
-            own = _own_key(SessionFolder(given.session))
+            own = _create_block_key(SessionFolder(given.session))
             given.block = own.stem if own is not None else ""
         agent = _make(given)
         code = Loop(agent).run()
@@ -138,7 +138,7 @@ def _make(given: argparse.Namespace) -> Agent:
     found = find_devices(
         given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
     )
-    if kept := cpu.kept_cores(found.offered):
+    if kept := cpu.cores_outside_cpu_devices(found.offered):
         os.sched_setaffinity(0, kept)  # for the agent and its zygotes; each library sets its own cores
     if not there.is_for_this_python:
         found = found.useless(
@@ -151,8 +151,8 @@ def _make(given: argparse.Namespace) -> Agent:
     base = base_folder(given.scratch)
     bound_bytes = parse_bytes(given.cache_size)
     cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
-    store.tidy_snapshots(cache)
-    store.sweep_snapshots(cache, kept_s=given.cache_age)
+    store.remove_evicted_snapshots(cache)
+    store.remove_stale_snapshots(cache, kept_s=given.cache_age)
     os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # read by libraries
     processes.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # an early signal would leave files behind
@@ -171,7 +171,7 @@ def _make(given: argparse.Namespace) -> Agent:
         )
         agent = _agent(options, session, found, scratch, cache, bound_bytes=bound_bytes)
         agent.monitors = monitor.watch(devices, limit_s=options.driver_limit_s)
-        objects.hand_on_environment(agent, given.environment)
+        objects.share_environment_archive(agent, given.environment)
     except BaseException:
         scratch.remove()
         raise
@@ -221,16 +221,16 @@ def _agent(
         sleeper_bytes=cpu.sleeper_bytes(found.offered),
         lease_s=options.lease_s,
         grace_s=options.grace_s,
-        probed=observing.probed_devices(options, found.offered),
+        probed=observing.devices_to_probe(options, found.offered),
         probe_every_s=options.probe_every_s,
-        node=observing.node_of_job(os.environ),
+        node=observing.batch_system_node_name(os.environ),
     )
     return Agent(
         facts, options, session=session, devices=found.offered, scratch=scratch, cache=cache, link=link, peers=peers
     )
 
 
-def _own_key(session: SessionFolder) -> Path | None:
+def _create_block_key(session: SessionFolder) -> Path | None:
     session.read()
     if session.is_carried or session.key_file("pilot").exists():
         return None

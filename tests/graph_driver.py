@@ -11,7 +11,7 @@ from engine_contract import EngineDriver, Ids
 
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import ModelTexts
-from stoker.contexts.inference.static import own_engine
+from stoker.contexts.inference.static import build_inference_engine
 
 SMALL = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -51,7 +51,7 @@ class GraphDriver(EngineDriver):
         )
         runner = ModelRunner(self.model, limit_bytes=10_000_000)
         engine: Any
-        engine = own_engine(
+        engine = build_inference_engine(
             runner, texts, engine="continuous", cache_bytes=cache_bytes, graphs=captures, backend=lambda _: backend
         )
         self.ahead = engine._ahead

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from stoker.apps.batch_inference.options import BatchOptions
-from stoker.apps.common.command_line import WIDE, site_or_session
+from stoker.apps.common.command_line import WIDE, add_site_and_session_options
 from stoker.console import Screen, WholeNumber
 
 
@@ -33,7 +33,7 @@ from stoker.console import Screen, WholeNumber
     "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,
     help="The engine, as in causal_lm(engine=...).",
 )  # fmt: skip
-@site_or_session
+@add_site_and_session_options
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists.")
 @click.option("--permits", metavar="FILE", default="", hidden=True)  # set by a gateway, for the limits of a key

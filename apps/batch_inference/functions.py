@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app
-from stoker.apps.common.openai_answers import Choice, Vectors, complete, embed_texts, for_adapter, prompts_of, refusal
+from stoker.apps.common.openai_answers import (
+    Choice,
+    Vectors,
+    build_prompts,
+    complete,
+    embed_texts,
+    refusal,
+    set_request_adapter,
+)
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 
 if TYPE_CHECKING:
@@ -41,21 +49,23 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        return self.read_tokens + sum(choice.prompt_tokens + choice.completion_tokens for choice in self.choices)
+        return self.embedding_token_count + sum(
+            choice.prompt_tokens + choice.completion_tokens for choice in self.choices
+        )
 
     @property
-    def read_tokens(self) -> int:
+    def embedding_token_count(self) -> int:
         return self.vectors.tokens if self.vectors is not None else 0
 
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
     """Answer one request. If the model refuses the request, the answer contains the error. Other errors are raised."""
-    begun, request = time.perf_counter(), for_adapter(model, request)
+    begun, request = time.perf_counter(), set_request_adapter(model, request)
     choices: list[Choice] = []
     error: ApiError | None = None
     try:
-        for place, prompt in enumerate(prompts_of(model, request)):
+        for place, prompt in enumerate(build_prompts(model, request)):
             choices.append(complete(model, request, prompt, place=place))
     except ValueError as refused:
         choices, error = [], _refusal(refused, request)

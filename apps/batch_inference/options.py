@@ -112,11 +112,11 @@ def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -
             which = f"{name} is" if name else "two models are"
             raise ConfigError(f"--model {text}: {which} given twice; each name has one model", key="model")
         if name:
-            named[name] = _absolute(path)
+            named[name] = _absolute_path_if_exists(path)
         else:
-            every = _absolute(path)
+            every = _absolute_path_if_exists(path)
     return ModelPaths(named=named, every=every, settings=settings, engine=engine)
 
 
-def _absolute(path: str) -> str:
+def _absolute_path_if_exists(path: str) -> str:
     return str(Path(path).absolute()) if os.path.exists(path) else path

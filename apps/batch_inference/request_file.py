@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, Note, RequestRefused, read_body
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, Note, RequestRefused, parse_request_body
 from stoker.datafile import Line, read_lines
 from stoker.decoding import UNREADABLE, why_not_json
 from stoker.errors import ConfigError
@@ -50,7 +50,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
         return len(self.custom_ids) + len(self.refused)
 
     @property
-    def endpoints(self) -> dict[Endpoint, int]:
+    def request_counts_by_endpoint(self) -> dict[Endpoint, int]:
         return _sums((endpoint, number) for (endpoint, _), number in self.counts.items())
 
     @property
@@ -67,7 +67,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
     ignored: set[str] = set()
     for line in read_lines(path):
         digest.update(line.data + b"\n")
-        found = read_request(line, seen=custom_ids, admit=admit, max_tokens=max_tokens, ignored=ignored.add)
+        found = parse_request_line(line, seen=custom_ids, admit=admit, max_tokens=max_tokens, ignored=ignored.add)
         if isinstance(found, RefusedLine):
             refused.append(found)
             continue
@@ -92,7 +92,7 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
     for line in read_lines(checked.path):
         if line.number in refused:
             continue
-        found = read_request(line, seen={}, admit=lambda _request: None, max_tokens=max_tokens)
+        found = parse_request_line(line, seen={}, admit=lambda _request: None, max_tokens=max_tokens)
         custom_id, number = next(left, ("", 0))
         if isinstance(found, RefusedLine) or (found.custom_id, line.number) != (custom_id, number):
             raise ConfigError(
@@ -104,19 +104,19 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
         yield found
 
 
-def read_request(
+def parse_request_line(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
     """Return the request of a line. `seen`: line numbers of earlier requests by `custom_id`."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)
-        custom_id = _custom_id(fields, seen)
+        custom_id = _read_unique_custom_id(fields, seen)
         endpoint = _endpoint(fields)
     except RequestRefused as refused:
         return _refused_line(line, custom_id, refused, below="")
     try:
-        request = read_body(
+        request = parse_request_body(
             fields["body"], endpoint=endpoint, custom_id=custom_id, line=line.number, max_tokens=max_tokens,
             ignored=ignored,
         )  # fmt: skip
@@ -148,7 +148,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _custom_id(fields: dict[str, Any], seen: dict[str, int]) -> str:
+def _read_unique_custom_id(fields: dict[str, Any], seen: dict[str, int]) -> str:
     found = fields.get("custom_id")
     if not isinstance(found, str) or not found:
         what = "is missing" if found is None else "must be a text that is not empty"

@@ -24,11 +24,11 @@ from stoker.run_folder import Record, RecordLog
 _DIGITS = 24
 
 
-def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
+def make_answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
     """Return the output line of a request that a model answered or refused. `digest`: digest of the request file."""
     key = f"{digest} {answer.line}"
     if answer.error is not None:
-        return error_line(answer.custom_id, answer.error, key=key)
+        return make_error_line(answer.custom_id, answer.error, key=key)
     name, created = _name(key), int(answer.ended_at)
     match answer.endpoint:
         case Endpoint.CHAT:
@@ -43,7 +43,7 @@ def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
     return _line(answer.custom_id, name=name, status=200, body=body)
 
 
-def error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
+def make_error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
     """Return the output line of a request without an answer. `key` identifies the request."""
     return _line(custom_id, name=_name(key), status=error.status, body=error.body)
 
@@ -77,11 +77,11 @@ class BatchTotals(msgspec.Struct):
 
 
 def make_record(answer: BatchAnswer, *, digest: str) -> Record:
-    line = answer_line(answer, digest=digest)
+    line = make_answer_line(answer, digest=digest)
     return {"custom_id": answer.custom_id, "infer_s": round(answer.infer_s, 6), "line": line}
 
 
-def call_error(error: Exception, *, line: int) -> ApiError:
+def make_call_failed_error(error: Exception, *, line: int) -> ApiError:
     said = (str(error) or type(error).__name__).partition("\n")[0]
     text = said if isinstance(error, StokerError) else f"{type(error).__name__}: {said}"
     return ApiError(f"line {line}: {text}", type="server_error", code="call_failed", status=500)
@@ -118,12 +118,12 @@ def _errors(
     checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     for one in checked.refused:
-        yield one.line, error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
+        yield one.line, make_error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
     for custom_id in totals.refused:
         yield checked.custom_ids[custom_id], _line_of(log, custom_id)
     for custom_id, error in failed.items():
         line = checked.custom_ids[custom_id]
-        yield line, error_line(custom_id, error, key=f"{checked.digest} {line}")
+        yield line, make_error_line(custom_id, error, key=f"{checked.digest} {line}")
 
 
 def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from stoker.apps.batch_inference.request_file import CheckedFile, check_file, re
 from stoker.apps.batch_inference.results import (
     KEY,
     BatchTotals,
-    call_error,
     count_totals,
     first_errors,
+    make_call_failed_error,
     make_record,
     write_errors,
     write_responses,
@@ -35,7 +35,7 @@ from stoker.apps.batch_inference.results import (
 from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.common.calls import FailedCall, Job, run_calls
 from stoker.apps.common.command_line import columns, count
-from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
@@ -110,11 +110,11 @@ def _infer(
             if found.item < 0:
                 raise found.error
             custom_id = senders[found.job].sent[found.item]
-            failed[custom_id] = stop_or_error(found.error, line=checked.custom_ids[custom_id])
+            failed[custom_id] = convert_error_unless_fatal(found.error, line=checked.custom_ids[custom_id])
             return 1
         work.log.append([make_record(found, digest=checked.digest)])
         work.attempt.infer_s += found.infer_s
-        work.attempt.tokens += found.read_tokens + sum(choice.completion_tokens for choice in found.choices)
+        work.attempt.tokens += found.embedding_token_count + sum(choice.completion_tokens for choice in found.choices)
         return 1
 
     def results(jobs: Sequence[Job]) -> Iterator[BatchAnswer | FailedCall]:
@@ -171,7 +171,7 @@ def _report(
         f" {summary['completion_tokens']:,} written"
     )
     if attempt.made:
-        yield attempt.throughput("request")
+        yield attempt.format_throughput_line("request")
     yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
     if messages:
         yield ""
@@ -200,7 +200,7 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
 
 
 def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
-    files = identity_of(recipe, models.path_of(name))
+    files = model_digest_or_name(recipe, models.path_of(name))
     said = models.settings.get(name)
     named = (said.engine, said.dtype, said.tool_parser, said.reasoning_parser) if said is not None else ()
     how = [each for each in named if each != "auto"]
@@ -210,7 +210,9 @@ def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
 
 
 def _headline(checked: CheckedFile) -> list[str]:
-    kinds = ", ".join(f"{number:,} of {endpoint.value}" for endpoint, number in checked.endpoints.items())
+    kinds = ", ".join(
+        f"{number:,} of {endpoint.value}" for endpoint, number in checked.request_counts_by_endpoint.items()
+    )
     lines = [f"batch · {checked.path.name} · {count(checked.lines, 'request')}" + (f" · {kinds}" if kinds else "")]
     if checked.refused:
         lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered; the others run")
@@ -247,12 +249,12 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
     return (embed if embeds else answer).with_options(context=recipe)
 
 
-def stop_or_error(error: Exception, *, line: int) -> ApiError:
+def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:
     """Return the error of one request. Raise errors that stop the whole run, for example a lost session."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error
-    return call_error(error, line=line)
+    return make_call_failed_error(error, line=line)
 
 
 _LOOK_S = 0.1
@@ -278,7 +280,7 @@ class Permits:
     def end(self, tokens: int) -> None:
         """Count an ended call and its tokens. Raises OSError if the file cannot be written."""
         self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
-        self._file.note_use(self._use)
+        self._file.write_batch_use(self._use)
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:

@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
 from stoker.apps.common.openai_tools import ToolChoice
-from stoker.apps.common.reasoning import REASONING, ReasoningParser, Thoughts, reasoning_of_template
+from stoker.apps.common.reasoning import REASONING, ReasoningParser, Thoughts, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     PLAIN_FORMAT,
@@ -19,9 +19,9 @@ from stoker.apps.common.tool_calls import (
     ParsedText,
     ToolCallParser,
     ToolFormat,
-    format_of_template,
+    detect_tool_call_format,
 )
-from stoker.apps.common.tool_prompts import has_tools
+from stoker.apps.common.tool_prompts import has_tool_support
 from stoker.apps.common.xml_calls import XMLCallParser
 
 
@@ -66,20 +66,20 @@ class AnswerParser:
     def feed(self, text: str) -> AnswerDelta:
         thoughts = self._reasoning.feed(text) if self._reasoning else Thoughts(text=text)
         parsed = self._calls.feed(thoughts.text) if self._calls else ParsedText(thoughts.text)
-        return self._delta(thoughts.reasoning, parsed.text, parsed.calls)
+        return self._make_answer_delta(thoughts.reasoning, parsed.text, parsed.calls)
 
     def end(self) -> AnswerDelta:
         """Return the parts that remain after the last piece."""
         thoughts = self._reasoning.end() if self._reasoning else Thoughts()
         if self._calls is None:
-            return self._delta(thoughts.reasoning, thoughts.text, ())
+            return self._make_answer_delta(thoughts.reasoning, thoughts.text, ())
         first, last = self._calls.feed(thoughts.text), self._calls.end()
-        return self._delta(thoughts.reasoning, first.text + last.text, (*first.calls, *last.calls))
+        return self._make_answer_delta(thoughts.reasoning, first.text + last.text, (*first.calls, *last.calls))
 
     def finish_reason(self, reason: str) -> str:
         return "tool_calls" if self.has_calls and reason == "stop" else reason
 
-    def _delta(self, reasoning: str, text: str, calls: Sequence[CallDelta]) -> AnswerDelta:
+    def _make_answer_delta(self, reasoning: str, text: str, calls: Sequence[CallDelta]) -> AnswerDelta:
         parts = tuple(
             CallPart(call.index, self._id(call.index) if call.name else "", call.name, call.arguments) for call in calls
         )
@@ -92,7 +92,7 @@ class AnswerParser:
 
 
 def tool_format(request: ApiRequest, template: str) -> ToolFormat:
-    name = request.tool_parser or (format_of_template(template) if has_tools(template) else PLAIN_FORMAT)
+    name = request.tool_parser or (detect_tool_call_format(template) if has_tool_support(template) else PLAIN_FORMAT)
     return FORMATS[name]
 
 
@@ -109,7 +109,7 @@ def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int
         return None
     marks = None
     if not request.sampling.form_field:  # a text with a required form has no reasoning
-        marks = REASONING.get(request.reasoning_parser or reasoning_of_template(template))
+        marks = REASONING.get(request.reasoning_parser or detect_reasoning_marks(template))
     format = tool_format(request, template)
     calls = _call_parser(request, format)
     if marks is None and calls is None:
@@ -138,7 +138,7 @@ def _call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | None:
             return None
 
 
-def whole_answer(parser: AnswerParser, text: str) -> tuple[AnswerDelta, tuple[ToolCall, ...]]:
+def parse_whole_answer(parser: AnswerParser, text: str) -> tuple[AnswerDelta, tuple[ToolCall, ...]]:
     """Return the reasoning and the text of a whole answer, and the function calls."""
     parts = (parser.feed(text), parser.end())
     calls: dict[int, ToolCall] = {}

@@ -45,7 +45,7 @@ class PermitFile:
             return msgspec.json.decode(self._use_path.read_bytes(), type=BatchUse)
         return known
 
-    def note_use(self, use: BatchUse) -> None:
+    def write_batch_use(self, use: BatchUse) -> None:
         _replace(self._use_path, msgspec.json.encode(use))
 
     def reset(self) -> None:
@@ -53,7 +53,7 @@ class PermitFile:
         self.allow(0)
 
 
-def json_line(value: Any) -> bytes:
+def encode_json_line(value: Any) -> bytes:
     """Encode a value as one JSON line for all line readers."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
@@ -63,7 +63,7 @@ def json_line(value: Any) -> bytes:
 
 def write_lines(path: Path, values: Iterable[Any]) -> None:
     with path.open("wb") as file:
-        file.writelines(map(json_line, values))
+        file.writelines(map(encode_json_line, values))
 
 
 def _replace(path: Path, data: bytes) -> None:

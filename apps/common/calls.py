@@ -123,7 +123,7 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 come.get_nowait()
 
 
-def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
+def split_into_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
     left = iter(items)
     while batch := tuple(itertools.islice(left, size)):
         yield batch
@@ -167,7 +167,7 @@ def call_with_progress(
                 ask = facts_of(loaded, {recipe.key})
                 with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
                     future = app.with_options(context=recipe)(request)
-                    for said in progress_reports(future):
+                    for said in poll_call_progress(future):
                         progress.advance(int(_PARTS * said.done / said.total) - progress.done)
                 return future.result()
         except Stopped:
@@ -175,7 +175,7 @@ def call_with_progress(
             return None
 
 
-def progress_reports(future: AppCallFuture) -> Iterator[CallProgress]:
+def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
     while True:
         try:
             future.exception(timeout=_LOOK_S)

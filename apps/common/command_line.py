@@ -20,7 +20,7 @@ WIDE = {"max_content_width": 120}
 _FOLDER = click.Path(path_type=Path)
 
 
-def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
+def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
     """Add the options of a run to a command. `prefix`: start of the run folder's name. The first of `formats` is the
     default.
     """
@@ -45,7 +45,7 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
     return add
 
 
-def site_or_session(function: Function) -> Function:
+def add_site_and_session_options(function: Function) -> Function:
     """Add --site and --session to a command. A user may give only one of these options."""
 
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
@@ -59,14 +59,14 @@ def site_or_session(function: Function) -> Function:
     return cast(Function, call)
 
 
-def check_resume(resume: Path | None, **others: Any) -> None:
+def refuse_options_with_resume(resume: Path | None, **others: Any) -> None:
     """Raise UsageError if `--resume` is combined with one of these options."""
     if resume and any(others.values()):
         *names, last = (name if name.isupper() else f"--{name}" for name in others)
         raise click.UsageError(f"--resume names the run to continue; leave {', '.join(names)} and {last} out")
 
 
-def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unset_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -109,7 +109,7 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def show_minutes(seconds: float) -> str:
+def format_estimated_wait(seconds: float) -> str:
     """Return an estimated wait in words: `a minute`, `7 min`, `3 h`."""
     if seconds < 55:
         return "a minute"

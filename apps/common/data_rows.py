@@ -53,8 +53,8 @@ class DataRows(msgspec.Struct, frozen=True):
         """Yield the rows in file order. Raises ConfigError if a row has changed since the check."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
-            item = _item_of(row, path=self.path, column=self.column)
-            if zlib.crc32(_text_of(item)) != next(left):
+            item = _make_data_item(row, path=self.path, column=self.column)
+            if zlib.crc32(_encode_item_for_digest(item)) != next(left):
                 raise ConfigError(
                     f"{self.path}: {row.place}: has changed since the file was checked; run again, and do not"
                     " change the file meanwhile",
@@ -88,11 +88,11 @@ def check_rows(
     names: dict[str, int] = {}
     empty = {name: _EmptyCells() for columns in wanted.values() for name in columns}
     for row in itertools.islice(read_rows(path), limit or None):
-        item = _item_of(row, path=path, column=column)
+        item = _make_data_item(row, path=path, column=column)
         if column:
             _refuse_repeated_id(names, item, row, path=path, column=column)
         _check_columns(row, wanted, empty, path=path, texts=texts)
-        text = _text_of(item)
+        text = _encode_item_for_digest(item)
         digest.update(b", " + text if checksums else text)
         checksums.append(zlib.crc32(text))
     if not checksums:
@@ -128,7 +128,7 @@ def row_error(problem: str, row: Row, *, path: Path, key: str) -> ConfigError:
     return ConfigError(f"{path}: {row.place}: {problem}", file=str(path), line=row.number, key=key)
 
 
-def _item_of(row: Row, *, path: Path, column: str) -> DataItem:
+def _make_data_item(row: Row, *, path: Path, column: str) -> DataItem:
     name = row.number if not column else row.fields.get(column)
     if not isinstance(name, str | int) or name == "":
         raise row_error(
@@ -140,7 +140,7 @@ def _item_of(row: Row, *, path: Path, column: str) -> DataItem:
     return DataItem(id=str(name), fields=row.fields, place=row.place)
 
 
-def _text_of(item: DataItem) -> bytes:
+def _encode_item_for_digest(item: DataItem) -> bytes:
     return repr((item.id, sorted(item.fields.items()))).encode()
 
 

@@ -188,10 +188,10 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
     placed = {
-        name: _with_template(_placed(settings, folder), folder, at=f"{file}: [models.{name}]")
+        name: _load_chat_template(_placed(settings, folder), folder, at=f"{file}: [models.{name}]")
         for name, settings in found.items()
     }
-    models = _with_adapters(placed, file=file)
+    models = _link_adapters_to_bases(placed, file=file)
     for name, settings in models.items():
         longest = longest_input(settings.path, writes=True)
         if settings.max_model_len and 0 < longest < settings.max_model_len:
@@ -209,7 +209,7 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     return models
 
 
-def identity_of(recipe: Recipe, path: str = "") -> str:
+def model_digest_or_name(recipe: Recipe, path: str = "") -> str:
     """Return the digest of a model's files, or the model's name on the hub."""
     return ", ".join(part.name for part in recipe.objects) or path
 
@@ -217,8 +217,8 @@ def identity_of(recipe: Recipe, path: str = "") -> str:
 def recipe_of(settings: ModelSettings) -> Recipe:
     """Return the context of a model. Equal settings return equal contexts. Raises RecipeError."""
     options: dict[str, Any] = {
-        "dtype": settings.dtype, "memory": _in_bytes(settings.memory),
-        "device_memory": _in_bytes(settings.device_memory), "min_libraries": settings.min,
+        "dtype": settings.dtype, "memory": _format_size_in_bytes(settings.memory),
+        "device_memory": _format_size_in_bytes(settings.device_memory), "min_libraries": settings.min,
         "max_libraries": settings.max, "keep_alive": settings.keep_alive,
     }  # fmt: skip
     if settings.kind is ModelKind.EMBEDDING:
@@ -242,7 +242,7 @@ def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
     return found
 
 
-def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
+def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
     """Copy settings of bases to adapters, and the list of adapters to bases. Raises ConfigError."""
     of_base: dict[str, dict[str, str]] = {}
     for name, settings in models.items():
@@ -253,7 +253,7 @@ def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, 
                 file=file, key="adapters",
             )  # fmt: skip
         if settings.base:
-            if why := _not_adapter(settings, models):
+            if why := _find_adapter_problem(settings, models):
                 raise ConfigError(f"{file}: [models.{name}] {why}", file=file, key="base")
             of_base.setdefault(settings.base, {})[name] = settings.adapter
     found = {}
@@ -264,7 +264,7 @@ def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, 
     return found
 
 
-def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> str:
+def _find_adapter_problem(settings: ModelSettings, models: dict[str, ModelSettings]) -> str:
     """Return why these settings are invalid for an adapter; empty if valid."""
     base, plain = models.get(settings.base), ModelSettings(path="none")
     if base is None:
@@ -287,7 +287,7 @@ def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> s
     return ""
 
 
-def _in_bytes(size: Size) -> str | None:
+def _format_size_in_bytes(size: Size) -> str | None:
     return f"{int(size)} B" if size else None
 
 
@@ -302,7 +302,7 @@ def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
     return msgspec.structs.replace(settings, path=os.path.abspath(there) if looks_local else settings.path)
 
 
-def _with_template(settings: ModelSettings, folder: Path, *, at: str) -> ModelSettings:
+def _load_chat_template(settings: ModelSettings, folder: Path, *, at: str) -> ModelSettings:
     """Replace the file name of a template by the text of the template."""
     named = settings.chat_template
     if not named or "{" in named:

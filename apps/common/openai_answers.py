@@ -20,8 +20,8 @@ from stoker.apps.common.answer_parsing import (
     CallPart,
     ToolCall,
     answer_parser,
+    parse_whole_answer,
     tool_format,
-    whole_answer,
 )
 from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
 from stoker.apps.common.openai_requests import (
@@ -32,7 +32,7 @@ from stoker.apps.common.openai_requests import (
     SamplingOptions,
     TokenIds,
 )
-from stoker.apps.common.tool_prompts import has_tools, template_messages
+from stoker.apps.common.tool_prompts import has_tool_support, template_messages
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
@@ -129,13 +129,13 @@ class WidthDiffers(ValueError):
     """The requested vector width differs from the model's."""
 
 
-def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
+def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     """Return the prompts of a request; a conversation has one prompt. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.ids or request.texts
     template = model.chat_template
     options = dict(request.template_options)
-    if has_tools(template) and request.tools.functions:
+    if has_tool_support(template) and request.tools.functions:
         options["tools"] = list(request.tools.functions)
     messages = template_messages(request, template, tool_format(request, template))
     try:
@@ -144,7 +144,7 @@ def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
         raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
 
 
-def for_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
+def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
     """Return the request with its adapter, if its model is one of the context's adapters."""
     if request.model not in model.adapters:
         return request
@@ -167,13 +167,13 @@ def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
         logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
     )
     if sampling.echo:
-        echo = _echo(model, prompt, found.prompt_logprobs, sampling)
+        echo = _make_echo_piece(model, prompt, found.prompt_logprobs, sampling)
         likelihoods = None if echo.logprobs is None else echo.logprobs + (choice.logprobs or ())
         return replace(choice, text=echo.text + choice.text, logprobs=likelihoods, unshown=echo.unshown)
     parser = _parser(model, request, prompt, place=place)
     if parser is None:
         return choice
-    answer, calls = whole_answer(parser, found.text)
+    answer, calls = parse_whole_answer(parser, found.text)
     return replace(
         choice, text=answer.text, reasoning=answer.reasoning, calls=calls,
         finish_reason=parser.finish_reason(found.finish_reason),
@@ -186,7 +186,7 @@ def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int)
     return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
 
-def _echo(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> EchoPiece:
+def _make_echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> EchoPiece:
     text = prompt if isinstance(prompt, str) else model.text_of(prompt)
     first = likelihoods[0][0] if likelihoods else ""
     unshown = 0 if text.startswith(first) else len(first)
@@ -211,14 +211,14 @@ def stream_text(
         written, finish = 0, ""
         for token in tokens:
             if token.prompt_logprobs:
-                yield _echo(model, prompt, token.prompt_logprobs, sampling)
+                yield _make_echo_piece(model, prompt, token.prompt_logprobs, sampling)
             written, finish = written + sampling.writes, token.finish_reason
             if sampling.writes:
                 yield TokenPiece(token.text, _cut(token.logprobs, sampling))
         yield TextEnded(finish, written)
     else:
         if sampling.echo:
-            yield _echo(model, prompt, (), sampling)
+            yield _make_echo_piece(model, prompt, (), sampling)
         texts = tokens.texts()
         yield texts
         yield TextEnded(texts.finish_reason, texts.tokens * sampling.writes)
@@ -344,7 +344,7 @@ def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int,
             }
             for index, choice in enumerate(choices)
         ],
-        "usage": usage or usage_of(choices),
+        "usage": usage or sum_choices_usage(choices),
         "system_fingerprint": None,
     }
 
@@ -367,7 +367,7 @@ def completion_body(
             }
             for index, choice in enumerate(choices)
         ],
-        "usage": usage or usage_of(choices),
+        "usage": usage or sum_choices_usage(choices),
         "system_fingerprint": None,
     }
 
@@ -376,8 +376,8 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
     """Return the body with the vectors of texts. `packed`: True for base64."""
     return {
         "object": "list",
-        "data": [_embedding(index, vector, packed) for index, vector in enumerate(vectors)],
-        **_embedding_facts(vectors, model),
+        "data": [_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
+        **_embedding_model_and_usage(vectors, model),
     }
 
 
@@ -386,11 +386,11 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
-        part += (b"," if index else b"") + encode(_embedding(index, vector, packed))
+        part += (b"," if index else b"") + encode(_embedding_item_body(index, vector, packed))
         if len(part) > _PART_BYTES:
             yield bytes(part)
             part.clear()
-    yield bytes(part) + b"]," + encode(_embedding_facts(vectors, model))[1:]
+    yield bytes(part) + b"]," + encode(_embedding_model_and_usage(vectors, model))[1:]
 
 
 class Vectors(msgspec.Struct, frozen=True):
@@ -425,18 +425,18 @@ def delta_body(delta: AnswerDelta) -> Body:
     if delta.text:
         found["content"] = delta.text
     if delta.calls:
-        found["tool_calls"] = [_call_part(call) for call in delta.calls]
+        found["tool_calls"] = [_tool_call_body(call) for call in delta.calls]
     return found
 
 
-def _call_part(call: CallPart) -> Body:
+def _tool_call_body(call: CallPart) -> Body:
     function = {"arguments": call.arguments}
     if not call.id:
         return {"index": call.index, "function": function}
     return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
-def usage_of(choices: Sequence[Choice]) -> Body:
+def sum_choices_usage(choices: Sequence[Choice]) -> Body:
     read = sum(choice.prompt_tokens for choice in choices)
     return token_usage(read, sum(choice.completion_tokens for choice in choices))
 
@@ -445,10 +445,10 @@ def token_usage(read: int, written: int) -> Body:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _embedding(index: int, vector: bytes, packed: bool) -> Body:
+def _embedding_item_body(index: int, vector: bytes, packed: bool) -> Body:
     numbers = base64.b64encode(vector).decode() if packed else struct.unpack(f"<{len(vector) // _FLOAT_BYTES}f", vector)
     return {"object": "embedding", "index": index, "embedding": numbers}
 
 
-def _embedding_facts(vectors: Vectors, model: str) -> Body:
+def _embedding_model_and_usage(vectors: Vectors, model: str) -> Body:
     return {"model": model, "usage": {"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens}}

@@ -31,21 +31,21 @@ def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> 
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
     return {
         "tokens": [_named(token) for token, _, _ in likelihoods],
-        "token_logprobs": [_json_logprob(chance) for _, chance, _ in likelihoods],
+        "token_logprobs": [_clamp_logprob_for_json(chance) for _, chance, _ in likelihoods],
         "top_logprobs": [
-            None if own is None else {_named(token): _json_logprob(chance) for token, chance in likeliest}
+            None if own is None else {_named(token): _clamp_logprob_for_json(chance) for token, chance in likeliest}
             for _, own, likeliest in likelihoods
         ],
         "text_offset": [max(0, end) for end in ends][: len(likelihoods)],
     }
 
 
-def _json_logprob(chance: float | None) -> float | None:
+def _clamp_logprob_for_json(chance: float | None) -> float | None:
     return None if chance is None else max(_LEAST_LOGPROB, chance)
 
 
 def _chance(token: str, chance: float | None) -> Body:
-    return {"token": str(token), "logprob": _json_logprob(chance), "bytes": list(_bytes_of(token))}
+    return {"token": str(token), "logprob": _clamp_logprob_for_json(chance), "bytes": list(_bytes_of(token))}
 
 
 def _bytes_of(token: str) -> bytes:

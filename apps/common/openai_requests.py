@@ -1,7 +1,8 @@
 """The supported part of OpenAI's API: requests, errors, and the fields of a request's body.
 
 - Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and the fields for the form of a text.
-- Ignored fields do not change an answer (`IGNORED`). `read_body` reports these fields, so that its caller can log them.
+- Ignored fields do not change an answer (`IGNORED`). `parse_request_body` reports these fields, so that its caller can
+  log them.
 - All other fields are refused by name, unless the value has no effect (`n` of 1, `logit_bias` of `{}`).
 
 A null field counts as absent.
@@ -21,7 +22,7 @@ from stoker.apps.common.openai_messages import ChatMessage, read_messages
 from stoker.apps.common.openai_tools import TOOL_FIELDS, Tools, read_tools
 from stoker.apps.common.refusals import ApiError as ApiError
 from stoker.apps.common.refusals import RequestRefused as RequestRefused
-from stoker.apps.common.refusals import equals, json_text, shown
+from stoker.apps.common.refusals import encode_json_text, equals, shown
 from stoker.apps.common.refusals import refused as refused
 from stoker.decoding import UNREADABLE, why_not_json
 
@@ -86,7 +87,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     def inputs(self) -> tuple[str, ...]:
         """The texts that the model reads, one per message or prompt, without the texts of its chat template."""
         said = (message.content + "".join(call.arguments for call in message.calls) for message in self.messages)
-        tools = (json_text(self.tools.functions),) if self.tools.functions else ()
+        tools = (encode_json_text(self.tools.functions),) if self.tools.functions else ()
         return (*tools, *said, *self.texts)
 
 
@@ -160,7 +161,7 @@ _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
 
-def read_body(
+def parse_request_body(
     body: Any,
     *,
     endpoint: Endpoint,
@@ -190,24 +191,25 @@ def read_body(
     model = _model(given)
     if endpoint is Endpoint.EMBEDDINGS:
         return ApiRequest(
-            custom_id, line, endpoint, model, texts=_texts(given, "input", most=most_texts), packed=_is_packed(given),
+            custom_id, line, endpoint, model, texts=_texts(given, "input", most=most_texts),
+            packed=_wants_base64_embeddings(given),
             dimensions=_whole(given, "dimensions", least=1, most=_MOST_TOKENS) if "dimensions" in given else 0,
         )  # fmt: skip
-    sampling = _sampling(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
+    sampling = _read_sampling_options(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
         tools = read_tools(given)
-        if tools.is_forced:
-            sampling = _held_to_call(sampling, tools)
+        if tools.is_call_required:
+            sampling = _force_tool_call(sampling, tools)
         return ApiRequest(
-            custom_id, line, endpoint, model, messages=read_messages(_required(given, "messages"), ignored),
-            sampling=sampling, tools=tools, template_options=tuple(_template_options(given)),
+            custom_id, line, endpoint, model, messages=read_messages(_get_required_field(given, "messages"), ignored),
+            sampling=sampling, tools=tools, template_options=tuple(_read_template_options(given)),
         )  # fmt: skip
-    ids = _token_ids(given["prompt"]) if "prompt" in given else ()
+    ids = _read_token_id_prompts(given["prompt"]) if "prompt" in given else ()
     texts = () if ids else _texts(given, "prompt", or_ids=" or token ids")
     return ApiRequest(custom_id, line, endpoint, model, texts=texts, sampling=sampling, ids=ids)
 
 
-def read_object(data: bytes) -> Body:
+def parse_json_object(data: bytes) -> Body:
     try:
         body = msgspec.json.decode(data)
     except UNREADABLE as error:
@@ -228,7 +230,7 @@ def _refuse_unsupported_fields(body: Body, endpoint: Endpoint) -> None:
         if name in _DEPRECATED:
             raise refused(name, f"is deprecated and not supported; use {_DEPRECATED[name]}", "unsupported_value")
         if name in NEUTRAL:
-            only = " or ".join(json_text(neutral) for neutral in NEUTRAL[name])
+            only = " or ".join(encode_json_text(neutral) for neutral in NEUTRAL[name])
             raise refused(name, f"is {shown(value)}; only {only} is supported", "unsupported_value")
         if name in REFUSED:
             raise refused(name, "is not supported here; leave it out", "unsupported_parameter")
@@ -238,13 +240,13 @@ def _refuse_unsupported_fields(body: Body, endpoint: Endpoint) -> None:
 
 
 def _model(body: Body) -> str:
-    model = _required(body, "model")
+    model = _get_required_field(body, "model")
     if not isinstance(model, str) or not model:
         raise refused("model", f"must be a text, and is {shown(model)}", "invalid_type")
     return model
 
 
-def _template_options(body: Body) -> Iterable[tuple[str, Any]]:
+def _read_template_options(body: Body) -> Iterable[tuple[str, Any]]:
     options = body.get("chat_template_kwargs", {})
     if not isinstance(options, dict):
         raise refused("chat_template_kwargs", f"must be an object, and is {shown(options)}", "invalid_type")
@@ -255,14 +257,14 @@ def _template_options(body: Body) -> Iterable[tuple[str, Any]]:
         yield name, value
 
 
-def _is_packed(body: Body) -> bool:
+def _wants_base64_embeddings(body: Body) -> bool:
     form = body.get("encoding_format", "float")
     if form not in ("float", "base64"):
         raise refused("encoding_format", f"is {shown(form)}; it must be float or base64", "invalid_value")
     return bool(form == "base64")
 
 
-def _token_ids(prompt: Any) -> tuple[TokenIds, ...]:
+def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
     """Return prompts that are lists of token ids; empty for prompts that are texts."""
     if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
         return ()
@@ -282,7 +284,7 @@ def _token_ids(prompt: Any) -> tuple[TokenIds, ...]:
 
 
 def _texts(body: Body, name: str, *, most: int = 0, or_ids: str = "") -> tuple[str, ...]:
-    value = _required(body, name)
+    value = _get_required_field(body, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise refused(name, f"must be a text or a list of texts{or_ids}, and is {shown(value)}", "invalid_type")
@@ -298,7 +300,7 @@ def _texts(body: Body, name: str, *, most: int = 0, or_ids: str = "") -> tuple[s
     return tuple(texts)
 
 
-def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int) -> SamplingOptions:
+def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int) -> SamplingOptions:
     limits = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
     if len(limits) == 2:
         raise refused("max_tokens", "is given together with max_completion_tokens; give one of them", "invalid_value")
@@ -314,22 +316,22 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
         # The seed must depend only on the request, because the request may run again elsewhere.
         seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
         stop=_stops(body.get("stop", [])),
-        logprobs=_logprobs(body) if endpoint is Endpoint.CHAT else _completion_logprobs(body),
+        logprobs=_read_chat_logprob_count(body) if endpoint is Endpoint.CHAT else _read_completion_logprob_count(body),
         json_schema=schema,
-        engine_options=(*_engine_options(body), *options),
+        engine_options=(*_read_engine_options(body), *options),
         form_field=form_field,
         echo=echo,
         writes=given != 0,
     )
 
 
-def _held_to_call(sampling: SamplingOptions, tools: Tools) -> SamplingOptions:
+def _force_tool_call(sampling: SamplingOptions, tools: Tools) -> SamplingOptions:
     """Return the options for a text that must be a function call, regardless of other fields for its form."""
     options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
     return msgspec.structs.replace(sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice")
 
 
-def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
+def _read_engine_options(body: Body) -> Iterable[tuple[str, Any]]:
     for name, (fits, shape, neutral) in ENGINE_FIELDS.items():
         if name not in body or any(equals(body[name], each) for each in neutral):
             continue
@@ -351,7 +353,7 @@ def _truth(body: Body, name: str) -> bool:
     return value
 
 
-def _logprobs(body: Body) -> int:
+def _read_chat_logprob_count(body: Body) -> int:
     wants = _truth(body, "logprobs")
     most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
     if most and not wants:
@@ -359,7 +361,7 @@ def _logprobs(body: Body) -> int:
     return most if wants else -1
 
 
-def _completion_logprobs(body: Body) -> int:
+def _read_completion_logprob_count(body: Body) -> int:
     return _whole(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
 
 
@@ -375,13 +377,13 @@ def _form(body: Body) -> tuple[str, str, Any]:
             raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
         if value not in (None, False):
             asked.append((field, "json", {"type": "object"}) if is_any else (field, name, value))
-    schema = _schema_of_format(body.get("response_format", {"type": "text"}))
+    schema = _read_response_schema(body.get("response_format", {"type": "text"}))
     if schema is not None:
         asked.append(("response_format", "json", schema))
     if len(asked) > 1:
         raise refused(asked[1][0], f"is given together with {asked[0][0]}; give one of them", "invalid_value")
     for field, name, value in asked:
-        value = json_text(value) if name == "json" and isinstance(value, dict) else value
+        value = encode_json_text(value) if name == "json" and isinstance(value, dict) else value
         texts = value if name == "choice" else [value]
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise refused(field, f"must be {_FORMS[name]}, and is {shown(value)}", "invalid_type")
@@ -389,7 +391,7 @@ def _form(body: Body) -> tuple[str, str, Any]:
     return "", "", None
 
 
-def _schema_of_format(form: Any) -> Body | None:
+def _read_response_schema(form: Any) -> Body | None:
     kind = form.get("type") if isinstance(form, dict) else None
     if kind in ("text", "json_object"):
         return {"type": "object"} if kind == "json_object" else None
@@ -425,7 +427,7 @@ def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -
     return float(value)
 
 
-def _required(body: Mapping[str, Any], name: str) -> Any:
+def _get_required_field(body: Mapping[str, Any], name: str) -> Any:
     if name not in body:
         raise refused(name, "is missing", "missing_required_parameter")
     return body[name]
@@ -445,7 +447,7 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-def _are_tokens(value: Any) -> bool:
+def _is_token_id_list(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_whole, value))
 
 
@@ -458,6 +460,6 @@ ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
     "min_p": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1", (0,)),
     "min_tokens": (_is_whole, "a whole number, 0 or more", (0,)),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
-    "stop_token_ids": (_are_tokens, "a list of token ids", ([],)),
+    "stop_token_ids": (_is_token_id_list, "a list of token ids", ([],)),
 }
 """Request fields for engine options: a check, the valid values in words, and values without effect."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.refusals import json_text, refused, shown
+from stoker.apps.common.refusals import encode_json_text, refused, shown
 
 Body = Mapping[str, Any]
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -50,7 +50,7 @@ class Tools(msgspec.Struct, frozen=True):
         return {each["function"]["name"]: _parameters(each) for each in self.functions}
 
     @property
-    def is_forced(self) -> bool:
+    def is_call_required(self) -> bool:
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
     @property
@@ -58,18 +58,20 @@ class Tools(msgspec.Struct, frozen=True):
         """The JSON schema for the text of a required call."""
         parameters = self.parameters
         if self.choice is ToolChoice.NAMED:
-            return json_text(parameters[self.name])
+            return encode_json_text(parameters[self.name])
         calls, definitions = [], {}
         for number, (name, schema) in enumerate(parameters.items()):
             place = f"parameters{number}"
-            definitions[place] = _moved_schema(schema, f"#/$defs/{place}")
+            definitions[place] = _rebase_schema_references(schema, f"#/$defs/{place}")
             properties = {"name": {"enum": [name]}, "parameters": {"$ref": f"#/$defs/{place}"}}
             required = ["name", "parameters"]
             calls.append(
                 {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
             )
         most = {} if self.is_parallel else {"maxItems": 1}
-        return json_text({"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions})
+        return encode_json_text(
+            {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
+        )
 
 
 def read_tools(body: Body) -> Tools:
@@ -83,7 +85,7 @@ def read_tools(body: Body) -> Tools:
         raise refused("parallel_tool_calls", f"must be true or false, and is {shown(is_parallel)}", "invalid_type")
     choice, name = _choice(body.get("tool_choice", "auto"))
     tools = Tools(functions, choice, name, is_parallel)
-    if tools.is_forced and not functions:
+    if tools.is_call_required and not functions:
         raise refused("tool_choice", "needs tools", "invalid_value")
     if name and name not in tools.names:
         raise refused("tool_choice", f"names the function {shown(name)}, which is not in tools", "invalid_value")
@@ -129,15 +131,15 @@ def _parameters(tool: Body) -> dict[str, Any]:
     return parameters
 
 
-def _moved_schema(schema: Any, place: str) -> Any:
+def _rebase_schema_references(schema: Any, place: str) -> Any:
     """Return a schema for another place in a document, with adjusted references."""
     if isinstance(schema, list):
-        return [_moved_schema(each, place) for each in schema]
+        return [_rebase_schema_references(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
     return {
         key: place + value.removeprefix("#")
         if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved_schema(value, place)
+        else _rebase_schema_references(value, place)
         for key, value in schema.items()
     }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from stoker.apps.common.tool_calls import overlap
+from stoker.apps.common.tool_calls import suffix_overlap_length
 
 
 class ReasoningMarks(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
-def reasoning_of_template(template: str) -> str:
+def detect_reasoning_marks(template: str) -> str:
     """Return the name of the marks that a chat template contains; `none` without marks."""
     found = (name for name, marks in REASONING.items() if marks.end in template)
     return next(found, NO_REASONING)
@@ -83,7 +83,7 @@ class ReasoningParser:
             self._held = rest
             kept = thought.rstrip()
         else:
-            kept = thought[: len(thought) - overlap(thought, self._marks.end)].rstrip()
+            kept = thought[: len(thought) - suffix_overlap_length(thought, self._marks.end)].rstrip()
             self._held = thought[len(kept) :]
         if self._is_blank:
             kept = kept.lstrip()

@@ -39,10 +39,10 @@ def equals(value: Any, other: Any) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def json_text(value: Any) -> str:
+def encode_json_text(value: Any) -> str:
     return str(msgspec.json.encode(value), "utf-8")
 
 
 def shown(value: Any) -> str:
-    text = json_text(value)
+    text = encode_json_text(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -89,7 +89,7 @@ class Attempt(msgspec.Struct):
             "loads": self.facts.loads, "devices": self.facts.devices,
         }  # fmt: skip
 
-    def throughput(self, noun: str) -> str:
+    def format_throughput_line(self, noun: str) -> str:
         """Return a line such as `300 texts in 2 s, 150.0 texts/s and 3,000 tokens/s on 1 device; 1 load of 3 s`."""
         facts, wall_s = self.facts, self.wall_s
         return (

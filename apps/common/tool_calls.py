@@ -73,7 +73,7 @@ PLAIN_FORMAT = "hermes"
 """The format that a system text explains to models whose chat template has no tools."""
 
 
-def format_of_template(template: str) -> str:
+def detect_tool_call_format(template: str) -> str:
     """Return the name of the format that a chat template uses for calls."""
     shown = (name for name, each in FORMATS.items() if any(mark in template for mark in each.templates))
     return next(shown, "json")
@@ -124,7 +124,7 @@ class ToolCallParser:
         if self._step == self._in_call and self._is_named:
             rest, _ = self._object.take_arguments(until="")
             self._add(CallDelta(self._count - 1, arguments=rest))
-        elif self._step != self._after_call:
+        elif self._step != self._read_character_after_call:
             self._text.append(self._held)
         self._held = ""
         return self._take()
@@ -140,7 +140,7 @@ class ToolCallParser:
         if self._may_be_bare and not self._held.isspace():
             self._may_be_bare = False
             if character in "{[":
-                self._step = self._opening
+                self._step = self._read_opening_character
                 self._open_if_ready()
                 return
         begin = self._format.begin
@@ -148,14 +148,14 @@ class ToolCallParser:
             self._text.append(self._held.removesuffix(begin))
             self._begin_opening()
         elif not self._may_be_bare:
-            kept = overlap(self._held, begin)
+            kept = suffix_overlap_length(self._held, begin)
             self._text.append(self._held[: len(self._held) - kept])
             self._held = self._held[len(self._held) - kept :]
 
     def _begin_opening(self) -> None:
-        self._held, self._is_marked, self._step = self._format.begin, True, self._opening
+        self._held, self._is_marked, self._step = self._format.begin, True, self._read_opening_character
 
-    def _opening(self, character: str) -> None:
+    def _read_opening_character(self, character: str) -> None:
         self._held += character
         self._open_if_ready()
 
@@ -214,13 +214,13 @@ class ToolCallParser:
     def _end_call(self) -> None:
         if self._is_empty:
             self._add(CallDelta(self._count - 1, arguments="{}"))
-        self._step = self._after_call
+        self._step = self._read_character_after_call
 
     def _add(self, delta: CallDelta) -> None:
         if not delta.index or not self._only_first:
             self._calls.append(delta)
 
-    def _after_call(self, character: str) -> None:
+    def _read_character_after_call(self, character: str) -> None:
         self._held += character
         begin, end = self._format.begin, self._format.end
         said = self._held.strip()
@@ -230,7 +230,7 @@ class ToolCallParser:
         if not rest or (end and end.startswith(said)):
             return
         if rest == "{":
-            self._held, self._is_marked, self._step = rest, True, self._opening
+            self._held, self._is_marked, self._step = rest, True, self._read_opening_character
             self._open_if_ready()
         elif begin and rest == begin:
             self._begin_opening()
@@ -300,14 +300,14 @@ class _CallObject:
         elif is_text or character == '"':
             self._word += character
             if not self._is_quoted and self._key in _NAMES:
-                self.name = self.name or _decoded(self._word)
+                self.name = self.name or _decode_json_string(self._word)
         else:
             self._between(character)
 
     def take_arguments(self, *, until: str) -> tuple[str, bool]:
         """Return the new arguments, and True if the mark `until` follows the arguments."""
         taken, mark, _ = self._arguments.partition(until) if until else (self._arguments, "", "")
-        kept = 0 if mark else overlap(taken, until)
+        kept = 0 if mark else suffix_overlap_length(taken, until)
         self._arguments = taken[len(taken) - kept :]
         return taken[: len(taken) - kept], bool(mark)
 
@@ -327,7 +327,7 @@ class _CallObject:
 
     def _between(self, character: str) -> None:
         if character == ":" and self._key is None:
-            self._key, self._word = _decoded(self._word), ""
+            self._key, self._word = _decode_json_string(self._word), ""
             self.is_other = self.is_other or self._key not in _KEYS
         elif character in "{[":
             self._depth = 1
@@ -335,7 +335,7 @@ class _CallObject:
                 self._arguments += character
         elif character in ",}":
             if self._key in _ARGUMENTS:
-                self._arguments += _decoded(self._word)
+                self._arguments += _decode_json_string(self._word)
             self._key, self._word = None, ""
             self.is_closed = character == "}"
         elif not character.isspace():
@@ -345,7 +345,7 @@ class _CallObject:
 _BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
-def _decoded(word: str) -> str:
+def _decode_json_string(word: str) -> str:
     """Return a JSON string as text, `null` as empty text, and other text unchanged."""
     try:
         found = msgspec.json.decode(word)
@@ -358,7 +358,7 @@ def _ends_with(text: str, mark: str) -> bool:
     return bool(mark) and text.endswith(mark)
 
 
-def overlap(text: str, mark: str) -> int:
+def suffix_overlap_length(text: str, mark: str) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

@@ -13,7 +13,7 @@ import msgspec
 from stoker.apps.common.openai_messages import ChatMessage
 from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.common.openai_tools import ToolChoice, Tools
-from stoker.apps.common.refusals import json_text
+from stoker.apps.common.refusals import encode_json_text
 from stoker.apps.common.tool_calls import ToolFormat
 
 _SHORT_ID = 9
@@ -33,17 +33,17 @@ _FORCED_CALL_TEXTS = {
 }
 
 
-def has_tools(template: str) -> bool:
+def has_tool_support(template: str) -> bool:
     """True if a chat template renders tools and calls itself."""
     return "tools" in template
 
 
 def template_messages(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
     """Return the messages of a conversation for a chat template. An empty template supports no tools."""
-    if has_tools(template):
+    if has_tool_support(template):
         return [_message(message, format) for message in request.messages]
-    messages = [_plain_message(message) for message in request.messages]
-    return _with_tools(messages, request.tools) if request.tools.functions else messages
+    messages = [_convert_message_without_tools(message) for message in request.messages]
+    return _add_tool_descriptions(messages, request.tools) if request.tools.functions else messages
 
 
 def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
@@ -62,11 +62,12 @@ def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
     return found
 
 
-def _plain_message(message: ChatMessage) -> dict[str, Any]:
+def _convert_message_without_tools(message: ChatMessage) -> dict[str, Any]:
     if message.role == "tool":
         return _message_with_content(message, "user", f"<tool_response>\n{message.content}\n</tool_response>")
     calls = [
-        f"<tool_call>\n{json_text({'name': call.name, 'arguments': _parsed_arguments(call.arguments)})}\n</tool_call>"
+        f"<tool_call>\n{encode_json_text({'name': call.name, 'arguments': _parsed_arguments(call.arguments)})}\n"
+        "</tool_call>"
         for call in message.calls
     ]
     return _message_with_content(
@@ -83,9 +84,9 @@ def _message_with_content(message: ChatMessage, role: str, content: str) -> dict
     return found
 
 
-def _with_tools(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+def _add_tool_descriptions(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
     """Add the description of the tools to the system text, or else to the first user text."""
-    functions = "\n".join(json_text(tool["function"]) for tool in tools.functions)
+    functions = "\n".join(encode_json_text(tool["function"]) for tool in tools.functions)
     text = _PLAIN_TOOLS.format(functions=functions)
     if forced := _FORCED_CALL_TEXTS.get(tools.choice):
         text += "\n\n" + forced.replace("{name}", tools.name)

@@ -77,7 +77,7 @@ class XMLCallParser:
             self._count += 1
             self._add("", name=self._name)
             return True
-        kept = _opening_length(self._held)
+        kept = _partial_call_suffix_length(self._held)
         self._text.append(self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
@@ -113,7 +113,7 @@ class XMLCallParser:
             self._calls.append(CallDelta(self._count - 1, name, arguments))
 
 
-def _opening_length(text: str) -> int:
+def _partial_call_suffix_length(text: str) -> int:
     """Return the length of the suffix of `text` that may open a call."""
     for found in re.finditer("<", text):
         rest = text[found.start() :]

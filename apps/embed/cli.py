@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, check_resume, given_options, run_options
+from stoker.apps.common.command_line import WIDE, add_run_options, drop_unset_options, refuse_options_with_resume
 from stoker.apps.embed import APP
 from stoker.apps.embed.options import EmbedOptions
 from stoker.console import Screen, WholeNumber
@@ -35,7 +35,7 @@ _DEFAULT = EmbedOptions()
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Texts per call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
-@run_options(prefix="embed", formats=["parquet", "npy"])
+@add_run_options(prefix="embed", formats=["parquet", "npy"])
 @click.pass_context
 def command(
     context: click.Context,
@@ -60,8 +60,8 @@ def command(
     """
     from stoker.apps.embed.run import run  # imported here, because Parsl would slow --help
 
-    check_resume(resume, FILE=others["data"], out=out, fresh=fresh)
-    given = given_options(others)
+    refuse_options_with_resume(resume, FILE=others["data"], out=out, fresh=fresh)
+    given = drop_unset_options(others)
     given |= {"normalize": False} if no_normalize else {}
     given |= {"truncate": True} if truncate else {}
     context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))

@@ -46,7 +46,7 @@ def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
     # Leave out empty texts: some tokenizers add tokens to an empty text, which would then get a vector.
     there = [text for text in request.texts if text]
     try:
-        vectors, tokens = _vectors(model, request, there) if there else ([], 0)
+        vectors, tokens = _embed_texts_as_bytes(model, request, there) if there else ([], 0)
         errors = [""] * len(vectors)
     except ValueError:
         vectors, errors, tokens = _one_by_one(model, request, there)
@@ -63,7 +63,7 @@ def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]
     vectors, errors, tokens = [], [], 0
     for text in texts:
         try:
-            [vector], count = _vectors(model, request, (text,))
+            [vector], count = _embed_texts_as_bytes(model, request, (text,))
         except ValueError as error:
             vector, count = b"", 0
             said = str(error).replace("text 0 ", "the text ", 1)  # the option's name on the command line
@@ -75,7 +75,7 @@ def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]
     return vectors, errors, tokens
 
 
-def _vectors(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:
+def _embed_texts_as_bytes(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:
     found, tokens = model.embed_array(
         list(texts), pooling=request.pooling, normalize=request.normalize, batch_size=request.tensor_batch,
         truncate=request.truncate,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker import encoder
-from stoker.apps.common.calls import in_batches, run_calls
+from stoker.apps.common.calls import run_calls, split_into_batches
 from stoker.apps.common.command_line import count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
-from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, resume_command
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
@@ -149,7 +149,7 @@ def run(
 
 def _parameters(options: EmbedOptions, recipe: Recipe, rows: DataRows) -> dict[str, Any]:
     names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
-    model = identity_of(recipe, options.model)
+    model = model_digest_or_name(recipe, options.model)
     return {"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}}
 
 
@@ -201,7 +201,7 @@ def _requests(
     options: EmbedOptions, rows: DataRows, log: RecordLog, *, sent: dict[int, tuple[str, ...]]
 ) -> Iterator[EmbedRequest]:
     missing = (item for item in rows if (item.id,) not in log)
-    for number, batch in enumerate(in_batches(missing, options.batch_size)):
+    for number, batch in enumerate(split_into_batches(missing, options.batch_size)):
         texts = tuple(_text(item, options.text) for item in batch)
         sent[number] = tuple(item.id for item in batch)
         yield EmbedRequest(
@@ -218,7 +218,7 @@ def _text(item: DataItem, column: str) -> str:
 def _report(attempt: Attempt, *, results: Path) -> Iterator[str]:
     yield ""
     if attempt.calls:
-        yield attempt.throughput("text")
+        yield attempt.format_throughput_line("text")
     else:
         yield f"  nothing was left to embed: {attempt.kept:,} vectors were kept"
     yield f"  results  {results}"

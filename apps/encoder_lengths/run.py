@@ -28,7 +28,7 @@ _MOST_SPREAD = 0.05
 """Maximum relative spread of times in an undisturbed measurement."""
 
 
-def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
+def format_length_table(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
     """Return a row per length: milliseconds, spread, increase over the previous length, and share of the texts."""
     heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
     lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
@@ -164,7 +164,7 @@ def _report(
     yield f"{Path(options.model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
     yield f"milliseconds of one text, padded to each length: the median of {profile.repeats}"
     yield ""
-    yield from staircase(profile, counts)
+    yield from format_length_table(profile, counts)
     for note in filter(None, (too_long(profile, counts), unsteady(profile))):
         yield f"  note  {note}"
     yield ""

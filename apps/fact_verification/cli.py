@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, check_resume, given_options, run_options
+from stoker.apps.common.command_line import WIDE, add_run_options, drop_unset_options, refuse_options_with_resume
 from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.console import Screen, WholeNumber
@@ -34,7 +34,7 @@ _DEFAULT = VerificationOptions()
 )  # fmt: skip
 @click.option("--snapshot/--no-snapshot", default=None, help="Keep a copy of the model that loads faster. [on]")
 @click.option("--calibrate/--no-calibrate", default=None, help="Correct a prompt's preference for one answer. [on]")
-@run_options(prefix="fact", formats=["parquet", "jsonl"])
+@add_run_options(prefix="fact", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
     context: click.Context,
@@ -60,8 +60,8 @@ def command(
 
     if everything and limit is not None:
         raise click.UsageError("--all and --limit exclude each other; give one")
-    check_resume(resume, out=out, fresh=fresh)
-    given = given_options(others)
+    refuse_options_with_resume(resume, out=out, fresh=fresh)
+    given = drop_unset_options(others)
     if everything or limit is not None:
         given["limit"] = 0 if everything else limit
     context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))

@@ -151,7 +151,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
 
     @property
-    def wants_evidence(self) -> bool:
+    def has_evidence_placeholder(self) -> bool:
         return "{evidence}" in self.text
 
     @property
@@ -259,7 +259,7 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
     prompts = read_prompts(path)
     for prompt in prompts:
         bare = next((claim for claim in claims if not claim.evidence), None)
-        if prompt.wants_evidence and bare is not None:
+        if prompt.has_evidence_placeholder and bare is not None:
             raise ConfigError(
                 f"{options.claims_path}: {bare.place}: claim {bare.id} has no evidence, and the template {prompt.name}"
                 f" of {path} has a place for it; add evidence as text, or use a template without {{evidence}}",

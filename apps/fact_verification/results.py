@@ -47,12 +47,12 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
     return low, high
 
 
-def raw_answers(scores: Sequence[Sequence[float]]) -> list[int]:
+def uncalibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the best label per row, the first if several are equal."""
     return [_best(row) for row in scores]
 
 
-def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
+def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the best label per row after batch calibration.
 
     Scores are normalized to shares of the labels' total probability, so that claims with unlikely words have no larger
@@ -60,7 +60,7 @@ def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
     """
     if not scores:
         return []
-    shares = [_log_shares(row) for row in scores]
+    shares = [_log_softmax(row) for row in scores]
     means = [math.fsum(column) / len(shares) for column in zip(*shares, strict=True)]
     return [_best([score - mean for score, mean in zip(row, means, strict=True)]) for row in shares]
 
@@ -73,7 +73,7 @@ def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> l
     return counts
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
+def mcnemar_p_value(first: Sequence[bool], second: Sequence[bool]) -> float:
     """Return the probability of at least this difference if both prompts were equally good (two-sided, exact)."""
     only_first = sum(a and not b for a, b in zip(first, second, strict=True))
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
@@ -92,7 +92,7 @@ def _best(row: Sequence[float]) -> int:
     return max(range(len(row)), key=lambda index: row[index])
 
 
-def _log_shares(row: Sequence[float]) -> list[float]:
+def _log_softmax(row: Sequence[float]) -> list[float]:
     top = max(row)
     whole = top + math.log(math.fsum(math.exp(score - top) for score in row))
     return [score - whole for score in row]
@@ -137,7 +137,7 @@ class PromptFigures(msgspec.Struct, frozen=True):
     infer_s: float
 
     @property
-    def recalls(self) -> list[float | None]:
+    def recall_by_label(self) -> list[float | None]:
         """Share of correct answers per label; None for a label without claims."""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.matrix)]
 
@@ -179,8 +179,8 @@ def make_rows(
                 )
             records.append(record)
         scores = [record["scores"] for record in records]
-        raw = raw_answers(scores)
-        answers = calibrated_answers(scores) if calibrate else raw
+        raw = uncalibrated_label_indices(scores)
+        answers = calibrated_label_indices(scores) if calibrate else raw
         for claim, record, answer, raw_answer in zip(claims, records, answers, raw, strict=True):
             rows.append(
                 ResultRow(
@@ -235,7 +235,7 @@ def best_of(made: Sequence[PromptFigures]) -> PromptFigures:
 
 def compare(rows: Sequence[ResultRow], first: str, second: str) -> float:
     right = {name: [row.correct for row in rows if row.prompt == name] for name in (first, second)}
-    return mcnemar(right[first], right[second])
+    return mcnemar_p_value(right[first], right[second])
 
 
 def write_results(rows: Sequence[ResultRow], path: Path, *, kind: str) -> None:
@@ -275,7 +275,7 @@ def results_table(made: Sequence[PromptFigures]) -> list[str]:
         f"  {'prompt':{wide}}   {'accuracy (95 %)':22}{heads}   claims/s a device",
     ]
     for one in made:
-        shares = "".join(f"{'–':>12}" if share is None else f"{share * 100:12.1f}" for share in one.recalls)
+        shares = "".join(f"{'–':>12}" if share is None else f"{share * 100:12.1f}" for share in one.recall_by_label)
         accuracy = f"{one.accuracy * 100:5.1f} %  ({one.low * 100:.1f}-{one.high * 100:.1f})"
         mark = "   best" if one is best and len(made) > 1 else ""
         lines.append(f"  {one.name:{wide}}   {accuracy:22}{shares}   {one.rate:17.1f}{mark}")
@@ -304,11 +304,13 @@ def verdict(
         if best.right == second.right:
             lines.append(f"best: {best.name}, but {second.name} got as many right")
         elif chance < 0.05:
-            lines.append(f"best: {best.name}; ahead of {second.name} by more than chance (McNemar p = {_p(chance)})")
+            lines.append(
+                f"best: {best.name}; ahead of {second.name} by more than chance (McNemar p = {_format_p_value(chance)})"
+            )
         else:
             lines.append(
-                f"best: {best.name}, but its lead over {second.name} may be chance (McNemar p = {_p(chance)});"
-                " use more claims"
+                f"best: {best.name}, but its lead over {second.name} may be chance (McNemar p ="
+                f" {_format_p_value(chance)}); use more claims"
             )
     common = max(sum(row) for row in best.matrix)
     constant = LABELS[[sum(row) for row in best.matrix].index(common)].value
@@ -387,5 +389,5 @@ def summarize(
     }
 
 
-def _p(chance: float) -> str:
+def _format_p_value(chance: float) -> str:
     return f"{chance:.2g}" if chance >= 0.001 else "less than 0.001"

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from stoker import causal_lm
-from stoker.apps.common.calls import Job, in_batches, run_calls
-from stoker.apps.common.command_line import columns, command, count, resolve, show_minutes
-from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.calls import Job, run_calls, split_into_batches
+from stoker.apps.common.command_line import columns, command, count, format_estimated_wait, resolve
+from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.functions import Question, Scores, verify
@@ -123,7 +123,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
         calls_per_library=0 if options.awareness is Awareness.FULL else 1,
     )  # fmt: skip
-    return recipe, identity_of(recipe, path)
+    return recipe, model_digest_or_name(recipe, path)
 
 
 def plan(
@@ -133,7 +133,7 @@ def plan(
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
-        calls.extend(VerificationCall(prompt=prompt, claims=batch) for batch in in_batches(left, batch_size))
+        calls.extend(VerificationCall(prompt=prompt, claims=batch) for batch in split_into_batches(left, batch_size))
     return calls
 
 
@@ -195,7 +195,7 @@ def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: i
         about = ""
         if attempt.made:
             each_s = attempt.infer_s / attempt.made / max(1, attempt.facts.devices)
-            about = f" (about {show_minutes(attempt.facts.load_s + everything * prompts * each_s)} here)"
+            about = f" (about {format_estimated_wait(attempt.facts.load_s + everything * prompts * each_s)} here)"
         which = "every shipped claim" if not options.claims else f"all {everything:,} claims of the file"
         steps.append((_command(f"{same}--all"), which + about))
     if not options.model or not options.claims:

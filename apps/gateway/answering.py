@@ -24,18 +24,24 @@ from stoker.apps.common.openai_requests import (
     Endpoint,
     Note,
     RequestRefused,
-    read_body,
-    read_object,
+    parse_json_object,
+    parse_request_body,
     refused,
 )
 from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import Caller, HeldRequest
-from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, objectives_of
-from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_words, response_body
+from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, read_objective_headers
+from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
 from stoker.apps.gateway.scoring import Scoring, read_scoring
 from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
-from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
+from stoker.apps.gateway.streaming import (
+    Chunks,
+    RunningRequest,
+    StreamedAnswer,
+    collect_pieces_with_retry,
+    stream_merged_call_pieces,
+)
 from stoker.apps.gateway.wire import (
     ClientLeft,
     EventStream,
@@ -72,32 +78,32 @@ class Asked(msgspec.Struct, frozen=True):
     """Request fields that a response repeats; None for requests to other endpoints."""
 
 
-def read_response(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
+def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
     """Parse the body of a request for a response. Raises RequestRefused."""
-    chat, repeated = chat_request(read_object(data), ignored=ignored)
-    asked = read_asked(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
+    chat, repeated = chat_request(parse_json_object(data), ignored=ignored)
+    asked = parse_model_request(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
     return msgspec.structs.replace(asked, repeated=repeated)
 
 
-def read_score(data: bytes, *, address: str, name: str, ignored: Note = lambda _field: None) -> Asked:
+def parse_score_request(data: bytes, *, address: str, name: str, ignored: Note = lambda _field: None) -> Asked:
     """Parse the body of a request for scores. Raises RequestRefused."""
     request, scoring = read_scoring(data, address, name=name, ignored=ignored)
     return Asked(request, (request,), scoring=scoring)
 
 
-def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
+def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
     """Parse the body of a request. Raises RequestRefused. `name` seeds random draws if the request has no seed."""
-    body = read_object(data)
+    body = parse_json_object(data)
     is_completion = endpoint is Endpoint.COMPLETIONS
     own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
-    request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
+    request = parse_request_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
     if endpoint is Endpoint.EMBEDDINGS:
         for key, value in own.items():
             if value is not None:
                 raise refused(key, f"is not a known field of {endpoint.value} requests", "unknown_parameter")
         return Asked(request, (request,))
-    wanted = _choice_number(own.get("n"), "n")
-    number = _choice_number(own.get("best_of"), "best_of", least=wanted)
+    wanted = _read_choice_count(own.get("n"), "n")
+    number = _read_choice_count(own.get("best_of"), "best_of", least=wanted)
     stream = _truth(own.get("stream"), "stream")
     if stream and number > wanted:
         raise refused("best_of", "is for whole answers; leave it out, or do not stream", "unsupported_value")
@@ -114,12 +120,12 @@ def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = la
     )  # fmt: skip
 
 
-def with_formats(asked: Asked, settings: ModelSettings) -> Asked:
+def set_request_parsers(asked: Asked, settings: ModelSettings) -> Asked:
     choices = tuple(with_parsers(choice, settings) for choice in asked.choices)
     return msgspec.structs.replace(asked, request=with_parsers(asked.request, settings), choices=choices)
 
 
-def tokens_asked(asked: Asked) -> tuple[int, int]:
+def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
     """Estimate the tokens that a request reads (four characters each) and writes, for a client that disconnects."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
@@ -153,7 +159,7 @@ def _choices(request: ApiRequest, number: int, *, likelihoods: bool = False) -> 
     return found
 
 
-def _choice_number(value: Any, name: str, *, least: int = 1) -> int:
+def _read_choice_count(value: Any, name: str, *, least: int = 1) -> int:
     if value is None:
         return least
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_CHOICES:
@@ -228,25 +234,26 @@ class Admission:
                 type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
             )  # fmt: skip
         if waits_s is not None or model.settings.cold is Cold.REFUSE:
-            await self._check_loaded(model, waits_s or 0.0)
+            await self._refuse_if_loads_too_late(model, waits_s or 0.0)
         if ttft_s and not model.is_admitted_by_policy:
-            await self._check_objective(model, ttft_s, waits_s or 0.0)
+            await self._refuse_unreachable_objective(model, ttft_s, waits_s or 0.0)
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         facts = await self._watch.recent(model)
         return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded now
 
-    async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
+    async def _refuse_if_loads_too_late(self, model: ServedModel, waits_s: float) -> None:
         facts = await self._facts(model)
-        if facts.hot or facts.hot_in_s <= waits_s:
+        if facts.hot or facts.seconds_until_loaded <= waits_s:
             return
         self._watch.wake(model)
         raise TryLater(
-            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(facts.hot_in_s)}. {_RETRY_HINT}",
-            type="overloaded", code="model_cold", status=503, retry_after_s=facts.hot_in_s,
+            f"the model {model.name} is {facts.state}; it may answer in"
+            f" {show_seconds(facts.seconds_until_loaded)}. {_RETRY_HINT}",
+            type="overloaded", code="model_cold", status=503, retry_after_s=facts.seconds_until_loaded,
         )  # fmt: skip
 
-    async def _check_objective(self, model: ServedModel, objective_s: float, waits_s: float) -> None:
+    async def _refuse_unreachable_objective(self, model: ServedModel, objective_s: float, waits_s: float) -> None:
         facts = await self._facts(model)
         if not facts.hot and model.settings.cold is Cold.WAIT:
             return
@@ -256,7 +263,7 @@ class Admission:
             return
         if not facts.hot:
             self._watch.wake(model)
-            later_s = facts.hot_in_s
+            later_s = facts.seconds_until_loaded
         raise TryLater(
             f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
             f" objective is {show_seconds(objective_s)}: {expected.because}. It could be met in"
@@ -281,14 +288,14 @@ class Answering:
         self._most_bytes = most_bytes
         self._ignored: set[str] = set()
 
-    async def respond(self, request: Request, caller: Caller) -> Response:
+    async def handle_responses_request(self, request: Request, caller: Caller) -> Response:
         try:
-            return await self.answer(request, Endpoint.CHAT, caller, read=read_response)
+            return await self.answer(request, Endpoint.CHAT, caller, read=parse_responses_request)
         except RequestRefused as error:
-            raise in_own_words(error) from error
+            raise translate_chat_error(error) from error
 
     async def score(self, request: Request, caller: Caller) -> Response:
-        read = partial(read_score, address=request.url.path)
+        read = partial(parse_score_request, address=request.url.path)
         return await self.answer(request, Endpoint.EMBEDDINGS, caller, read=read)
 
     async def answer(
@@ -298,18 +305,18 @@ class Answering:
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
-        read = read or partial(read_asked, endpoint=endpoint)
-        asked = read(data, name=name, ignored=self._note_ignored)
+        read = read or partial(parse_model_request, endpoint=endpoint)
+        asked = read(data, name=name, ignored=self._log_ignored_field_once)
         model = self._models.asked(asked.request.model, endpoint)
-        asked = with_formats(asked, model.settings)
+        asked = set_request_parsers(asked, model.settings)
         writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _allowed_wait_s(request)
-        objectives = objectives_of(request.headers, honoured=self._models.honoured, writes=writes)
+        objectives = read_objective_headers(request.headers, honoured=self._models.honoured, writes=writes)
         ttft_s = objectives.get("ttft", model.objectives.ttft_s)
         try:
             model.prepare()
             await self._admission.check(model, ttft_s=ttft_s, waits_s=waits_s)
         except TryLater as error:
-            self._metrics.note_refused(model, error)
+            self._metrics.count_late_refusal(model, error)
             self._metrics.count_usage(model, key=caller.name, error=error)
             raise
         if ttft_s and waits_s is not None:
@@ -334,7 +341,7 @@ class Answering:
                 request, self._whole(asked, model, app, name=name, running=running)
             )
         except (ClientLeft, asyncio.CancelledError) as error:
-            running.count_tokens(*tokens_asked(asked))
+            running.count_tokens(*estimate_request_tokens(asked))
             running.leave(error)
             raise
         except BaseException as error:
@@ -346,7 +353,7 @@ class Answering:
     async def _whole(
         self, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest
     ) -> Response:
-        found = await all_pieces(app, asked.choices)
+        found = await collect_pieces_with_retry(app, asked.choices)
         if asked.request.endpoint is Endpoint.EMBEDDINGS:
             [pieces] = found
             if asked.scoring is not None:
@@ -384,8 +391,8 @@ class Answering:
         each token is sent immediately.
         """
         chunks = _chunks(asked, name=name, model=model.name)
-        running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
-        pieces = joined_pieces(app, asked.choices)
+        running.figures.begin_first_token_wait(is_hot=self._watch.last(model).hot > 0)
+        pieces = stream_merged_call_pieces(app, asked.choices)
         answer = StreamedAnswer(
             pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model),
             failed=lambda error: log_failure(error, request),
@@ -403,7 +410,7 @@ class Answering:
 
         return EventStream(answer.events(), at_end=close, at_once=at_once)
 
-    def _note_ignored(self, field: str) -> None:
+    def _log_ignored_field_once(self, field: str) -> None:
         if field not in self._ignored:
             self._ignored.add(field)
             log.warning("the request field %s does not change answers and is ignored (logged once)", field)

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.batch_state import OK, json_line
-from stoker.apps.common.openai_requests import Endpoint, RequestRefused, read_object, refused
+from stoker.apps.common.batch_state import OK, encode_json_line
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
 
 KEPT_S = 30 * 86_400
 """Seconds after which files and batches are deleted: 30 days, as at OpenAI."""
@@ -135,7 +135,9 @@ class KeptAnswers(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
-def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str) -> KeptAnswers:
+def write_batch_output_files(
+    log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str
+) -> KeptAnswers:
     """Write the two output files of a batch from its log and its input file. Raises OSError.
 
     A request without an answer gets a line in `errors` with this code and message.
@@ -150,14 +152,14 @@ def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, co
             seen.add(custom_id)
             is_answer = line["response"]["status_code"] == OK
             completed += is_answer
-            (answered if is_answer else others).write(json_line(line))
+            (answered if is_answer else others).write(encode_json_line(line))
         failed = len(seen) - completed
         for number, request in enumerate(_objects(requests), 1):
             custom_id = request.get("custom_id")
             if not isinstance(custom_id, str) or custom_id not in seen:
                 error = {"code": code, "message": message}
                 line = {"id": f"batch_req_{number:024x}", "custom_id": custom_id, "response": None, "error": error}
-                others.write(json_line(line))
+                others.write(encode_json_line(line))
     return KeptAnswers(completed, failed)
 
 
@@ -170,14 +172,14 @@ def count_answers(log: Path) -> KeptAnswers:
     return KeptAnswers(completed, lines - completed)
 
 
-def for_client(errors: Path, out: Path) -> None:
+def copy_errors_for_client(errors: Path, out: Path) -> None:
     """Copy a file of errors without the causes of failed calls, which name hosts and folders. Raises OSError."""
     with out.open("wb") as cleaned:
         for line in _objects(errors):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
             if error.get("type") == "server_error":
                 error["message"] = error["message"].partition(": ")[0] + ": the call failed; send the request again"
-            cleaned.write(json_line(line))
+            cleaned.write(encode_json_line(line))
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -219,7 +221,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 def read_batch(data: bytes) -> BatchRequest:
     """Parse the body of a request for a batch. Raises RequestRefused."""
-    body = read_object(data)
+    body = parse_json_object(data)
     for name, value in body.items():
         if name in _UNSUPPORTED and value is not None:
             raise refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")

@@ -4,9 +4,9 @@ If a step fails because of a full disk or too many open files, the step is retri
 shows the reason.
 
 The `stoker batch` of a batch gets permits from the gateway (`batch_inference/run.py`). A part of each limit is reserved
-for other requests of the key (`KeyLimits.for_batches`). With a token limit, the maximum number of running requests of
-the key (and of its group) is the remaining tokens of this minute divided by the mean tokens of ended requests. Each
-batch may run at least one request.
+for other requests of the key (`KeyLimits.limits_for_batches`). With a token limit, the maximum number of running
+requests of the key (and of its group) is the remaining tokens of this minute divided by the mean tokens of ended
+requests. Each batch may run at least one request.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class MonitoredBatch:
     def has_process(self) -> bool:
         return self.child is not None or self.process is not None
 
-    async def process_end(self) -> int | None:
+    async def wait_for_process_end(self) -> int | None:
         """Wait until the process ends. Return the exit code if this gateway started the process."""
         code = await self.child.wait() if self.child is not None else None
-        while _may_run(self.process):
+        while _is_possibly_running(self.process):
             await asyncio.sleep(_END_CHECK_S)
         self.child = self.process = None
         return code
 
-    async def until_done(self, step: Callable[[], Awaitable[T]]) -> T:
+    async def retry_until_done(self, step: Callable[[], Awaitable[T]]) -> T:
         """Run a step. Retry the step after a pause while it raises OSError."""
         pause_s = PAUSE_S
         while True:
@@ -103,17 +103,17 @@ def find_process(pid: int, run: Path) -> psutil.Process | None:
     """
     try:
         named = psutil.Process(pid) if pid else None
-        if named is not None and _works_in(named.cmdline(), run):
+        if named is not None and _has_run_folder_option(named.cmdline(), run):
             return named
     except psutil.Error:
         pass
     for process in psutil.process_iter(["cmdline"]):
-        if _works_in(process.info["cmdline"] or [], run):
+        if _has_run_folder_option(process.info["cmdline"] or [], run):
             return process
     return None
 
 
-def _may_run(process: psutil.Process | None) -> bool:
+def _is_possibly_running(process: psutil.Process | None) -> bool:
     """False only if the process has certainly ended, because the check may lack file descriptors."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -123,7 +123,7 @@ def _may_run(process: psutil.Process | None) -> bool:
         return True
 
 
-def _works_in(words: list[str], run: Path) -> bool:
+def _has_run_folder_option(words: list[str], run: Path) -> bool:
     return any(pair == ("--out", str(run)) for pair in itertools.pairwise(words))
 
 
@@ -152,7 +152,7 @@ class BatchPace:
         self._allowed = self._file.allowed(known=self._allowed)
         self._use = self._file.use(known=self._use)
         self._most = self._use.ended + left
-        if caller := self._guard.caller_named(self._owner):
+        if caller := self._guard.caller_by_key_name(self._owner):
             self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
 
     async def keep(self) -> None:
@@ -164,18 +164,18 @@ class BatchPace:
                 await asyncio.sleep(_GRANT_EVERY_S)
         finally:
             with suppress(OSError):
-                self._count_ended()
+                self._release_ended_requests()
             while self._held:  # each request of a stopped batch has used about the mean
                 held = self._held.popleft()
                 held.tokens = self._mean
                 held.end()
 
     def step(self) -> None:
-        self._count_ended()
+        self._release_ended_requests()
         before = self._allowed
-        caller = self._guard.caller_named(self._owner)
+        caller = self._guard.caller_by_key_name(self._owner)
         while caller is not None and self._allowed < self._most and self._has_room(caller):
-            following = self._guard.begin_if(caller, used=KeyLimits.for_batches)
+            following = self._guard.begin_if_within_limits(caller, used=KeyLimits.limits_for_batches)
             if following is None:
                 break
             self._held.append(following)
@@ -183,7 +183,7 @@ class BatchPace:
         if self._allowed != before:
             self._file.allow(self._allowed)
 
-    def _count_ended(self) -> None:
+    def _release_ended_requests(self) -> None:
         use = self._file.use(known=self._use)
         tokens = max(0, use.tokens - self._use.tokens)
         for _ in range(min(use.ended - self._use.ended, len(self._held))):
@@ -205,7 +205,7 @@ class BatchPace:
             return False
         now = time.monotonic()
         for each in caller.owners:
-            most = each.limits.for_batches().tokens_per_minute
+            most = each.limits.limits_for_batches().tokens_per_minute
             if most and not self._use.ended:
                 return False
             if most and each.use.running >= (most - each.use.tokens_used(now)) // max(1, self._mean):

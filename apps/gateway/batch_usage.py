@@ -101,11 +101,11 @@ class BatchReader:
     def _asked_model(self, custom_id: str) -> str:
         """Return the model of a request from the input file, because an error does not name the model."""
         if self._requested_models is None:
-            self._requested_models = dict(_models_of(self._requests))
+            self._requested_models = dict(_read_requested_models(self._requests))
         return self._requested_models.get(custom_id, "")
 
 
-def _models_of(requests: Path) -> Iterable[tuple[str, str]]:
+def _read_requested_models(requests: Path) -> Iterable[tuple[str, str]]:
     with suppress(FileNotFoundError), requests.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -21,7 +21,14 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.batch_files import KEPT_S, BatchRequest, FileStore, count_answers, for_client, keep_answers
+from stoker.apps.gateway.batch_files import (
+    KEPT_S,
+    BatchRequest,
+    FileStore,
+    copy_errors_for_client,
+    count_answers,
+    write_batch_output_files,
+)
 from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
 from stoker.apps.gateway.batch_usage import BatchReader
 from stoker.apps.gateway.keys import Guard
@@ -107,7 +114,7 @@ class Batches:
         self._followed: dict[str, MonitoredBatch] = {}
 
     def resume(self) -> None:
-        for id in self._ids():
+        for id in self._list_batch_ids():
             try:
                 batch = self._read(id)
             except OSError:  # the follower retries
@@ -192,9 +199,9 @@ class Batches:
         is_over = False
         try:
             while not is_over:
-                await followed.until_done(lambda: self._start(followed))
-                code = await self._process_end(followed)
-                is_over = await followed.until_done(functools.partial(self._end, followed, code))
+                await followed.retry_until_done(lambda: self._start(followed))
+                code = await self._wait_for_batch_process_end(followed)
+                is_over = await followed.retry_until_done(functools.partial(self._end, followed, code))
         except asyncio.CancelledError:
             followed.stop()
             raise
@@ -210,7 +217,7 @@ class Batches:
             if followed.process is not None and (pace := self._pace(batch)) is not None:
                 pace.find(left=self._left(batch))
                 followed.pacing = asyncio.create_task(pace.keep())
-        if not followed.has_process and self._is_wanted(followed.id):
+        if not followed.has_process and self._is_batch_in_progress(followed.id):
             if (pace := self._pace(batch)) is not None:
                 pace.begin(left=self._left(batch))
             followed.child = await self._spawn(batch)
@@ -224,8 +231,8 @@ class Batches:
             batch.pid = followed.child.pid
             self._keep(batch)
 
-    async def _process_end(self, followed: MonitoredBatch) -> int | None:
-        ending = asyncio.create_task(followed.process_end())
+    async def _wait_for_batch_process_end(self, followed: MonitoredBatch) -> int | None:
+        ending = asyncio.create_task(followed.wait_for_process_end())
         counting = asyncio.create_task(self._count(followed.id))
         try:
             while not ending.done():
@@ -255,7 +262,7 @@ class Batches:
             self._usage.set_batch(id, reader.totals, key=batch.owner)
             await asyncio.sleep(0 if more else _COUNT_EVERY_S)
 
-    async def _count_all(self, batch: GatewayBatch) -> None:
+    async def _record_batch_usage(self, batch: GatewayBatch) -> None:
         run = self._run(batch)
         reader = BatchReader(self.files.data(batch.input_file_id), run / _LOG, models=self._names)
         if batch.status == "completed":
@@ -276,7 +283,7 @@ class Batches:
         """Return the pacing of a batch's requests; None if its key has no limits. A deleted key gets no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
-        caller = self._guard.caller_named(batch.owner)
+        caller = self._guard.caller_by_key_name(batch.owner)
         if caller is not None and not caller.is_limited:
             return None
         return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
@@ -287,7 +294,7 @@ class Batches:
             return batch.total - kept.completed - kept.failed
         return batch.total
 
-    def _is_wanted(self, id: str) -> bool:
+    def _is_batch_in_progress(self, id: str) -> bool:
         batch = self._read(id)
         return batch is not None and batch.status == "in_progress"
 
@@ -321,7 +328,7 @@ class Batches:
             batch.status = "completed"
             batch.completed, batch.failed = summary["answered"], summary["errors"]
             if errors.exists():
-                await asyncio.to_thread(for_client, errors, run / _CLEANED)
+                await asyncio.to_thread(copy_errors_for_client, errors, run / _CLEANED)
         elif batch.status == "in_progress" and code is None:  # the process was stopped while no gateway ran
             return False
         else:
@@ -333,14 +340,14 @@ class Batches:
             run.mkdir(exist_ok=True)
             responses = run / _KEPT
             kept = await asyncio.to_thread(
-                keep_answers, run / _LOG, self.files.data(batch.input_file_id), responses=responses,
+                write_batch_output_files, run / _LOG, self.files.data(batch.input_file_id), responses=responses,
                 errors=run / _CLEANED, code=why, message=message,
             )  # fmt: skip
             batch.completed, batch.failed = kept.completed, kept.failed
         batch.output_file_id = self._given(followed, batch, responses, name="responses.jsonl")
         batch.error_file_id = self._given(followed, batch, run / _CLEANED, name="errors.jsonl")
         batch.ended_at = int(time.time())
-        await self._count_all(batch)
+        await self._record_batch_usage(batch)
         self._keep(batch)
         return True
 
@@ -365,9 +372,9 @@ class Batches:
         return self._folder / f"{batch.id}.run"
 
     def _all(self) -> list[GatewayBatch]:
-        return [found for id in self._ids() if (found := self._read(id)) is not None]
+        return [found for id in self._list_batch_ids() if (found := self._read(id)) is not None]
 
-    def _ids(self) -> list[str]:
+    def _list_batch_ids(self) -> list[str]:
         return [path.stem for path in self._folder.glob("batch_*.json")]
 
     def _read(self, id: str) -> GatewayBatch | None:

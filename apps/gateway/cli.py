@@ -123,13 +123,13 @@ def run(
         session=session, origins=origins, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
         workers=workers, as_json=as_json,
     )  # fmt: skip
-    with needs_extra("stoker serve"):
+    with report_missing_serve_extra("stoker serve"):
         from stoker.apps.gateway.run import serve  # imported here, because Parsl and the server would slow --help
     context.exit(serve(options, screen=Screen(json_only=as_json)))
 
 
 @contextmanager
-def needs_extra(command: str) -> Iterator[None]:
+def report_missing_serve_extra(command: str) -> Iterator[None]:
     """Raise StokerError if an import in the `with` block fails because the extra `serve` is not installed."""
     try:
         yield
@@ -144,7 +144,7 @@ def keys() -> None:
     """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes immediately."""
 
 
-def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
+def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of limits to a command, which receives the limits as `limits`."""
 
     @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests per minute.")
@@ -161,18 +161,18 @@ def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _with_rights(function: Callable[..., None]) -> Callable[..., None]:
+def _add_key_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a key to a command."""
     admin = click.option("--admin", is_flag=True, help="May see the usage of all keys at /v1/usage.")
     group = click.option(
         "--group", metavar="GROUP", default="", help="Share the limits of this group (stoker serve groups set)."
     )
-    return _with_limits(group(admin(function)))
+    return _add_limit_options(group(admin(function)))
 
 
 @keys.command("add")
 @click.argument("name")
-@_with_rights
+@_add_key_options
 def add(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
     """Make a key for NAME, and show it."""
     file = KeyFile.usual()
@@ -186,13 +186,13 @@ def add(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
 
 @keys.command("set")
 @click.argument("name")
-@_with_rights
+@_add_key_options
 def set_key(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
     """Replace the limits, the group and the rights of the key of NAME: what is not given is removed."""
     file = KeyFile.usual()
     file.change(name, limits, group=group, admin=admin)
     [changed] = [each for each in file.read() if each.name == name]
-    line(f"the key of {name}: {_described(changed)}")
+    line(f"the key of {name}: {_describe_key(changed)}")
 
 
 @keys.command("list")
@@ -219,7 +219,7 @@ def list_keys(*, as_json: bool) -> None:
         line(f"{none}; stoker serve keys add NAME creates a key")
     else:
         lines(
-            f"  {each.name:<20}  {time.strftime('%Y-%m-%d', time.localtime(each.created))}  {_described(each)}"
+            f"  {each.name:<20}  {time.strftime('%Y-%m-%d', time.localtime(each.created))}  {_describe_key(each)}"
             for each in records
         )
 
@@ -244,7 +244,7 @@ def groups() -> None:
 
 @groups.command("set")
 @click.argument("name")
-@_with_limits
+@_add_limit_options
 def set_group(*, name: str, limits: KeyLimits) -> None:
     """Make the group NAME, or replace its limits: a limit that is not given is removed."""
     file = KeyFile.usual()
@@ -285,7 +285,7 @@ def remove_group(*, name: str) -> None:
 command.add_command(usage)
 
 
-def _described(key: KeyRecord) -> str:
+def _describe_key(key: KeyRecord) -> str:
     group = f"; in the group {key.group}" if key.group else ""
     return f"{_shown(key.limits)}{group}{'; sees all usage' if key.admin else ''}"
 

@@ -18,8 +18,8 @@ from stoker.apps.gateway.usage import (
     UsageQuery,
     UsageRow,
     first_day,
-    shown_row,
-    total_of,
+    sum_usage_rows,
+    usage_row_to_dict,
 )
 from stoker.console import json as print_json
 from stoker.console import line, lines
@@ -64,7 +64,7 @@ def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: boo
     except (OSError, sqlite3.Error) as error:
         raise StokerError(f"{file.path}: cannot be read: {error}; try again, or move the file away") from error
     if as_json:
-        print_json({"file": str(file.path), "since": since, "usage": [shown_row(row, by) for row in rows]})
+        print_json({"file": str(file.path), "since": since, "usage": [usage_row_to_dict(row, by) for row in rows]})
     elif as_csv:
         lines(_csv(rows, by))
     elif rows:
@@ -77,17 +77,17 @@ def _csv(rows: Sequence[UsageRow], by: Sequence[str]) -> list[str]:
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow([*by, *_fields()])
-    table.writerows(list(shown_row(row, by).values()) for row in rows)
+    table.writerows(list(usage_row_to_dict(row, by).values()) for row in rows)
     return written.getvalue().splitlines()
 
 
 def _fields() -> tuple[str, ...]:
-    return tuple(shown_row(UsageRow(), ()))
+    return tuple(usage_row_to_dict(UsageRow(), ()))
 
 
 def _table(rows: Sequence[UsageRow], by: Sequence[str]) -> Iterator[str]:
-    shown = [list(shown_row(row, by).values()) for row in rows]
-    sums = msgspec.structs.astuple(total_of(rows))
+    shown = [list(usage_row_to_dict(row, by).values()) for row in rows]
+    sums = msgspec.structs.astuple(sum_usage_rows(rows))
     cells: list[list[str | int]] = [[*by, *_COLUMNS], *shown, ["all", *([""] * (len(by) - 1)), *sums]]
     texts = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells]
     wide = [max(map(len, column)) for column in zip(*texts, strict=True)]

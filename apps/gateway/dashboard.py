@@ -23,9 +23,9 @@ from stoker.apps.gateway.listening import (
     is_loopback,
     listen,
     listen_on_path,
-    refuse_open,
+    refuse_open_host_without_keys,
     run_server,
-    tunnel,
+    ssh_tunnel_command,
 )
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
 from stoker.apps.gateway.session_figures import session_figures
@@ -139,7 +139,7 @@ def show(options: DashboardOptions, *, screen: Screen) -> int:
     """
     keys = KeyFile.usual()
     keys.read()
-    refuse_open(options.host, uds=options.uds, keys=keys)
+    refuse_open_host_without_keys(options.host, uds=options.uds, keys=keys)
     if options.uds:
         listener, port = listen_on_path(options.uds), 0
     else:
@@ -155,7 +155,7 @@ def show(options: DashboardOptions, *, screen: Screen) -> int:
         else:
             screen.line(f"  a page: {address}/     for Prometheus: {address}/metrics")
             if is_loopback(options.host):
-                screen.line(f"  from your laptop: {tunnel(port)}")
+                screen.line(f"  from your laptop: {ssh_tunnel_command(port)}")
         if keys.exists:
             screen.line(f"  the page asks for a key ({keys.path})")
         elif not options.uds:

@@ -147,7 +147,7 @@ class GatewayMetrics:
     def count_error(self, status: int) -> None:
         self.errors.labels(str(status)).inc()
 
-    def note_refused(self, model: ServedModel, error: BaseException) -> bool:
+    def count_late_refusal(self, model: ServedModel, error: BaseException) -> bool:
         """Count an error if it refuses a request that would be late. Return False for other errors."""
         is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
         if is_late:
@@ -172,7 +172,7 @@ class GatewayMetrics:
             self.loading.labels(model.name).set(facts.loading)
             self.asleep.labels(model.name).set(facts.asleep)
             self.wake.labels(model.name).set(facts.wake_s)
-        self._session.status, self._session.names = status, served_names(models)
+        self._session.status, self._session.names = status, model_names_by_recipe(models)
         return bytes(generate_latest(_SummedRegistry(self._registry, others) if others else self._registry))
 
 
@@ -199,7 +199,7 @@ class RequestFigures:
         model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 
-    def await_first_token(self, *, is_hot: bool) -> None:
+    def begin_first_token_wait(self, *, is_hot: bool) -> None:
         """Start the wait for the first token of a stream. `is_hot`: True if the model is loaded."""
         self._found_hot = is_hot
         self._before = self._model.meter.first.begin()
@@ -220,7 +220,7 @@ class RequestFigures:
             if not self._first_at:
                 self._first_at = now
                 self._metrics.ttft.labels(self._model.name).observe(now - self._begun_at)
-                self._has_first_token(now - self._begun_at if self._found_hot else None)
+                self._end_first_token_wait(now - self._begun_at if self._found_hot else None)
             elif self._wanted.tpot_s:
                 due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun_at)
                 self._is_late |= now - self._begun_at > due_s
@@ -231,7 +231,7 @@ class RequestFigures:
 
     def end(self, error: BaseException | None) -> None:
         metrics, name = self._metrics, self._model.name
-        self._has_first_token(None)
+        self._end_first_token_wait(None)
         ttft_s = self._first_at - self._begun_at if self._first_at else None
         tpot_s = (self._last_at - self._first_at) / (self._pieces - 1) if self._pieces > 1 else None
         failed = isinstance(error, Exception) and not isinstance(error, ClientLeft)
@@ -244,7 +244,7 @@ class RequestFigures:
             metrics.latency.labels(name).observe(time.monotonic() - self._begun_at)
         if tpot_s is not None:
             metrics.tpot.labels(name).observe(tpot_s)
-        is_late = error is not None and self._metrics.note_refused(self._model, error)
+        is_late = error is not None and self._metrics.count_late_refusal(self._model, error)
         failed = failed and status.startswith("5") and not is_late
         late = self._is_late if tpot_s is not None else None
         met = self._wanted.met(ttft_s=ttft_s, late=late, failed=failed) if ttft_s is not None else {}
@@ -253,7 +253,7 @@ class RequestFigures:
         self._model.meter.end(failed=failed, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
         metrics.count_usage(self._model, key=self._key, error=error, tokens=self.tokens)
 
-    def _has_first_token(self, ttft_s: float | None) -> None:
+    def _end_first_token_wait(self, ttft_s: float | None) -> None:
         """End the wait for the first token. A second call has no effect."""
         if self._before is not None:
             self._model.meter.first.end(self._before, ttft_s)
@@ -286,11 +286,11 @@ class GatewayFigures:
             "trouble": self._watch.trouble,
             "workers": msgspec.structs.asdict(self._workers.facts) if self._workers is not None else None,
             "models": [_model(model, status) for model in self._models.values()],
-            **session_figures(status, names=served_names(self._models), with_texts=self._is_open()),
+            **session_figures(status, names=model_names_by_recipe(self._models), with_texts=self._is_open()),
         }
 
 
-def served_names(models: ServedModels) -> dict[str, str]:
+def model_names_by_recipe(models: ServedModels) -> dict[str, str]:
     """Return the names of models by the names of their recipes. Models with equal settings share a recipe."""
     names: dict[str, list[str]] = {}
     for model in models.values():

@@ -15,12 +15,12 @@ from stoker.apps.common.openai_answers import (
     ScorePiece,
     TextPiece,
     VectorPiece,
+    build_prompts,
     complete,
     embed_texts,
-    for_adapter,
-    prompts_of,
     refusal,
     score_pairs,
+    set_request_adapter,
     stream_text,
 )
 from stoker.apps.common.openai_requests import ApiError, ApiRequest
@@ -34,9 +34,9 @@ _PIECE_BYTES = 500_000
 
 @app(stream=True)
 def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
-    request = for_adapter(model, request)
+    request = set_request_adapter(model, request)
     try:
-        [prompt] = prompts_of(model, request)
+        [prompt] = build_prompts(model, request)
         yield complete(model, request, prompt, place=0)
     except ValueError as refused:
         yield refusal(refused, request)
@@ -44,9 +44,9 @@ def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
 
 @app(stream=True)
 def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | RelayedTexts | ApiError]:
-    begun, request = False, for_adapter(model, request)
+    begun, request = False, set_request_adapter(model, request)
     try:
-        [prompt] = prompts_of(model, request)
+        [prompt] = build_prompts(model, request)
         for piece in stream_text(model, request, prompt, place=0):
             yield piece
             begun = True

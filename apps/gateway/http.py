@@ -32,7 +32,7 @@ from stoker.apps.gateway.responses import ADDRESS as RESPONSES
 from stoker.apps.gateway.scoring import RERANK, SCORE
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
 from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
-from stoker.apps.gateway.usage import UsageRecorder, read_query, shown_row
+from stoker.apps.gateway.usage import UsageRecorder, read_query, usage_row_to_dict
 from stoker.apps.gateway.wire import (
     ClientLeft,
     CrossOrigin,
@@ -87,7 +87,7 @@ class BatchRoutes:
     async def _list_files(self, request: Request, caller: Caller) -> Response:
         wanted = request.query_params.get("purpose", "")
         found = [one for one in self._files.all(owner=caller.name) if wanted in ("", one.purpose)]
-        return JSONAnswer(_list_page(request, found))
+        return JSONAnswer(_paginate_list(request, found))
 
     async def _file(self, request: Request, caller: Caller) -> Response:
         return JSONAnswer(self._files.get(request.path_params["id"], owner=caller.name).body)
@@ -108,7 +108,7 @@ class BatchRoutes:
         return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
 
     async def _list_batches(self, request: Request, caller: Caller) -> Response:
-        return JSONAnswer(_list_page(request, self._batches.all(owner=caller.name)))
+        return JSONAnswer(_paginate_list(request, self._batches.all(owner=caller.name)))
 
     async def _batch(self, request: Request, caller: Caller) -> Response:
         return JSONAnswer(self._batches.get(request.path_params["id"], owner=caller.name).body)
@@ -117,7 +117,7 @@ class BatchRoutes:
         return JSONAnswer(self._batches.cancel(request.path_params["id"], owner=caller.name).body)
 
 
-def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
+def _paginate_list(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
     """Return a page of a list: `limit` entries after the entry `after`. Raises RequestRefused."""
     limit, after = request.query_params.get("limit", str(_PAGE)), request.query_params.get("after", "")
     if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= _MOST_PAGE:
@@ -186,13 +186,13 @@ class Gateway:
             *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
             *model_routes(self._answering, self._tokenizing, self._guarded),
         ]
-        return application_of(routes, self._guard, origins=self._origins, lifespan=self._lifespan)
+        return build_starlette_app(routes, self._guard, origins=self._origins, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        keep_garbage_cheap()
+        reduce_garbage_collection()
         self._usage.begin()
-        works = [self._watch.keep_warm(), self._until_over(), self._tidy(), self._page.keep()]
+        works = [self._watch.keep_warm(), self._stop_when_session_over(), self._tidy(), self._page.keep()]
         if self._notes is not None:
             works.append(self._notes.keep())
         if self._workers is not None:
@@ -212,7 +212,7 @@ class Gateway:
             await asyncio.gather(*beside, return_exceptions=True)
             await asyncio.to_thread(self._usage.end)
 
-    async def _until_over(self) -> None:
+    async def _stop_when_session_over(self) -> None:
         await self._watch.until_over()
         self.when_over()
 
@@ -265,7 +265,9 @@ class Gateway:
                 "the usage cannot be read now; the gateway's log says why", type="server_error",
                 code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
-        return JSONAnswer({"object": "list", "since": asked.since, "data": [shown_row(row, asked.by) for row in rows]})
+        return JSONAnswer(
+            {"object": "list", "since": asked.since, "data": [usage_row_to_dict(row, asked.by) for row in rows]}
+        )
 
     async def _show_model(self, request: Request, _caller: Caller) -> Response:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
@@ -282,12 +284,12 @@ def model_routes(answering: Answering, tokenizing: Tokenizing, guarded: Guarding
         Route(TOKENIZE, guarded(tokenizing.tokenize), methods=["POST"]),
         Route(DETOKENIZE, guarded(tokenizing.detokenize), methods=["POST"]),
         *(Route(path, guarded(answering.score), methods=["POST"]) for path in (SCORE, RERANK)),
-        Route(RESPONSES, guarded(answering.respond), methods=["POST"]),
+        Route(RESPONSES, guarded(answering.handle_responses_request), methods=["POST"]),
         *(Route(endpoint.value, answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
     ]
 
 
-def application_of(
+def build_starlette_app(
     routes: Sequence[Route], guard: Guard, *, origins: Sequence[str], lifespan: Callable[..., Any]
 ) -> Starlette:
     middleware = [
@@ -297,7 +299,7 @@ def application_of(
     return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=lifespan, middleware=middleware)
 
 
-def keep_garbage_cheap() -> None:
+def reduce_garbage_collection() -> None:
     """Make the garbage collector skip permanent objects and run less often."""
     gc.collect()
     gc.freeze()
@@ -337,7 +339,7 @@ async def _error(request: Request, error: Exception) -> Response:
     return answer
 
 
-async def _unknown_address(request: Request, error: Exception) -> Response:
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.method == "OPTIONS" and error.status_code == _NOT_ALLOWED:
         return Response(status_code=204, headers=error.headers)
@@ -348,4 +350,4 @@ async def _unknown_address(request: Request, error: Exception) -> Response:
     return answer
 
 
-ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _unknown_address, Exception: _error}
+ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _answer_http_exception, Exception: _error}

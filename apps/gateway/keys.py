@@ -44,13 +44,13 @@ class KeyLimits(msgspec.Struct, frozen=True):
     def rates(self) -> KeyLimits:
         return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
 
-    def for_batches(self) -> KeyLimits:
+    def limits_for_batches(self) -> KeyLimits:
         """Limits for batches. A tenth of each limit above 1 (at least 1) is reserved for other requests."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
 LimitsUsed = Callable[[KeyLimits], KeyLimits]
-"""The choice of limits for a request: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.for_batches`."""
+"""The choice of limits for a request: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.limits_for_batches`."""
 
 
 class LimitReached(msgspec.Struct, frozen=True):
@@ -99,14 +99,16 @@ class KeyUse(msgspec.Struct):
         used = self.tokens_used(now)
         if limits.tokens_per_minute and used >= limits.tokens_per_minute:
             message = f"{who} may read and write {limits.tokens_per_minute:,} tokens a minute, and has used {used:,}"
-            return LimitReached(message, "tokens_per_minute", self._room_in(limits.tokens_per_minute, used, now))
+            return LimitReached(
+                message, "tokens_per_minute", self._seconds_until_room(limits.tokens_per_minute, used, now)
+            )
         return None
 
     def tokens_used(self, now: float) -> int:
         self.forget(now)
         return sum(tokens for _, tokens in self.tokens)
 
-    def _room_in(self, most: int, used: int, now: float) -> float:
+    def _seconds_until_room(self, most: int, used: int, now: float) -> float:
         for at, tokens in self.tokens:
             used -= tokens
             if used < most:
@@ -190,11 +192,11 @@ class KeyFile:
         """Create and return a key. Only the digest is stored. Raises ConfigError for a name in use and for an unknown
         group.
         """
-        _check_name(name, what="a key")
+        _check_name_syntax(name, what="a key")
         kept = self._read()
         if any(each.name == name for each in kept.keys):
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
-        _check_group(group, kept)
+        _check_group_exists(group, kept)
         key = _KEY_PREFIX + secrets.token_urlsafe(32)
         made = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
         self._write(msgspec.structs.replace(kept, keys=(*kept.keys, made)))
@@ -203,8 +205,8 @@ class KeyFile:
     def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> None:
         """Replace the limits, the group and the rights of a key. Raises ConfigError for an unknown key or group."""
         kept = self._read()
-        _check_key(name, kept)
-        _check_group(group, kept)
+        _check_key_exists(name, kept)
+        _check_group_exists(group, kept)
         changed = (
             msgspec.structs.replace(each, limits=limits, group=group, admin=admin) if each.name == name else each
             for each in kept.keys
@@ -213,12 +215,12 @@ class KeyFile:
 
     def remove(self, name: str) -> None:
         kept = self._read()
-        _check_key(name, kept)
+        _check_key_exists(name, kept)
         self._write(msgspec.structs.replace(kept, keys=tuple(each for each in kept.keys if each.name != name)))
 
     def set_group(self, name: str, limits: KeyLimits) -> None:
         """Create a group, or replace the limits of a group."""
-        _check_name(name, what="a group")
+        _check_name_syntax(name, what="a group")
         kept = self._read()
         others = (each for each in kept.groups if each.name != name)
         self._write(msgspec.structs.replace(kept, groups=(*others, GroupRecord(name, limits))))
@@ -269,20 +271,20 @@ class KeyFile:
             raise
 
 
-def _check_name(name: str, *, what: str) -> None:
+def _check_name_syntax(name: str, *, what: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r:.80} is not a name for {what}; write letters, digits, and . _ @ - after the first character"
         )
 
 
-def _check_key(name: str, kept: _KeysOnDisk) -> None:
+def _check_key_exists(name: str, kept: _KeysOnDisk) -> None:
     if all(each.name != name for each in kept.keys):
         known = ", ".join(each.name for each in kept.keys) or "none"
         raise ConfigError(f"there is no key {name}; there are: {known}")
 
 
-def _check_group(group: str, kept: _KeysOnDisk) -> None:
+def _check_group_exists(group: str, kept: _KeysOnDisk) -> None:
     if group and all(each.name != group for each in kept.groups):
         raise ConfigError(f"there is no group {group}; make it first: stoker serve groups set {group}")
 
@@ -354,15 +356,15 @@ class Guard:
         record = self._keys.find(key.strip())
         if record is None:
             raise _refused("this key is not valid here")
-        return self._caller_of(record)
+        return self._make_caller(record)
 
-    def caller_named(self, name: str) -> Caller | None:
+    def caller_by_key_name(self, name: str) -> Caller | None:
         """Return the client with this key name; None if the key is missing or the file is unreadable."""
         try:
             record = self._keys.named(name)
         except (OSError, ConfigError):
             return None
-        return self._caller_of(record) if record is not None else None
+        return self._make_caller(record) if record is not None else None
 
     def begin(self, caller: Caller, *, used: LimitsUsed = KeyLimits.whole) -> HeldRequest:
         """Start a request. Raises TryLater (429) if a limit of the caller or of its group is reached."""
@@ -377,14 +379,14 @@ class Guard:
     async def hold(self, caller: Caller) -> HeldRequest:
         return self.begin(caller)
 
-    def begin_named(self, name: str) -> HeldRequest:
+    def begin_for_key_name(self, name: str) -> HeldRequest:
         """Start a request of the key `name`. Raises the errors of `caller` and `begin`."""
-        caller = self.caller_named(name)
+        caller = self.caller_by_key_name(name)
         if caller is None:
             raise _refused("this key is not valid here")
         return self.begin(caller)
 
-    def begin_if(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
+    def begin_if_within_limits(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
         """Start a request, or return None if a limit is reached."""
         now = time.monotonic()
         return None if caller.reached(used, now=now) else self._started(caller, now)
@@ -400,7 +402,7 @@ class Guard:
             each.use.start(now)
         return HeldRequest(*(each.use.end for each in caller.owners))
 
-    def _caller_of(self, record: KeyRecord) -> Caller:
+    def _make_caller(self, record: KeyRecord) -> Caller:
         group = self._keys.group(record.group)
         shared = None
         if group is not None:
@@ -416,7 +418,7 @@ def _refuse_foreign_pages(host: str, origin: str | None) -> None:
     Any web page in a browser on this machine can send requests (also with DNS rebinding).
     """
     name = urlsplit(f"//{host}").hostname or ""
-    is_own = "." not in name or _is_address(name) or name == socket.getfqdn()
+    is_own = "." not in name or _is_ip_address(name) or name == socket.getfqdn()
     if not is_own or (origin is not None and urlsplit(origin).netloc != host):
         raise RequestRefused(
             "a web page of another origin sent the request, and this gateway has no keys: stoker serve keys add NAME",
@@ -424,7 +426,7 @@ def _refuse_foreign_pages(host: str, origin: str | None) -> None:
         )  # fmt: skip
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     try:
         return bool(ipaddress.ip_address(name))
     except ValueError:

@@ -73,7 +73,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def tunnel(port: int) -> str:
+def ssh_tunnel_command(port: int) -> str:
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
 
 
@@ -117,7 +117,7 @@ class Served(Protocol):
     def application(self) -> ASGIApp: ...
 
 
-def refuse_open(host: str, *, uds: str, keys: KeyFile) -> None:
+def refuse_open_host_without_keys(host: str, *, uds: str, keys: KeyFile) -> None:
     """Raise ConfigError if the interface is not the loopback and there are no keys."""
     if not uds and not is_loopback(host) and not keys.exists:
         raise ConfigError(

@@ -119,7 +119,9 @@ def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
             raise refused(header, f"is for requests that are answered at once; {what} has none", "unsupported_value")
 
 
-def objectives_of(headers: Mapping[str, str], *, honoured: frozenset[str], writes: bool = True) -> dict[str, float]:
+def read_objective_headers(
+    headers: Mapping[str, str], *, honoured: frozenset[str], writes: bool = True
+) -> dict[str, float]:
     """Read the objectives in the headers of a request, in seconds by option. Raises RequestRefused.
 
     Args:

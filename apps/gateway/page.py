@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from stoker.apps.gateway.session_figures import sample_of
+from stoker.apps.gateway.session_figures import make_history_sample
 
 PAGE = Path(__file__).parent / "data" / "page.html"
 GRAFANA = Path(__file__).parent / "data" / "grafana.json"
@@ -80,7 +80,7 @@ class FigureHistory:
             self._put(step // 2, count, sums)
 
 
-async def _give_grafana(_request: Request) -> Response:
+async def _serve_grafana_dashboard(_request: Request) -> Response:
     return FileResponse(GRAFANA, media_type="application/json")
 
 
@@ -88,7 +88,7 @@ async def _show_page(_request: Request) -> Response:
     return FileResponse(PAGE, media_type="text/html")
 
 
-PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _give_grafana)]
+PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _serve_grafana_dashboard)]
 """Routes of the page and of a dashboard for Grafana, which need no key."""
 
 
@@ -113,7 +113,7 @@ class PageFigures:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:
                 figures = await self._read()
-                if sample := sample_of(figures):
+                if sample := make_history_sample(figures):
                     for history in self._history.values():
                         history.add(time.time(), sample)
                 self._last = msgspec.json.encode(figures)
@@ -130,7 +130,7 @@ class PageFigures:
                 log.warning("the page's history could not be written", exc_info=True)
             await asyncio.sleep(_HISTORY_EVERY_S)
 
-    def _shown_history(self) -> bytes:
+    def _encode_history_json(self) -> bytes:
         return msgspec.json.encode({name: history.shown() for name, history in self._history.items()})
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -140,5 +140,5 @@ class PageFigures:
             yield b"data: " + await self.now() + b"\n\n"
             if time.monotonic() - history_at >= _HISTORY_EVERY_S:
                 history_at = time.monotonic()
-                yield b"event: history\ndata: " + self._shown_history() + b"\n\n"
+                yield b"event: history\ndata: " + self._encode_history_json() + b"\n\n"
             await asyncio.sleep(self._every_s)

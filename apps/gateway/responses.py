@@ -57,20 +57,20 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
             what = f"is {shown(value)}, which is not supported" if known else f"is not a known field of {ADDRESS}"
             raise refused(name, what, "unsupported_value" if known else "unknown_parameter")
     if "tools" in given:
-        chat["tools"] = [_chat_tool(tool) for tool in _list(given["tools"], "tools")]
+        chat["tools"] = [_convert_tool_for_chat(tool) for tool in _list(given["tools"], "tools")]
     choice = given.get("tool_choice", "auto")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     chat["tool_choice"] = choice
-    format = _text_format(given.get("text", {}))
+    format = _read_text_format(given.get("text", {}))
     if format["type"] != "text":
-        chat["response_format"] = _chat_format(format)
+        chat["response_format"] = _convert_format_for_chat(format)
     system = [{"role": "system", "content": given["instructions"]}] if given.get("instructions") else []
     chat["messages"] = [*system, *_messages(given.get("input"))]
-    return chat, _repeated(given, format)
+    return chat, _repeated_request_fields(given, format)
 
 
-def in_own_words(error: RequestRefused) -> RequestRefused:
+def translate_chat_error(error: RequestRefused) -> RequestRefused:
     """Return an error of a chat request with the field names of a request for a response."""
     param = error.error.param or ""
     for name, own in _FIELDS.items():
@@ -89,20 +89,20 @@ def _list(value: Any, where: str) -> list[Any]:
     return value
 
 
-def _chat_tool(tool: Any) -> Any:
+def _convert_tool_for_chat(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def _text_format(text: Any) -> Body:
+def _read_text_format(text: Any) -> Body:
     format = text.get("format") or {"type": "text"} if isinstance(text, dict) else None
     if not isinstance(format, dict) or "type" not in format:
         raise refused("text.format", f"must be an object with a type, and is {shown(format)}", "invalid_type")
     return format
 
 
-def _chat_format(format: Body) -> Body:
+def _convert_format_for_chat(format: Body) -> Body:
     if format["type"] != "json_schema":
         return format
     return {"type": "json_schema", "json_schema": {name: value for name, value in format.items() if name != "type"}}
@@ -158,7 +158,7 @@ def _reasoning(item: Body) -> str:
     return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
-def _repeated(given: Body, format: Body) -> Body:
+def _repeated_request_fields(given: Body, format: Body) -> Body:
     return {
         "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
@@ -214,7 +214,7 @@ class ResponseEvents:
         return [self._finish] if self._finish else []
 
     def events(self, _index: int, pieces: Sequence[TextPiece]) -> bytes:
-        return b"".join(event for piece in pieces for event in self._events_of(piece))
+        return b"".join(event for piece in pieces for event in self._encode_piece_events(piece))
 
     def end(self) -> bytes:
         self.is_whole = True
@@ -235,7 +235,7 @@ class ResponseEvents:
             **self._head, "status": status, "incomplete_details": incomplete, "output": self._items, "usage": usage,
         }  # fmt: skip
 
-    def _events_of(self, piece: TextPiece) -> Iterator[bytes]:
+    def _encode_piece_events(self, piece: TextPiece) -> Iterator[bytes]:
         match piece:
             case TextBegun():
                 self.read = piece.prompt_tokens
@@ -254,7 +254,7 @@ class ResponseEvents:
                 if piece.delta.text:
                     yield from self._text(piece.delta.text)
                 for call in piece.delta.calls:
-                    yield from self._function_call(call)
+                    yield from self._function_call_events(call)
             case TextEnded():
                 self.written = piece.completion_tokens
                 self._finish = piece.finish_reason
@@ -273,7 +273,7 @@ class ResponseEvents:
         self._items[-1]["content"][0]["text"] += text
         yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
-    def _function_call(self, call: CallPart) -> Iterator[bytes]:
+    def _function_call_events(self, call: CallPart) -> Iterator[bytes]:
         if call.id:
             yield from self._close()
             yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")

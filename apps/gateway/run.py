@@ -27,7 +27,14 @@ from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.figures import GatewayNotes
 from stoker.apps.gateway.http import Gateway
 from stoker.apps.gateway.keys import Guard, KeyFile
-from stoker.apps.gateway.listening import is_loopback, listen, listen_on_path, refuse_open, run_server, tunnel
+from stoker.apps.gateway.listening import (
+    is_loopback,
+    listen,
+    listen_on_path,
+    refuse_open_host_without_keys,
+    run_server,
+    ssh_tunnel_command,
+)
 from stoker.apps.gateway.options import GatewayOptions
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
@@ -88,7 +95,7 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
     settings = read_models(options.models)
     keys = KeyFile.usual()
     keys.read()
-    refuse_open(options.host, uds=options.uds, keys=keys)
+    refuse_open_host_without_keys(options.host, uds=options.uds, keys=keys)
     _check_tls(options)
     place = GatewayPlace(options.site, options.models)
     state = place.take()
@@ -101,14 +108,14 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
         session, how = _session(options, before=state.session)
         with stoker.load(session=session) as loaded:
             place.keep(GatewayState(port=port or state.port, session=loaded.id, pid=os.getpid()))
-            _refuse_unhonoured(options.models, settings, loaded)
+            _refuse_unsupported_settings(options.models, settings, loaded)
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
             screen.line(session_line(loaded))
             screen.line(f"  {how}")
-            for line in (*_unserved_reasons(models), *_address_lines(options, keys, port=port, models=models)):
+            for line in (*_unusable_model_warnings(models), *_address_lines(options, keys, port=port, models=models)):
                 screen.line(line)
             if options.as_json:
-                screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
+                screen.json(_gateway_address_fields(options, port=port, session=loaded.id, models=models))
             guard, usage = Guard(keys), UsageRecorder(UsageFile.usual())
             workers = None
             if options.workers > 1:
@@ -153,7 +160,7 @@ def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
     return kept.session, f"joined session {kept.session}, which was already running for this site"
 
 
-def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
+def _refuse_unsupported_settings(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
     honoured = honoured_by(session)
     for name, each in settings.items():
         asked = {
@@ -191,7 +198,7 @@ def _check_tls(options: GatewayOptions) -> None:
             raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _unserved_reasons(models: ServedModels) -> Iterator[str]:
+def _unusable_model_warnings(models: ServedModels) -> Iterator[str]:
     for model in models.values():
         try:
             model.prepare()
@@ -208,14 +215,16 @@ def _address_lines(options: GatewayOptions, keys: KeyFile, *, port: int, models:
     else:
         yield f"  {address}/v1     a page: {address}/"
         if is_loopback(options.host):
-            yield f"  from your laptop: {tunnel(port)}"
+            yield f"  from your laptop: {ssh_tunnel_command(port)}"
     if keys.exists:
         yield f"  {count(len(keys.read()), 'key')} accepted ({keys.path})"
     elif not options.uds:
         yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME creates a key"
 
 
-def _place_for_programs(options: GatewayOptions, *, port: int, session: str, models: ServedModels) -> dict[str, Any]:
+def _gateway_address_fields(
+    options: GatewayOptions, *, port: int, session: str, models: ServedModels
+) -> dict[str, Any]:
     """Return the gateway's address as JSON. `base_url`: the URL for OpenAI's clients; None for a Unix socket."""
     address = _address(options, port)
     return {

@@ -12,7 +12,14 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai_requests import IGNORED, ApiRequest, Endpoint, Note, read_body, read_object
+from stoker.apps.common.openai_requests import (
+    IGNORED,
+    ApiRequest,
+    Endpoint,
+    Note,
+    parse_json_object,
+    parse_request_body,
+)
 from stoker.apps.common.refusals import refused, shown
 
 SCORE, RERANK = "/v1/score", "/v1/rerank"
@@ -49,7 +56,7 @@ def read_scoring(
     data: bytes, address: str, *, name: str, ignored: Note = lambda _field: None
 ) -> tuple[ApiRequest, Scoring]:
     """Parse the body of a request. Raises RequestRefused. `ignored`: called with the name of each ignored field."""
-    body = {field: value for field, value in read_object(data).items() if value is not None}
+    body = {field: value for field, value in parse_json_object(data).items() if value is not None}
     for field in body.keys() - _FIELDS[address]:
         if field not in IGNORED:
             what = f"is not a known field here; there are {', '.join(_FIELDS[address])}"
@@ -63,9 +70,11 @@ def read_scoring(
         scoring = Scoring(address)
     else:
         left, right = _texts(body, "query", most=1), _texts(body, "documents")
-        scoring = Scoring(address, most=_most(body), shows=_shows(body))
+        scoring = Scoring(address, most=_most(body), shows=_read_return_documents(body))
     asked = {"model": body.get("model"), "input": [*left, *right]}
-    request = read_body(asked, endpoint=Endpoint.EMBEDDINGS, custom_id=name, line=0, most_texts=2 * _MOST_TEXTS)
+    request = parse_request_body(
+        asked, endpoint=Endpoint.EMBEDDINGS, custom_id=name, line=0, most_texts=2 * _MOST_TEXTS
+    )
     first = [0] * len(right) if len(left) == 1 else range(len(left))
     pairs = tuple(zip(first, range(len(left), len(left) + len(right)), strict=True))
     return msgspec.structs.replace(request, pairs=pairs), scoring
@@ -96,7 +105,7 @@ def _most(body: dict[str, Any]) -> int:
     return value
 
 
-def _shows(body: dict[str, Any]) -> bool:
+def _read_return_documents(body: dict[str, Any]) -> bool:
     value = body.get("return_documents", True)
     if not isinstance(value, bool):
         raise refused("return_documents", f"must be true or false, and is {shown(value)}", "invalid_type")

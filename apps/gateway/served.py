@@ -65,7 +65,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return "hot" if self.hot else "loading" if self.loading else "asleep" if self.asleep else "cold"
 
     @property
-    def hot_in_s(self) -> float:
+    def seconds_until_loaded(self) -> float:
         if self.hot:
             return 0.0
         load_s = self.wake_s if self.asleep and self.wake_s else self.load_s or UNKNOWN_LOAD_S
@@ -123,7 +123,7 @@ def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
     alone_s = first.expected_s(0)
     if not facts.hot:
         load = f"a load took {show_seconds(facts.load_s)}" if facts.load_s else "no load of it has been measured"
-        return FirstTokenForecast(facts.hot_in_s + alone_s, f"it is {facts.state}, and {load}", alone_s)
+        return FirstTokenForecast(facts.seconds_until_loaded + alone_s, f"it is {facts.state}, and {load}", alone_s)
     queued_s = facts.queued * facts.run_s / facts.running if facts.running else 0.0
     own_s = first.expected_s(first.waiting)
     if queued_s + alone_s > own_s:
@@ -186,7 +186,7 @@ class ModelMeter(msgspec.Struct):
         found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "first"}
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
-    def set_sums(self, parts: Sequence[Mapping[str, Any]]) -> None:
+    def sum_worker_counts(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Set the figures to the sums of the `counts` of other processes. Each process contributes equally many recent
         values.
         """
@@ -359,7 +359,7 @@ class SessionWatch:
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
-            self._keep_task(asyncio.create_task(self._warm(model, count)))
+            self._keep_task(asyncio.create_task(self._warm_model(model, count)))
 
     async def until_over(self) -> None:
         while self.session.over is None:
@@ -372,12 +372,12 @@ class SessionWatch:
                 if facts.hot:
                     self._failed_loads.pop(model.name, None)
                 least = 0 if model.settings.base else model.settings.min  # an adapter shares the libraries of its base
-                if facts.hot + facts.loading < least and self._may_warm(model):
+                if facts.hot + facts.loading < least and self._can_warm_model(model):
                     with contextlib.suppress(Exception):  # the error is logged, and the load is retried
                         self.wake(model, count=model.settings.min)
             await asyncio.sleep(_WARM_EVERY_S)
 
-    def _may_warm(self, model: ServedModel) -> bool:
+    def _can_warm_model(self, model: ServedModel) -> bool:
         """False after repeated failed loads of the model. Then only a request loads the model."""
         return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
@@ -386,7 +386,7 @@ class SessionWatch:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _warm(self, model: ServedModel, count: int) -> None:
+    async def _warm_model(self, model: ServedModel, count: int) -> None:
         assert model.recipe is not None
         try:
             # A policy that admits requests loads one library on request, and the remaining libraries of `min` itself.

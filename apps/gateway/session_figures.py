@@ -62,7 +62,7 @@ def session_figures(
 _LISTS = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiting", "notices", "faults")
 
 
-def sample_of(figures: Mapping[str, Any]) -> dict[str, float]:
+def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
     """Return the values for the page's history; empty while the manager does not answer."""
     calls = figures["calls"]
     if not calls:

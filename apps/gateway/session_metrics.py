@@ -35,7 +35,7 @@ class SessionMetrics:
             yield from _session(self.status)
             yield from _contexts(self.status, self.names)
             yield from _engines(self.status, self.names)
-            yield from _maps(self.status)
+            yield from _map_metrics(self.status)
             yield from _pilots(self.status)
 
 
@@ -117,7 +117,7 @@ def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
     yield cache
 
 
-def _maps(status: Status) -> Iterator[Metric]:
+def _map_metrics(status: Status) -> Iterator[Metric]:
     label = ["function", "model_name", "client"]
     total = GaugeMetricFamily("stoker_map_items", "Items of open maps, if known", labels=label)
     done = GaugeMetricFamily("stoker_map_items_done", "Items of open maps with a result", labels=label)

@@ -41,7 +41,7 @@ class ModelRefused(RequestRefused):
         self.error = error
 
 
-async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
+async def stream_call_pieces(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
     """Yield the pieces of one call, grouped by arrival. Raises ModelRefused, and errors of the call."""
     with stoker.stream(app, request) as stream:
         async for piece in stream:
@@ -50,15 +50,15 @@ async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[
             yield [piece, *stream.take_arrived()]
 
 
-async def joined_pieces(
+async def stream_merged_call_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
     """Yield the pieces of one call per request as they arrive, with the index of the request.
 
-    Raises the errors of `pieces_of`. The first error ends all calls.
+    Raises the errors of `stream_call_pieces`. The first error ends all calls.
     """
     if len(requests) == 1:
-        async with aclosing(pieces_of(app, requests[0])) as pieces:
+        async with aclosing(stream_call_pieces(app, requests[0])) as pieces:
             async for some in pieces:
                 yield 0, some
         return
@@ -66,7 +66,7 @@ async def joined_pieces(
 
     async def run(place: int) -> None:
         try:
-            async with aclosing(pieces_of(app, requests[place])) as pieces:
+            async with aclosing(stream_call_pieces(app, requests[place])) as pieces:
                 async for some in pieces:
                     await come.put((place, some))
             await come.put(None)
@@ -91,8 +91,8 @@ async def joined_pieces(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call, in the order of the requests. Raises the errors of `joined_pieces`.
+async def collect_pieces_with_retry(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
+    """Return all pieces of each call, in the order of the requests. Raises the errors of `stream_merged_call_pieces`.
 
     If a call runs again with other pieces, all calls run once more, because the client has received no piece.
     """
@@ -104,7 +104,7 @@ async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[lis
 
 async def _collect_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
     found: list[list[Piece]] = [[] for _ in requests]
-    async with aclosing(joined_pieces(app, requests)) as pieces:
+    async with aclosing(stream_merged_call_pieces(app, requests)) as pieces:
         async for place, some in pieces:
             found[place] += some
     return found
@@ -174,15 +174,15 @@ class Chunks:
         return self.read + self.written
 
     def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
-        return b"".join([self._event_of(index, piece) for piece in pieces])
+        return b"".join([self._encode_piece_chunk(index, piece) for piece in pieces])
 
-    def _event_of(self, index: int, piece: TextPiece) -> bytes:
+    def _encode_piece_chunk(self, index: int, piece: TextPiece) -> bytes:
         match piece:
             case str():
                 self.written += 1
                 if self._continuous:
                     return self._choice(index, text=piece)
-                head, tail = self._plain.get(index) or self._plain_parts(index)
+                head, tail = self._plain.get(index) or self._plain_event_head_and_tail(index)
                 return head + _encode(piece) + tail
             case EchoPiece():
                 self._offsets[index] = -piece.unshown
@@ -210,7 +210,7 @@ class Chunks:
         last: dict[str, Any] = {**self._head, "choices": [], "usage": token_usage(self.read, self.written)}
         return _event(last) + DONE
 
-    def _plain_parts(self, index: int) -> tuple[bytes, bytes]:
+    def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
         """Return the bytes around the text in the event of a plain piece. These bytes are encoded once, because such
         events differ only in the text.
         """

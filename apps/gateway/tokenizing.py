@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.openai_requests import read_object
+from stoker.apps.common.openai_requests import parse_json_object
 from stoker.apps.common.refusals import RequestRefused, refused, shown
 from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Caller
@@ -64,7 +64,7 @@ class Tokenizing:
 
 
 def _read(data: bytes, fields: dict[str, type], *, needs: str) -> dict[str, Any]:
-    body = {name: value for name, value in read_object(data).items() if value is not None}
+    body = {name: value for name, value in parse_json_object(data).items() if value is not None}
     for name, value in body.items():
         if name not in fields:
             what = f"is not a known field here; there are {', '.join(fields)}"

@@ -100,7 +100,7 @@ def read_query(given: Mapping[str, str]) -> UsageQuery:
     return UsageQuery(since, given.get("key", ""), given.get("model", ""), by)
 
 
-def shown_row(row: UsageRow, by: Sequence[str]) -> dict[str, str | int]:
+def usage_row_to_dict(row: UsageRow, by: Sequence[str]) -> dict[str, str | int]:
     return {name: getattr(row, name) for name in (*by, *_COUNTS)}
 
 
@@ -273,7 +273,7 @@ class UsageRecorder:
             log.warning("the usage of %d requests is lost: it could not be written", lost)
 
 
-def total_of(rows: Sequence[UsageRow]) -> UsageCount:
+def sum_usage_rows(rows: Sequence[UsageRow]) -> UsageCount:
     total = UsageCount()
     for row in rows:
         total.add(row)

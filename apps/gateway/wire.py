@@ -142,7 +142,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
 async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientLeft."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_client_disconnects(request.receive))
+    gone = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -183,7 +183,7 @@ class EventStream(Response):  # type: ignore[misc]
         self._at_end = at_end
         self._is_open = False
         self._was_silent = False
-        """True if no event was sent since the last check in `_comment`."""
+        """True if no event was sent since the last check in `_send_keepalive_comments`."""
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
@@ -191,8 +191,8 @@ class EventStream(Response):  # type: ignore[misc]
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
         sending = asyncio.create_task(self._send(send))
-        beside = asyncio.create_task(self._comment(send))
-        gone = asyncio.create_task(_client_disconnects(receive))
+        beside = asyncio.create_task(self._send_keepalive_comments(send))
+        gone = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -229,7 +229,7 @@ class EventStream(Response):  # type: ignore[misc]
                 await asyncio.sleep(_APART_S)
                 sent_at += _APART_S
 
-    async def _comment(self, send: Send) -> None:
+    async def _send_keepalive_comments(self, send: Send) -> None:
         while True:
             self._was_silent = True
             await asyncio.sleep(_SILENT_S)
@@ -237,7 +237,7 @@ class EventStream(Response):  # type: ignore[misc]
                 await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
 
 
-async def _client_disconnects(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -23,7 +23,7 @@ import stoker
 from stoker.apps.gateway.answering import Answering
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.figures import GatewayMetrics
-from stoker.apps.gateway.http import application_of, guarded, keep_garbage_cheap, model_routes
+from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes, reduce_garbage_collection
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
 from stoker.apps.gateway.listening import run_server
 from stoker.apps.gateway.peers import GatewayPeer
@@ -58,7 +58,7 @@ class GatewayWorker:
             lambda handler: guarded(handler, guard, failed=self._metrics.count_error),
         )
         self._paths = frozenset(route.path for route in routes)
-        self._app = application_of(routes, guard, origins=task.origins, lifespan=self._lifespan)
+        self._app = build_starlette_app(routes, guard, origins=task.origins, lifespan=self._lifespan)
 
     def application(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,11 +71,11 @@ class GatewayWorker:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        keep_garbage_cheap()
+        reduce_garbage_collection()
         self._usage.begin()
         reader, writer = await asyncio.open_unix_connection(sock=self._channel)
         self._peer = GatewayPeer(reader, writer, self._do)
-        calls = asyncio.create_task(self._until_alone(self._peer))
+        calls = asyncio.create_task(self._stop_when_peer_disconnects(self._peer))
         self._peer.note("ready")
         try:
             yield
@@ -84,7 +84,7 @@ class GatewayWorker:
             await asyncio.gather(calls, return_exceptions=True)
             await asyncio.to_thread(self._usage.end)
 
-    async def _until_alone(self, peer: GatewayPeer) -> None:
+    async def _stop_when_peer_disconnects(self, peer: GatewayPeer) -> None:
         await peer.run()
         self.when_over()
 

@@ -111,7 +111,7 @@ class GatewayWorkers:
         await asyncio.gather(*(self._ask(each) for each in self._workers if each.is_ready))
         reports = [self._ended, *(each.report for each in self._workers)]
         for name, model in self._models.items():
-            model.meter.set_sums([report.meters[name] for report in reports if name in report.meters])
+            model.meter.sum_worker_counts([report.meters[name] for report in reports if name in report.meters])
         return summed(sample for report in reports for sample in report.samples)
 
     async def _ask(self, worker: _Worker) -> None:
@@ -184,7 +184,7 @@ class GatewayWorkers:
             case "hold":
                 return self._hold(worker, *given)
             case "release":
-                return self._release(worker, *given)
+                return self._end_held_request(worker, *given)
             case "forward":
                 return await self._forward(worker, app, *given)
             case "ready":
@@ -193,12 +193,12 @@ class GatewayWorkers:
     def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
         """Start a request of a key, or return the error for the client."""
         try:
-            worker.held[number] = self._guard.begin_named(key)
+            worker.held[number] = self._guard.begin_for_key_name(key)
         except RequestRefused as error:
             return refusal_of(error)
         return None
 
-    def _release(self, worker: _Worker, number: int, tokens: int) -> None:
+    def _end_held_request(self, worker: _Worker, number: int, tokens: int) -> None:
         if (held := worker.held.pop(number, None)) is not None:
             held.tokens = tokens
             held.end()

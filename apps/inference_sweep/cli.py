@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, check_resume, given_options, run_options
+from stoker.apps.common.command_line import WIDE, add_run_options, drop_unset_options, refuse_options_with_resume
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.plan import SweepOptions
 from stoker.console import Screen, WholeNumber
@@ -27,7 +27,7 @@ _DEFAULT = SweepOptions()
 @click.option(
     "--tensor-batch", type=WholeNumber(), help="Rows of a call that the model processes at a time, at most. [all]"
 )
-@run_options(prefix="sweep", formats=["parquet", "jsonl"])
+@add_run_options(prefix="sweep", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
     context: click.Context, /, *, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **others: Any
@@ -41,6 +41,6 @@ def command(
     """
     from stoker.apps.inference_sweep.run import run  # imported here, because Parsl would slow --help
 
-    check_resume(resume, out=out, fresh=fresh)
-    given = given_options(others)
+    refuse_options_with_resume(resume, out=out, fresh=fresh)
+    given = drop_unset_options(others)
     context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))

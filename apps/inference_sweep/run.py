@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from stoker import causal_lm
-from stoker.apps.common.calls import in_batches, run_calls
+from stoker.apps.common.calls import run_calls, split_into_batches
 from stoker.apps.common.command_line import columns, command, count, resolve
 from stoker.apps.common.data_rows import DataItem
-from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, resume_command
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
@@ -143,7 +143,7 @@ def run(
         site=options.site,
         parameters={
             "combinations": {one.name: one.digest for one in combined},
-            "models": {name: identity_of(recipe) for name, recipe in recipes.items()},
+            "models": {name: model_digest_or_name(recipe) for name, recipe in recipes.items()},
             "rows": sweep.rows.digest,
             "tensor_batch": options.tensor_batch,
         },
@@ -204,7 +204,7 @@ def _infer(
         work.attempt.infer_s += written.infer_s
         return work.log.append(records) + work.failed.append(unmade)
 
-    window = calls_ahead(options.batch_size)
+    window = max_calls_in_flight(options.batch_size)
     work.infer(
         jobs, contexts=recipes, take=take, noun="inferences", results=functools.partial(run_calls, window=window)
     )  # fmt: skip
@@ -238,7 +238,7 @@ def plan_calls(
 ) -> Iterator[SweepCall]:
     """Yield the missing calls by combination. Each combination reads the rows again."""
     for combination in combined:
-        for batch in in_batches(_missing(rows, log, digest=combination.digest), batch_size):
+        for batch in split_into_batches(_missing(rows, log, digest=combination.digest), batch_size):
             yield SweepCall(combination=combination, items=batch)
 
 
@@ -270,7 +270,7 @@ class SweepRequests:
         return self._sent.pop(number)
 
 
-def calls_ahead(batch_size: int) -> int:
+def max_calls_in_flight(batch_size: int) -> int:
     """Return the maximum number of one model's calls in flight."""
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 

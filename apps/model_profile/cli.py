@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stoker.apps.common.command_line import WIDE, site_or_session
+from stoker.apps.common.command_line import WIDE, add_site_and_session_options
 from stoker.console import Screen
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -18,7 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @click.option(
     "--quick", is_flag=True, help="Measure every second power of two, up to 1,024 prompt tokens: about a minute."
 )
-@site_or_session
+@add_site_and_session_options
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(

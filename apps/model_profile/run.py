@@ -29,11 +29,11 @@ def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
     lines = [f"  {rows:>12}" + "".join(f"{_number(column):>{_WIDTH}}" for column in columns)]
     for tokens in sorted({tokens for tokens, _ in found}):
         row = [found.get((tokens, column)) for column in columns]
-        lines.append(f"  {_number(tokens):>12}" + "".join(f"{_show_ms(value):>{_WIDTH}}" for value in row))
+        lines.append(f"  {_number(tokens):>12}" + "".join(f"{_format_milliseconds(value):>{_WIDTH}}" for value in row))
     return lines
 
 
-def show_error(error: Sequence[float]) -> str:
+def format_prediction_error(error: Sequence[float]) -> str:
     """Return an error in words, such as `4.1 % over 100 other workloads`."""
     mean, count = error
     return (
@@ -41,7 +41,7 @@ def show_error(error: Sequence[float]) -> str:
     )
 
 
-def _show_ms(seconds: float | None) -> str:
+def _format_milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return "·"
     ms = 1000 * seconds
@@ -82,11 +82,11 @@ def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:
         "",
         "decode: milliseconds of a step, by requests that write and their mean length in tokens",
         *grid(times["decode"], rows="requests"),
-        f"  error  {show_error(times['decode_error'])}",
+        f"  error  {format_prediction_error(times['decode_error'])}",
         "",
         "prefill: milliseconds of a step, by tokens that it reads and the mean number of tokens that each attends to",
         *grid(times["prefill"], rows="tokens"),
-        f"  error  {show_error(times['prefill_error'])}",
+        f"  error  {format_prediction_error(times['prefill_error'])}",
         "",
         f"  kept in  {kept}" if kept else "  not kept: the session did not store it in time",
     ]

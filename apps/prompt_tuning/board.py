@@ -94,7 +94,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
     @property
-    def end_at(self) -> float | None:
+    def actual_or_forecast_end_at(self) -> float | None:
         return self.ended_at if self.phase.is_over else self.ends_at
 
     def in_time(self, now: float) -> bool | None:
@@ -143,11 +143,11 @@ def read_board(root: Path = RUNS) -> list[BoardRow]:
     for folder in folders:
         entry = read_entry(folder) if folder.is_dir() else None
         if entry is not None:
-            seen.append(BoardRow(str(folder), entry, not entry.phase.is_over and not _is_held(folder)))
+            seen.append(BoardRow(str(folder), entry, not entry.phase.is_over and not _is_run_folder_locked(folder)))
     return sorted(seen, key=lambda one: one.entry.submitted_at)
 
 
-def _is_held(folder: Path) -> bool:
+def _is_run_folder_locked(folder: Path) -> bool:
     try:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -199,7 +199,7 @@ def job_line(entry: BoardEntry, *, now: float) -> str:
     return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
 
 
-def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
+def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
     """Return the lines of `stoker tune status`. At most `most_over` ended jobs are shown, the latest."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
@@ -223,7 +223,7 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
 
 
 def due(entry: BoardEntry, *, now: float) -> str:
-    deadline, end = entry.deadline_at, entry.end_at
+    deadline, end = entry.deadline_at, entry.actual_or_forecast_end_at
     if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
         return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
     word = "ended" if entry.phase is Phase.DONE else "ends"
@@ -338,7 +338,7 @@ class Display:
 
 
 @contextlib.contextmanager
-def display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
+def open_job_display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
     if json or not console.is_terminal():
         yield Display(screen, drops=drops, place=None)
         return

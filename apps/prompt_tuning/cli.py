@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from stoker import console
-from stoker.apps.common.command_line import WIDE, site_or_session
+from stoker.apps.common.command_line import WIDE, add_site_and_session_options
 from stoker.apps.prompt_tuning import board, report
 from stoker.apps.prompt_tuning.board import DEVICES, RUNS, SubmissionOptions, read_board
 from stoker.console import Screen
@@ -33,7 +33,7 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 
 @click.command("submit", context_settings=WIDE)
 @click.argument("jobs", nargs=-1, required=True, type=_FOLDER, metavar="JOB.toml...")
-@site_or_session
+@add_site_and_session_options
 @click.option(
     "--gang", metavar="N-M", callback=gang_range, default=f"1-{DEVICES}", show_default=True, help="Replicas per job."
 )
@@ -111,13 +111,13 @@ def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
         console.json({"jobs": read_board(runs)})
         return
     if not watch:
-        console.lines(board.board_lines(read_board(runs), now=time.time(), most_over=most))
+        console.lines(board.format_job_board(read_board(runs), now=time.time(), most_over=most))
         return
     with console.redrawn() as place:
         said: list[str] = []
         while True:
             seen = read_board(runs)
-            lines = board.board_lines(seen, now=time.time(), most_over=most)
+            lines = board.format_job_board(seen, now=time.time(), most_over=most)
             if console.is_terminal() or lines != said:
                 place.show(lines)
             said = lines
@@ -147,7 +147,7 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("file", type=_FOLDER, metavar="[PROMPTS]", required=False)
 @click.option("--model", metavar="PATH", default="", help="A folder, a .gguf file or a hub name. [the default model]")
 @click.option("--bank", metavar="DIR", default="", help="The bank's folder. [the model's own, in the state folder]")
-@site_or_session
+@add_site_and_session_options
 @click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
 @click.pass_context
 def bank(

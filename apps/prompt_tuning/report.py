@@ -95,10 +95,10 @@ def why(outcome: JobOutcome) -> list[str]:
     said.append(f"ran {show_seconds(time.ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
         said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
-        if time.rest_s >= 1.0:
-            said[-1] += f"; {show_seconds(time.rest_s)} were lost between its starts"
+        if time.unmeasured_or_lost_s >= 1.0:
+            said[-1] += f"; {show_seconds(time.unmeasured_or_lost_s)} were lost between its starts"
     if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
-        said.append(_why_late(entry, time))
+        said.append(_explain_lateness(entry, time))
     return said
 
 
@@ -106,7 +106,7 @@ class _Time(msgspec.Struct, frozen=True):
     """A job's seconds by use. `waited_s` and `ran_s` add up to the total. `loading_s` is part of `waited_s`; the
     remaining fields are parts of `ran_s`.
 
-    `rest_s`: seconds that were not measured, or lost to an interruption.
+    `unmeasured_or_lost_s`: seconds that were not measured, or lost to an interruption.
     """
 
     waited_s: float
@@ -117,7 +117,7 @@ class _Time(msgspec.Struct, frozen=True):
     evaluating_s: float
 
     @property
-    def rest_s(self) -> float:
+    def unmeasured_or_lost_s(self) -> float:
         return max(0.0, self.ran_s - self.bank_s - self.iterating_s - self.evaluating_s)
 
 
@@ -144,13 +144,13 @@ def _parts(time: _Time, iterations: int) -> list[str]:
     return said
 
 
-def _why_late(entry: BoardEntry, time: _Time) -> str:
+def _explain_lateness(entry: BoardEntry, time: _Time) -> str:
     deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
     had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
     said = f"late: it had {show_seconds(had_s)}"
     if time.iterating_s > had_s:
         said += ", which is less than its iterations need"
-    elif entry.restarts and time.rest_s >= late_s:
+    elif entry.restarts and time.unmeasured_or_lost_s >= late_s:
         said += ", and would have been in time if it had not been interrupted"
     elif time.waited_s >= late_s:
         said += f", and would have been in time without the wait of {show_seconds(time.waited_s)}"
@@ -161,7 +161,7 @@ def _why_late(entry: BoardEntry, time: _Time) -> str:
 
 def _job(one: JobOutcome, *, now: float) -> list[str]:
     entry, result = one.entry, one.result
-    lines = [f"  {entry.name}   {_verdict(entry, now=now)}"]
+    lines = [f"  {entry.name}   {_describe_job_outcome(entry, now=now)}"]
     lines += [f"    {line}" for line in why(one)]
     if result is None:
         return lines
@@ -170,7 +170,7 @@ def _job(one: JobOutcome, *, now: float) -> list[str]:
     return lines
 
 
-def _verdict(entry: BoardEntry, *, now: float) -> str:
+def _describe_job_outcome(entry: BoardEntry, *, now: float) -> str:
     if not entry.phase.is_over:
         return f"{entry.phase.value}, {entry.iteration}/{entry.iterations} iterations"
     if entry.phase is not Phase.DONE or entry.ended_at is None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stoker
-from stoker.apps.common.calls import INTERRUPTED, Stopped, progress_reports, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, Stopped, poll_call_progress, session_line, stop_on_signals
 from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
-from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, display
-from stoker.apps.prompt_tuning.serving import add_served, check_serving
-from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
+from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, open_job_display
+from stoker.apps.prompt_tuning.serving import add_prompt_to_models_file, check_prompt_can_be_served
+from stoker.apps.prompt_tuning.submit import CheckedJob, check, limit_gang_to_batch
 from stoker.apps.prompt_tuning.watch import SessionReader, SubmittedJob
 from stoker.config import Site, load_site, with_default_policy
 from stoker.console import Screen
@@ -69,7 +69,7 @@ def submit(
         SessionError: for a session that cannot be started or joined.
     """
     readies = check_jobs(files, options)
-    site = None if options.session else site_of(options.site)
+    site = None if options.session else choose_tuning_site(options.site)
     with contextlib.ExitStack() as stack:
         jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
         stack.enter_context(stop_on_signals())
@@ -82,7 +82,7 @@ def submit(
                     job.submit(session=session.id, gang=options.gang, late=late, bank=options.bank)
                 if submitted is not None:
                     submitted(session.id, [str(job.folder.path) for job in jobs])
-                with display(screen, drops=options.late == "drop", json=json) as shown:
+                with open_job_display(screen, drops=options.late == "drop", json=json) as shown:
                     follow_jobs(jobs, session, shown)
         except Stopped:
             for job in jobs:
@@ -127,10 +127,10 @@ def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, C
             raise ConfigError(
                 f"{file}: two jobs are called {name}; give one of them another `name`", file=str(file), key="name"
             )
-        fit_gang(job, options.gang)
+        limit_gang_to_batch(job, options.gang)
         readies[name] = check(job)
         if options.serve:
-            check_serving(options, readies[name])
+            check_prompt_can_be_served(options, readies[name])
     if options.late == "drop" and not any(map(_is_due, readies.values())):
         raise ConfigError(
             f"{', '.join(map(str, files))}: --late drop has no effect on jobs without a deadline; give one of them"
@@ -200,7 +200,7 @@ def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: Su
     return SubmittedJob(ready, name=name, folder=folder, start=start)
 
 
-def site_of(given: str) -> Site | str | None:
+def choose_tuning_site(given: str) -> Site | str | None:
     """Return the site, with a default policy for tuning; None for the session in the environment."""
     if not given and joined_session():
         return None
@@ -216,7 +216,7 @@ def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen:
     served, error = None, None
     if options.serve and done:
         try:
-            served = add_served(options, jobs[0].ready, adapter=jobs[0].folder.path)
+            served = add_prompt_to_models_file(options, jobs[0].ready, adapter=jobs[0].folder.path)
         except ConfigError as why:  # report the result first
             error = why
     if json:
@@ -322,13 +322,13 @@ def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, scre
         every |= {one.key: one for one in read_candidates(file)}
     recipe, identity = recipe_of(model)
     place = BankPlace.of(identity, folder=options.bank or "")
-    site = None if options.session else site_of(options.site)
+    site = None if options.session else choose_tuning_site(options.site)
     with stoker.load(site, session=options.session or None, progress=False) as session:
         screen.line(session_line(session))
         future = build_bank.with_options(context=recipe)(place, tuple(every.values()))
         ask = facts_of(session, {recipe.key})
         with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
-            for said in progress_reports(future):
+            for said in poll_call_progress(future):
                 progress.total = int(said.total)
                 progress.advance(int(said.done) - progress.done)
         held: int = future.result()

@@ -28,7 +28,7 @@ class ServedPrompt(msgspec.Struct, frozen=True):
     command: str
 
 
-def check_serving(options: SubmissionOptions, ready: CheckedJob) -> None:
+def check_prompt_can_be_served(options: SubmissionOptions, ready: CheckedJob) -> None:
     """Check that the prompt of a job can be added to the models file.
 
     Raises:
@@ -37,10 +37,10 @@ def check_serving(options: SubmissionOptions, ready: CheckedJob) -> None:
     folder = options.models.parent
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder, so --models {options.models} cannot be written", file=str(folder))
-    _with_base(_read(options.models), options, ready)
+    _find_or_add_base_model(_read(options.models), options, ready)
 
 
-def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedPrompt:
+def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedPrompt:
     """Add the prompt of a job, and its base if missing, to the models file. `adapter`: the folder of the prompt.
 
     Raises:
@@ -53,8 +53,8 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
-            base, text = _with_base(before, options, ready)
-            entry = {"base": base, "adapter": _path_from(file.absolute().parent, adapter)}
+            base, text = _find_or_add_base_model(before, options, ready)
+            entry = {"base": base, "adapter": _relative_adapter_path(file.absolute().parent, adapter)}
             text += _table(options.serve, entry, after=text)
             parse_models(text, file=str(file), folder=file.absolute().parent)
             opened.write(text.removeprefix(before))
@@ -64,7 +64,7 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
     return ServedPrompt(options.serve, base, str(file), shlex.join(["stoker", "serve", *where, str(file)]))
 
 
-def _with_base(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
+def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
     """Return the name of the base in a models file, and the text of the file with the base."""
     file, name = options.models, options.serve
     folder = file.absolute().parent
@@ -75,7 +75,7 @@ def _with_base(text: str, options: SubmissionOptions, ready: CheckedJob) -> tupl
         )
     model = ready.job.model or default_model()
     for each, settings in models.items():
-        if _may_be_base(settings) and os.path.realpath(settings.path) == os.path.realpath(model):
+        if _can_be_base_model(settings) and os.path.realpath(settings.path) == os.path.realpath(model):
             return each, text
     base = shown_name(model)
     while base in models or base == name:
@@ -83,11 +83,11 @@ def _with_base(text: str, options: SubmissionOptions, ready: CheckedJob) -> tupl
     return base, text + _table(base, {"path": os.path.abspath(model) if Path(model).exists() else model}, after=text)
 
 
-def _may_be_base(settings: ModelSettings) -> bool:
+def _can_be_base_model(settings: ModelSettings) -> bool:
     return not settings.base and settings.kind is ModelKind.CHAT and settings.engine != "static"
 
 
-def _path_from(folder: Path, adapter: Path) -> str:
+def _relative_adapter_path(folder: Path, adapter: Path) -> str:
     there = adapter.absolute()
     return str(there.relative_to(folder)) if there.is_relative_to(folder) else str(there)
 

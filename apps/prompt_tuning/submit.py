@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.prompt_tuning.board import DEVICES
 from stoker.apps.prompt_tuning.functions import PRELOAD, language_model, tune_prompt
 from stoker.contexts import Recipe, model_recipe
@@ -86,7 +86,7 @@ def tune(
 
 def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
     """Return the job with its data and model. Raises ConfigError and RecipeError, as `tune`."""
-    job.refuse_past(now_s=time.time())
+    job.refuse_past_deadline(now_s=time.time())
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
     refuse_unreachable(job, [sample.target for sample in parts.evaluation])
@@ -107,11 +107,15 @@ def call_of(
     deadline = job.deadline_s(submitted_s=now)
     slo_s = 0.0 if deadline is None else deadline - now
     if deadline is not None and slo_s <= 0:
-        job.refuse_past(now_s=now)
+        job.refuse_past_deadline(now_s=now)
     place = None if bank is None else BankPlace.of(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = tune_prompt.with_options(
-        context=ready.recipe, deadline=slo_s or None, late=late, gang=fit_gang(job, gang), features=_features(order)
+        context=ready.recipe,
+        deadline=slo_s or None,
+        late=late,
+        gang=limit_gang_to_batch(job, gang),
+        features=_features(order),
     )
     return app, order
 
@@ -119,10 +123,10 @@ def call_of(
 def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
     # vLLM models cannot be tuned.
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD, devices=devices)
-    return recipe, identity_of(recipe, model)
+    return recipe, model_digest_or_name(recipe, model)
 
 
-def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
+def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
     """Return the smallest and the largest gang in which each rank gets at least one sample of a batch.
 
     Raises ConfigError if even the smallest gang is too large.
@@ -141,7 +145,9 @@ def _features(order: Order) -> Features:
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_PER_TOKEN or _PROMPT_TOKENS
     tokens = round(job.training.batch * (letters / _LETTERS_PER_TOKEN + prompt))
     kind = _kind(order)
-    return Features(items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=_lookup_s(order))
+    return Features(
+        items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=_estimated_bank_lookup_s(order)
+    )
 
 
 def _kind(order: Order) -> str:
@@ -149,16 +155,16 @@ def _kind(order: Order) -> str:
     prompt."""
     if order.job.until.reach is None:
         return "all iterations"
-    return "bank" if _bank_of(order) is not None else "prompt"
+    return "bank" if _bank_for_initial_prompt(order) is not None else "prompt"
 
 
-def _bank_of(order: Order) -> BankPlace | None:
+def _bank_for_initial_prompt(order: Order) -> BankPlace | None:
     return None if order.job.prompt.initial.strip() else order.bank
 
 
-def _lookup_s(order: Order) -> float:
+def _estimated_bank_lookup_s(order: Order) -> float:
     """Return the device seconds of the bank lookup, from earlier lookups; 0 if unknown or without a lookup."""
-    bank = _bank_of(order)
+    bank = _bank_for_initial_prompt(order)
     if bank is None:
         return 0.0
     known = read_paces(Path(bank.folder), virtual_tokens=order.job.prompt.virtual_tokens).values()

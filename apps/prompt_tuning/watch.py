@@ -90,7 +90,7 @@ class SessionReader:
             self._observer = None
 
 
-def saved_in(progress: CallProgress | None) -> Saved | None:
+def read_saved_state(progress: CallProgress | None) -> Saved | None:
     """Return the last state in a call's progress reports, from which the call can resume."""
     return unpack(checkpoint_of(progress) or b"")
 
@@ -114,10 +114,10 @@ def updated_entry(
     if picture is not None:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
     if listed is not None and picture is not None:
-        entry = _with_place(entry, listed, picture, now)
+        entry = _update_from_listed_call(entry, listed, picture, now)
     entry = _forecast(entry, call.forecast, ahead_s)
     if call.progress is not None:
-        entry = _with_progress(entry, call.progress, now)
+        entry = _update_from_progress(entry, call.progress, now)
     match entry.in_time(now):
         case False if entry.missed_since is None:
             return msgspec.structs.replace(entry, missed_since=now)
@@ -126,7 +126,7 @@ def updated_entry(
     return entry
 
 
-def _with_place(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
+def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
     if listed.state is ListedState.FAILED:
         return entry
     if entry.devices and entry.devices != listed.where:  # the call has lost a device or was preempted
@@ -171,8 +171,8 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
     return context.waits_for if context is not None else ""
 
 
-def _with_progress(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
-    saved, done = saved_in(progress), int(progress.done)
+def _update_from_progress(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
+    saved, done = read_saved_state(progress), int(progress.done)
     entry = msgspec.structs.replace(
         entry, iterations=int(progress.total) or entry.iterations,
         loss=progress.metric or entry.loss,  # a call that has just started reports no loss
@@ -231,7 +231,7 @@ class SubmittedJob:
         call, before = sent_call(self.future), self.entry
         now = self._clock.now()
         self.entry = updated_entry(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
-        saved = saved_in(call.progress if call is not None else None)
+        saved = read_saved_state(call.progress if call is not None else None)
         try:
             if saved is not None and saved.checkpoint != self._kept:
                 write_whole(self.folder.path, pack(saved), name=CHECKPOINT)

@@ -122,7 +122,7 @@ def load_s(context: Context) -> float:
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
     """Return seconds before the first item on loaded replicas: to connect a gang and to start a `fresh` call."""
     features = call.spec.features
-    before_s = features.before_items_s(size) if features is not None and fresh else 0.0
+    before_s = features.seconds_before_first_item(size) if features is not None and fresh else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from stoker.chance import Stream
-from stoker.manager.core.deadlines import call_fits
+from stoker.manager.core.deadlines import has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Device
 from stoker.manager.core.seams import Action, Policies, Provisioning, View
 from stoker.manager.policies.dispatch import HottestFirst
@@ -31,7 +31,7 @@ class AnyFree(HottestFirst):
             return super().place(view, call)
         chosen = int(self._chance.uniform(call.id) * free)
         id, library = next(islice(context.idle.items(), chosen, None))
-        in_time = call_fits(view, library, call)
+        in_time = has_time_for_call(view, library, call)
         if in_time and library.load < self.window(view, library) and library.admits(call):
             return id
         return super().place(view, call)

@@ -128,7 +128,7 @@ def measure(load: Load, *, events: int) -> float:
 
 
 def queue_calls(core: Core, *, calls: int) -> None:
-    decode = wire.from_client()
+    decode = wire.from_client_decoder()
     hello = wire.encode(
         [ClientHello(wire.VERSION, SESSION), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
     )

@@ -23,7 +23,7 @@ from benchmarks.serving.live_models_world import MODELS, Request, median_of, req
 from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import StokerApp
-from stoker.manager.executor.options import read_wants
+from stoker.manager.executor.options import parse_call_specification
 from stoker.manager.executor.prepared import AppWants
 from stoker.protocol.calls import Objective
 
@@ -50,7 +50,7 @@ class _Models(Live):
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
         if self._tells:
             return super()._app(model, objective, prompt=prompt)
-        wants = read_wants({"context": self.recipes[model], "stream": True}, takes_context=True)
+        wants = parse_call_specification({"context": self.recipes[model], "stream": True}, takes_context=True)
         return StokerApp(
             write, specification=AppWants(wants), batch_size=None, cache=False, ignore_for_cache=None, executors=None
         )

@@ -21,7 +21,7 @@ import zmq
 
 from benchmarks.harness import side_options
 from stoker.dealer import Keys, open_socket
-from stoker.pilot.agent.agent import facts_in_frames
+from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
@@ -111,7 +111,7 @@ class FakePilot:
 
     def greet(self) -> None:
         self.flush()
-        self.queue.handle(HelloDue(facts_in_frames(self.outbox.unacked()), self.outbox.acknowledged, ()))
+        self.queue.handle(HelloDue(collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, ()))
 
     def beat(self) -> None:
         self.queue.handle(UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))

@@ -19,14 +19,14 @@ from typing import Any
 import msgspec
 
 from benchmarks.reliability.fuzz_inputs import Target, value_of
-from stoker.config import load_site, parse_site, site_text
+from stoker.config import format_site_toml, load_site, parse_site
 from stoker.contexts import manifest
 from stoker.contexts.objects import Published
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, ProtocolError, SessionError, StokerError
 from stoker.manager.core.events import Event
 from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.condor_ads import read_ads
+from stoker.manager.factory.condor_ads import parse_job_ads
 from stoker.manager.live import journal, lease
 from stoker.pilot.library import connection
 from stoker.pilot.starter import main
@@ -55,7 +55,7 @@ def _messages(union: Any, chance: random.Random) -> list[bytes]:
 
 def _frames(chance: random.Random) -> list[Target]:
     readers: dict[str, tuple[Any, Any]] = {
-        "manager, of a client": (wire.from_client, to_manager.FromClient),
+        "manager, of a client": (wire.from_client_decoder, to_manager.FromClient),
         "manager, of a pilot": (wire.from_pilot, to_manager.FromPilot),
         "pilot, of the manager": (wire.to_pilot_decoder, to_pilot.ToPilot),
         "client, of the manager": (wire.to_client_decoder, to_client.ToClient),
@@ -76,7 +76,7 @@ def _with_hello(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
         try:
             return read(data)
         except ProtocolError:
-            wire.hello_of_another(data)
+            wire.decode_other_version_hello(data)
             raise
 
     return both
@@ -292,7 +292,7 @@ def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
-        for _ in journal.read_checked(file):
+        for _ in journal.read_events_and_checks(file):
             pass
 
     def repair(data: bytes) -> None:
@@ -306,7 +306,7 @@ def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list
 
     def body(data: bytes) -> None:
         file.write_bytes(before + struct.pack("<II", len(data), zlib.crc32(data)) + data)
-        for _ in journal.read_checked(file):
+        for _ in journal.read_events_and_checks(file):
             pass
 
     return [
@@ -346,7 +346,7 @@ def _session_files(place: Path) -> list[Target]:
 def _sites(place: Path) -> list[Target]:
     file = place / "site.toml"
     right = [text.encode() for text in _SITES]
-    right += [site_text(parse_site(text, file="s.toml")).encode() for text in _SITES]
+    right += [format_site_toml(parse_site(text, file="s.toml")).encode() for text in _SITES]
 
     def parse(data: bytes) -> object:
         return parse_site(data.decode(errors="replace"), file="s.toml")
@@ -391,7 +391,7 @@ def _condor_ads() -> Target:
     ads = [{"ClusterId": 1, "ProcId": 0, "JobStatus": 5, "HoldReason": "x"}, {"ClusterId": 2}]
     return Target(
         "job ads",
-        read=lambda data: read_ads(data.decode(errors="replace"), command="condor_q"),
+        read=lambda data: parse_job_ads(data.decode(errors="replace"), command="condor_q"),
         declared=(BatchTrouble,),
         right=[json.dumps(ads).encode()],
     )

@@ -27,12 +27,12 @@ from benchmarks.harness import in_turns, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Command, Event, FromPilot, SetTimer, TimerFired
-from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
+from stoker.manager.core.pilot_reports import is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.reactor import Core
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.live import compaction
 from stoker.manager.live.compaction import Compaction
-from stoker.manager.live.decisions import check_of
+from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.journal import Journal
 from stoker.manager.policies import default_policies
 from stoker.protocol import wire
@@ -101,7 +101,7 @@ class Past(DrivenCore):
         super().give(event)
 
     def take(self, commands: list[Command]) -> None:
-        self.journal.decided(check_of(commands))
+        self.journal.decided(decision_checksum(commands))
         super().take(commands)
 
     def set_timer(self, timer: SetTimer) -> None:
@@ -137,7 +137,7 @@ def journal_of_idle_pilots(folder: SessionFolder, *, pilots: int, hours: float) 
         for pilot in past.pilots:
             said = read(frame)
             event = FromPilot(pilot, said.sequence, said.messages)
-            if not is_heartbeat(event) or must_be_recorded(past.core.state, event, past.now):
+            if not is_heartbeat(event) or needs_heartbeat_record(past.core.state, event, past.now):
                 past.give(event)
         past.turn_ends()
     past.look_at_size()

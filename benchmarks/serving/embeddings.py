@@ -87,14 +87,14 @@ def write_model(folder: Path, words: Sequence[str] = ()) -> None:
 def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
     import stoker
     from stoker import encoder
-    from stoker.apps.common.calls import in_batches
+    from stoker.apps.common.calls import split_into_batches
     from stoker.apps.embed.functions import EmbedRequest, embed_texts
 
     recipe = encoder(str(folder))
     app = embed_texts.with_options(context=recipe)
     requests = [
         EmbedRequest(number=number, texts=batch, tensor_batch=BATCH)
-        for number, batch in enumerate(in_batches(all_texts, 256))
+        for number, batch in enumerate(split_into_batches(all_texts, 256))
     ]
     with stoker.load(progress=False) as session:
         session.warm(recipe, len(os.sched_getaffinity(0))).result()

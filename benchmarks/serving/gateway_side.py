@@ -179,10 +179,10 @@ async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
 
 async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
     from stoker.apps.common.openai_requests import Endpoint
-    from stoker.apps.gateway.answering import read_asked
+    from stoker.apps.gateway.answering import parse_model_request
 
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
-    [choice] = read_asked(body, endpoint=Endpoint.CHAT, name="x").choices
+    [choice] = parse_model_request(body, endpoint=Endpoint.CHAT, name="x").choices
     with stoker.stream(app, choice) as pieces:  # type: ignore[arg-type]
         async for piece in pieces:
             if isinstance(piece, str):

@@ -55,7 +55,7 @@ from stoker.contexts.recipe import Recipe
 from stoker.contexts.step_times import StepTimes
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import StokerApp
-from stoker.manager.executor.options import read_wants
+from stoker.manager.executor.options import parse_call_specification
 from stoker.manager.executor.prepared import AppWants
 from stoker.manager.sim.log import TokenTimes
 from stoker.pilot.devices import cpu
@@ -195,7 +195,7 @@ class Live:
         return times
 
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
-        wants = read_wants(
+        wants = parse_call_specification(
             {
                 "context": self.recipes[model], "stream": True,
                 "features": {"input_length": prompt, "expected_output": OUTPUT_MEAN},

@@ -37,7 +37,7 @@ from stoker.tuning.bank import build
 from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Layers
-from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, brute_force, look_up, two_layers
+from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
 
 LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
 SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
@@ -204,7 +204,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             options.folder, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
         )
         of_task[task] = score
-        losses = ascending(brute_force(layers, score).losses.values())
+        losses = ascending(score_all_candidates(layers, score).losses.values())
         of_kinds = lookup_kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
         for kind, one in of_kinds.items():

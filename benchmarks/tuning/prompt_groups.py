@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.tables import Line, Table
 from benchmarks.tuning.prompt_bank import SETTING, scored
 from stoker.tuning.bank.candidates import Candidate
-from stoker.tuning.bank.layers import Array, build, scale_of
-from stoker.tuning.bank.lookup import Score, brute_force, two_layers
+from stoker.tuning.bank.layers import Array, build, compute_feature_scale
+from stoker.tuning.bank.lookup import Score, score_all_candidates, two_layers
 
 CLUSTER_COUNTS = (10, 25, 50, 100, 200, 400)
 NEAREST = 5
@@ -34,7 +34,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return {"raw": _similarities_of(features / lengths), "scaled": _similarities_of(scale_of(features).unit(features))}
+    return {
+        "raw": _similarities_of(features / lengths),
+        "scaled": _similarities_of(compute_feature_scale(features).unit(features)),
+    }
 
 
 def _similarities_of(units: Array) -> dict[str, list[float]]:
@@ -55,7 +58,7 @@ def groupings(
             continue
         layers = build(candidates, features, k=k, capacity=len(candidates))
         for score in scores.values():
-            looked, best = two_layers(layers, score), brute_force(layers, score).loss
+            looked, best = two_layers(layers, score), score_all_candidates(layers, score).loss
             found.setdefault(k, []).append({"scores": looked.scores, "regret": looked.loss - best})
     return found
 

@@ -155,7 +155,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Number of prompt tokens that were not read, because a kept prefix contained them."""
 
     @property
-    def is_short(self) -> bool:
+    def is_cache_too_small(self) -> bool:
         """True if the cache will be too small for the requests."""
         return 0 < self.cache_tokens < self.peak_tokens
 
@@ -170,7 +170,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     @property
-    def mean_rows(self) -> float:
+    def mean_rows_per_decode_step(self) -> float:
         return self.row_steps / self.decode_steps if self.decode_steps else 0.0
 
     @property
@@ -282,7 +282,9 @@ class ModelTexts:
         Raises ValueError.
         """
         check_sampling(sampling)
-        self.check_tokens(dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias")
+        self.check_tokens_in_vocabulary(
+            dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias"
+        )
         if self.grammars is not None:
             self.grammars.matcher(sampling)
 
@@ -294,7 +296,7 @@ class ModelTexts:
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
         self.prepare(sampling)
-        self.check_tokens(request.prompt, "the prompt")
+        self.check_tokens_in_vocabulary(request.prompt, "the prompt")
         length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
@@ -302,7 +304,7 @@ class ModelTexts:
                 " Shorten it, or split it"
             )
 
-    def check_tokens(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
+    def check_tokens_in_vocabulary(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
         if not self.vocabulary or not tokens or 0 <= min(tokens) <= max(tokens) < self.vocabulary:
             return
         wrong = next(token for token in tokens if not 0 <= token < self.vocabulary)
@@ -346,7 +348,7 @@ class Written:
         self.tokens.append(token)
         if self._follows:
             self._extend()
-            cut = self._stop_at()
+            cut = self._find_stop_text()
             if cut >= 0:
                 self._text = self._text[:cut]
                 return self._end(Finish.STOP, whole=False)
@@ -356,7 +358,7 @@ class Written:
             return self._end(Finish.LENGTH)
         if not self._pieces:
             return ""
-        return self._give(len(self._text) - self._withheld_length())
+        return self._give(len(self._text) - self._partial_stop_length())
 
     def _end(self, finish: Finish, *, whole: bool = True) -> str:
         self.finish = finish
@@ -364,7 +366,7 @@ class Written:
             text = self._decode(self.tokens)
             if not self._follows or text.startswith(self._text):
                 self._text = text
-            cut = self._stop_at(everywhere=True)
+            cut = self._find_stop_text(everywhere=True)
             if cut >= 0:
                 self._text = self._text[:cut]
         return self._give(len(self._text))
@@ -386,11 +388,11 @@ class Written:
             self._text += invalid
             self._ahead += len(invalid)
 
-    def _stop_at(self, *, everywhere: bool = False) -> int:
+    def _find_stop_text(self, *, everywhere: bool = False) -> int:
         start = 0 if everywhere else max(0, self._given)
         return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
 
-    def _withheld_length(self) -> int:
+    def _partial_stop_length(self) -> int:
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
@@ -439,7 +441,7 @@ def set_device_share_factory(make: Callable[[], DeviceShare] | None) -> None:
     _make = make
 
 
-def new_turns() -> DeviceShare | None:
+def create_device_share() -> DeviceShare | None:
     try:
         return _make() if _make is not None else None
     except OSError as error:

@@ -33,7 +33,7 @@ from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, 
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
 from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
-from stoker.contexts.inference.prompt_scores import scored_at_once
+from stoker.contexts.inference.prompt_scores import positions_scored_at_once
 
 
 class StepsAhead:
@@ -55,7 +55,7 @@ class StepsAhead:
         shape = self._shape()
         if shape is None or not self.graphs.due(shape):
             return False
-        self._unread = self.graphs.launch(shape, lambda id: self._input(id, behind=0))
+        self._unread = self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=0))
         return self._unread is not None
 
     def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
@@ -90,15 +90,15 @@ class StepsAhead:
         shape = self._shape()
         if shape is None or not self.graphs.captured(shape):
             return None
-        return self.graphs.launch(shape, lambda id: self._input(id, behind=1), after=unread)
+        return self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=1), after=unread)
 
     def _shape(self) -> StepShape | None:
         writing = [self._writing[id] for id in self._batch.running]
         if not all(each.is_capturable for each in writing):
             return None
-        return self.graphs.shape_of(list(self._store.arrays.values()), [each.draw for each in writing])
+        return self.graphs.capturable_step_shape(list(self._store.arrays.values()), [each.draw for each in writing])
 
-    def _input(self, id: int, *, behind: int) -> RowInput:
+    def _next_row_input(self, id: int, *, behind: int) -> RowInput:
         writing = self._writing[id]
         return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
 
@@ -184,7 +184,7 @@ class ContinuousEngine:
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(
             self._load, running=running, waiting=len(self._batch.waiting),
-            cache_tokens=self._batch.limits.cache_tokens, peak_tokens=self._batch.outgrown_tokens(),
+            cache_tokens=self._batch.limits.cache_tokens, peak_tokens=self._batch.expected_cache_tokens(),
             reused_tokens=self._prefixes.reused_tokens,
         )  # fmt: skip
 
@@ -237,13 +237,13 @@ class ContinuousEngine:
         self._prefixes.clear()
         self._bank.clear()
         if self._decoder.device.type == "cuda":
-            self._decoder.to_host()
+            self._decoder.move_weights_to_host()
             torch.cuda.empty_cache()
         self._asleep = True
 
     def wake(self) -> None:
         if self._asleep and self._decoder.device.type == "cuda":
-            self._decoder.to_devices()
+            self._decoder.move_weights_to_devices()
         self._asleep = False
 
     def stop(self) -> None:
@@ -256,12 +256,12 @@ class ContinuousEngine:
 
     def _step(self) -> list[NewToken]:
         if self._ahead is None:
-            return self._next_step()
+            return self._run_next_step()
         tokens, self._settled = self._settled, []
-        tokens += self._take_launched(self._ahead, follow=True)
-        return tokens if self._ahead.launched else tokens + self._next_step()
+        tokens += self._collect_launched_tokens(self._ahead, follow=True)
+        return tokens if self._ahead.launched else tokens + self._run_next_step()
 
-    def _next_step(self) -> list[NewToken]:
+    def _run_next_step(self) -> list[NewToken]:
         step = self._batch.next()
         if step is None:
             return []
@@ -269,7 +269,7 @@ class ContinuousEngine:
         for request in step.evicted:
             self._store.free(request)
         for id in step.requests:
-            self._store.ensure(id, tokens=self._batch.running[id].reserved, room_tokens=self._room)
+            self._store.ensure_row(id, tokens=self._batch.running[id].reserved, room_tokens=self._room)
         if self._ahead is not None and self._ahead.begin(step):
             return []
         step, length = self._compute(step)
@@ -281,7 +281,9 @@ class ContinuousEngine:
         """Compute a step. Return the step without tokens of kept prefixes, and a decode step's mean row length."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
-            self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
+            self._next_prompt_part(id, most)
+            for id, most in zip(step.requests, step.tokens, strict=True)
+            if id not in writing
         ]
         decodes = self._decode_parts(writing)
         # All rows of an array compute together. A row that does not decode gets a dummy token. Parts to read come last,
@@ -296,7 +298,7 @@ class ContinuousEngine:
                 positions += range(start, start + count)
                 if isinstance(part, ReadPart) or id in writing:
                     last[id] = len(tokens) - 1
-        adapted = self._adapted(parts)
+        adapted = self._adapted_tokens_of_parts(parts)
         device = self._decoder.device
         states = self._decoder.states(
             torch.tensor(tokens, device=device), torch.tensor(positions, device=device), parts, adapted=adapted
@@ -315,12 +317,12 @@ class ContinuousEngine:
     def _score(self, part: ReadPart, states: torch.Tensor) -> None:
         if (scores := self._writing[part.request].scores) is None:
             return
-        most = scored_at_once(self._decoder.vocabulary)
+        most = positions_scored_at_once(self._decoder.vocabulary)
         for start in range(0, part.count, most):
             some = states[start : start + most]
             scores.take(part.start + start, self._decoder.logits(some, range(len(some))))
 
-    def _adapted(self, parts: Sequence[ReadPart | DecodePart]) -> AdaptedTokens | None:
+    def _adapted_tokens_of_parts(self, parts: Sequence[ReadPart | DecodePart]) -> AdaptedTokens | None:
         running = [self._writing[id].adapter for id in self._batch.running]
         if not any(running):
             return None
@@ -335,7 +337,7 @@ class ContinuousEngine:
                 adapters += [adapter] * count
         return AdaptedTokens(self._bank, adapters, soft)
 
-    def _read_part(self, id: int, most: int) -> ReadPart:
+    def _next_prompt_part(self, id: int, most: int) -> ReadPart:
         state = self._batch.running[id]
         array, row = self._store.row(id)
         if not state.read:
@@ -359,10 +361,10 @@ class ContinuousEngine:
         for at in done:
             if not states[at].made:
                 self._keep(self._writing[states[at].id])
-        self._did(step, new)
+        self._record_finished_step(step, new)
         return new
 
-    def _did(self, step: Step, new: list[NewToken]) -> None:
+    def _record_finished_step(self, step: Step, new: list[NewToken]) -> None:
         ended = [token.request for token in new if token.finish is not None]
         self._batch.did(step, ended=ended)
         for id in ended:
@@ -374,9 +376,9 @@ class ContinuousEngine:
     def _settle(self) -> None:
         if self._ahead is not None:
             with torch.inference_mode():
-                self._settled += self._take_launched(self._ahead, follow=False)
+                self._settled += self._collect_launched_tokens(self._ahead, follow=False)
 
-    def _take_launched(self, ahead: StepsAhead, *, follow: bool) -> list[NewToken]:
+    def _collect_launched_tokens(self, ahead: StepsAhead, *, follow: bool) -> list[NewToken]:
         began = time.perf_counter()
         shape, found = ahead.read(follow=follow) or (None, [])
         starts = tuple(self._batch.running[id].read for id, _ in found)
@@ -384,7 +386,7 @@ class ContinuousEngine:
         if shape is not None and new:
             requests = tuple(token.request for token in new)
             step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
-            self._did(step, new)
+            self._record_finished_step(step, new)
             self._count(step, shape.length, made=len(new), began=began)
         return new
 
@@ -411,7 +413,7 @@ class ContinuousEngine:
             (keys[row : row + 1, :, :length].clone(), values[row : row + 1, :, :length].clone())
             for keys, values in zip(array.keys, array.values, strict=True)
         ]
-        self._prefixes.keep_recent(writing.prefix(length), layers, size)
+        self._prefixes.keep_recent_prompt(writing.prefix(length), layers, size)
 
     @property
     def _adapter_bytes(self) -> int:

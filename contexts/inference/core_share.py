@@ -67,7 +67,7 @@ class CoreShare:
             self._thread_s += threads * (now - began_s)
             self._cpu_s += self._cpu_time() - began_cpu_s
             if self._wall_s >= _WINDOW_S:
-                self._adapt(now, wanted)
+                self._adapt_thread_count(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
         """Set the thread count. Return the wanted count, which other code may change, and the count that was set."""
@@ -81,7 +81,7 @@ class CoreShare:
         self._local.set = wanted, fits
         return wanted, fits
 
-    def _adapt(self, now: float, wanted: int) -> None:
+    def _adapt_thread_count(self, now: float, wanted: int) -> None:
         threads, share, idle = self._thread_s / self._wall_s, self._cpu_s / self._wall_s, self._idle_cores()
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         if idle is None:
@@ -128,7 +128,7 @@ def core_share() -> CoreShare:
     return CoreShare(idle_cores=_IdleClock())
 
 
-def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+def compute_context_for_device(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Return the context manager for computation on a device. On a CPU, the context manager adapts the thread count."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 

@@ -19,7 +19,7 @@ import torch
 
 from stoker.contexts.inference.adapter import Sampling
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart, RowArray
-from stoker.contexts.inference.kernels import TokenDraw, drawn_tokens
+from stoker.contexts.inference.kernels import TokenDraw, sample_tokens
 from stoker.units import show_bytes
 
 _WARM_UPS = 2
@@ -117,7 +117,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
 
 
-def graphs_for(device: torch.device) -> GraphBackend | None:
+def graph_backend_for_device(device: torch.device) -> GraphBackend | None:
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
@@ -210,7 +210,7 @@ class DecodeGraphs:
     def held_bytes(self) -> int:
         return self._backend.held_bytes + self._buffers.held_bytes
 
-    def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
+    def capturable_step_shape(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
         """Return the shape of a step over all rows; None if the step must run eagerly."""
         if self.failed:
             return None
@@ -237,7 +237,7 @@ class DecodeGraphs:
 
         `after`: previous step, whose tokens are read on the device. The shape must then have a graph.
         """
-        if after is None and not self.captured(shape) and not self._capture(shape, inputs):
+        if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None
         graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end: most recently used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
@@ -267,7 +267,7 @@ class DecodeGraphs:
 
     # ---- captures
 
-    def _capture(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
+    def _capture_decode_graph(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
         self._graphs = {
             key: graph
             for key, graph in self._graphs.items()
@@ -279,7 +279,7 @@ class DecodeGraphs:
             self._backend.clear()
         self._place(shape, inputs)  # the warm-up changes the buffers, so the caller must fill them again
         try:
-            replay = self._backend.capture(partial(self._advance, shape))
+            replay = self._backend.capture(partial(self._run_decode_step, shape))
         except Exception as error:  # too little memory, or an uncapturable operation
             return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
         self._graphs[shape.key] = _Graph(replay, shape.versions)
@@ -302,7 +302,7 @@ class DecodeGraphs:
             log.debug("graphs could not be dropped: %s", error)
         return False
 
-    def _advance(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
+    def _run_decode_step(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
         buffers, count, at = self._buffers, len(shape.requests), 0
         tokens, positions = buffers.tokens[:count], buffers.positions[:count]
         parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
@@ -347,12 +347,12 @@ class DecodeGraphs:
         last: dict[int, int] = {}
         for id in draws:
             tokens = [(7 * place + 3 + id) % decoder.vocabulary for place in range(_PROBE_TOKENS)]
-            store.ensure(id, tokens=_PROBE_TOKENS + 2 * _PROBE_STEPS, room_tokens=float("inf"))
+            store.ensure_row(id, tokens=_PROBE_TOKENS + 2 * _PROBE_STEPS, room_tokens=float("inf"))
             array, _ = store.row(id)
             part = ReadPart(id, array, start=0, count=_PROBE_TOKENS)
             decoder.forward(tokens, range(_PROBE_TOKENS), [part], last=[_PROBE_TOKENS - 1])
             last[id] = tokens[0]
-        shape = self.shape_of(list(store.arrays.values()), list(draws.values()))
+        shape = self.capturable_step_shape(list(store.arrays.values()), list(draws.values()))
         assert shape is not None
         logits = torch.zeros((2, decoder.vocabulary), dtype=decoder.dtype, device=decoder.device)
 
@@ -360,7 +360,7 @@ class DecodeGraphs:
             return RowInput(last[id], _PROBE_TOKENS, draws[id])
 
         self._place(shape, inputs)
-        replay = self._backend.capture(partial(self._advance, shape, logits_into=logits))
+        replay = self._backend.capture(partial(self._run_decode_step, shape, logits_into=logits))
         self._place(shape, inputs)
         off, tokens = 0.0, list(last.values())
         for place in range(_PROBE_TOKENS, _PROBE_TOKENS + _PROBE_STEPS):
@@ -383,7 +383,7 @@ def _choose_tokens(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torc
         return likeliest
     drawing = draws[0] > 0
     table = torch.stack([draws[0].masked_fill(~drawing, 1.0), draws[1], draws[2]])
-    drawn = drawn_tokens(logits, table, nucleus=False)
+    drawn = sample_tokens(logits, table, nucleus=False)
     if kind == NUCLEUS:
-        drawn = torch.where(draws[1] < 1, drawn_tokens(logits, table, nucleus=True), drawn)
+        drawn = torch.where(draws[1] < 1, sample_tokens(logits, table, nucleus=True), drawn)
     return torch.where(drawing, drawn, likeliest)

@@ -2,7 +2,7 @@
 
 Transformers' modules are slow for small models on a CPU (docs/decisions/058). In this decoder, all tokens form one
 tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in decode.
-`decoder_of` compares the decoder with the model on a few tokens.
+`build_lean_decoder` compares the decoder with the model on a few tokens.
 
 A request has one row of keys and values in an array of rows with equal length, a power of two. Attention therefore
 computes at most twice the necessary work. If a request leaves, the last row moves to its place. Paged memory (vLLM
@@ -20,7 +20,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from stoker.contexts.adapter_files import BaseShapes
 from stoker.contexts.batching import row_tokens
-from stoker.contexts.inference.kernels import PackedLinear, decode_attention
+from stoker.contexts.inference.kernels import PackedLinear, choose_decode_attention
 from stoker.contexts.inference.peft_adapters import AdaptedTokens
 
 _FEWEST_ROWS = 4
@@ -67,14 +67,14 @@ class KVStore:
         self._of: dict[int, RowArray] = {}
 
     @property
-    def held_tokens(self) -> int:
+    def allocated_tokens(self) -> int:
         return sum(array.tokens * array.capacity for array in self.arrays.values())
 
     @property
     def held_bytes(self) -> int:
-        return self.token_bytes * self.held_tokens
+        return self.token_bytes * self.allocated_tokens
 
-    def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
+    def ensure_row(self, request: int, *, tokens: int, room_tokens: float) -> None:
         """Allocate a row for `tokens` of a request, and keep the content of its old row. All arrays together have at
         most `room_tokens`.
         """
@@ -119,7 +119,7 @@ class KVStore:
     def trim(self, room_tokens: float = 0) -> None:
         """Free unused memory until all arrays together have at most `room_tokens` tokens."""
         for array in list(self.arrays.values()):
-            if self.held_tokens <= room_tokens:
+            if self.allocated_tokens <= room_tokens:
                 return
             array.set_capacity(len(array.requests))
             if not array.requests:
@@ -131,10 +131,10 @@ class KVStore:
 
     def _grow(self, array: RowArray, room_tokens: float) -> None:
         wanted = max(_FEWEST_ROWS, 2 * array.capacity)
-        held = self.held_tokens
+        held = self.allocated_tokens
         if held + (wanted - array.capacity) * array.tokens > room_tokens:
             self.trim(room_tokens - array.tokens)
-            held = self.held_tokens
+            held = self.allocated_tokens
             wanted = array.capacity + max(1, min(wanted - array.capacity, int(room_tokens - held) // array.tokens))
         array.set_capacity(wanted)
         self.arrays[array.tokens] = array
@@ -216,7 +216,7 @@ class LeanDecoder:
         self.layers = [_Layer(layer, packs=packs) for layer in inner.layers]
         self._embed, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._head = PackedLinear([model.lm_head], packs=packs)
-        self._attention = decode_attention(self.dtype, self.device)
+        self._attention = choose_decode_attention(self.dtype, self.device)
         self._fuses = False
 
     @property
@@ -251,13 +251,13 @@ class LeanDecoder:
         for linear in self._linears():
             linear.fuse()
 
-    def to_host(self) -> None:
+    def move_weights_to_host(self) -> None:
         for linear in self._linears():
             linear.unfuse()
         for _, part in _tensors(self._model):
             part.data = part.data.to("cpu")
 
-    def to_devices(self) -> None:
+    def move_weights_to_devices(self) -> None:
         for name, part in _tensors(self._model):
             part.data = part.data.to(self._homes[name])
         if self._fuses:
@@ -389,7 +389,7 @@ class LeanDecoder:
         return self._attention(q, keys, values, mask)
 
 
-def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
+def build_lean_decoder(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
     """Return the model's lean decoder, or None and the reason. `packs`: dtype of a weight copy, or None."""
     config = model.config
     if config.model_type not in _FAMILY:
@@ -417,7 +417,7 @@ def _difference(decoder: LeanDecoder, model: Any) -> float:
     ids = torch.arange(_PROBE, device=decoder.device) * 7 % model.config.vocab_size
     expected = model(input_ids=ids[None]).logits[0, -2:].float()
     store = decoder.new_store()
-    store.ensure(0, tokens=_PROBE, room_tokens=float("inf"))
+    store.ensure_row(0, tokens=_PROBE, room_tokens=float("inf"))
     array, _ = store.row(0)
     tokens, before = ids.tolist(), _PROBE - 1
     part: ReadPart | DecodePart = ReadPart(0, array, start=0, count=before)

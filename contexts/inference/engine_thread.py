@@ -31,7 +31,7 @@ from stoker.contexts.inference.adapter import (
     InferenceEngine,
     NewToken,
     Sampling,
-    new_turns,
+    create_device_share,
 )
 from stoker.contexts.inference.core_share import release_helper_threads
 from stoker.contexts.inference.engine_work import EngineWork, work_of
@@ -79,17 +79,17 @@ class Generation:
             come = self._come.get()
             self.stop.check()
             if isinstance(come, BaseException):
-                self._mark_over()
+                self._mark_finished()
                 raise come
             if come[-1].finish is not None:
-                self._mark_over()
+                self._mark_finished()
             yield from come
             if self.over:
                 return
 
     def abort(self) -> None:
         if not self.over:
-            self._mark_over()
+            self._mark_finished()
             if self._leave is not None:
                 self._leave(self.request.id)
 
@@ -98,7 +98,7 @@ class Generation:
             self._leave(self.request.id)
         self._come.put(Evicted())
 
-    def _mark_over(self) -> None:
+    def _mark_finished(self) -> None:
         self.over = True
         self.stop.forget(self.stopped)
 
@@ -220,9 +220,9 @@ class EngineThread:
         tpot_s: float = 0.0, sink: TextSink | None = None,
     ) -> Generation:  # fmt: skip
         """Submit a request, which joins before the next step. Raises Evicted if the call must stop."""
-        self._check_process()
+        self._check_not_forked()
         self._check_not_held()
-        stop = ambient.call_stop()
+        stop = ambient.current_call_stop()
         stop.check()
         with self._work:
             self._check_open()
@@ -246,8 +246,8 @@ class EngineThread:
 
         Raises Evicted if the call must stop. The function still finishes.
         """
-        self._check_process()
-        stop = ambient.call_stop()
+        self._check_not_forked()
+        stop = ambient.current_call_stop()
         stop.check()
         if self._holder == threading.get_ident():  # the engine thread is waiting for this thread
             return function()
@@ -297,8 +297,8 @@ class EngineThread:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Reserve the model for this thread."""
-        self._check_process()
-        stop = ambient.call_stop(own_thread=True)
+        self._check_not_forked()
+        stop = ambient.current_call_stop(own_thread=True)
         with self._work:
             self._wanted += 1
         try:
@@ -321,7 +321,7 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             release_helper_threads()
 
-    def _check_process(self) -> None:
+    def _check_not_forked(self) -> None:
         if os.getpid() != self._pid:
             raise StokerError("a process that was forked from a library cannot use its model; use it in the library")
 
@@ -335,7 +335,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            self._device_turns = new_turns()
+            self._device_turns = create_device_share()
             self._serve()
         except BaseException as failure:
             log.exception("the engine's thread failed")

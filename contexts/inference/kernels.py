@@ -30,7 +30,7 @@ from stoker.contexts.inference.adapter import (
 )
 from stoker.contexts.inference.peft_adapters import Adapter
 from stoker.contexts.inference.prompt_scores import PromptScores
-from stoker.contexts.inference.token_rules import allowed_logits, rules_of
+from stoker.contexts.inference.token_rules import apply_token_rules, build_token_rules
 
 
 def multiplies_tiles() -> bool:
@@ -124,30 +124,36 @@ DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 """
 
 
-def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
+def choose_decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
     if device.type != "cpu":
         return ON_GPU
     if dtype == torch.float32:
-        return as_products
+        return attend_by_matrix_products
     if multiplies_tiles():
-        return shared_keys
-    return as_products if multiplies_half() else grouped_queries
+        return attend_with_shared_keys
+    return attend_by_matrix_products if multiplies_half() else attend_with_grouped_queries
 
 
-def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend_with_shared_keys(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """Call PyTorch's kernel, which shares a key among the heads of its group."""
     out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)
     return out.reshape(len(q), -1)
 
 
-def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend_with_grouped_queries(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """Call PyTorch's kernel with the heads of a group as queries of one head."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
 
 
-def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend_by_matrix_products(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """Compute two batched matrix products with a softmax between them."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
@@ -156,7 +162,7 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
     return torch.matmul(chances, values).reshape(rows, -1)
 
 
-ON_GPU: DecodeAttention = grouped_queries
+ON_GPU: DecodeAttention = attend_with_grouped_queries
 """Attention on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
 head and computes in `float32`.
 """
@@ -169,7 +175,7 @@ class TokenDraw:
     def __init__(self, sampling: Sampling) -> None:
         self.temperature = sampling.temperature
         self.top_p = sampling.top_p
-        self._chance = random.Random(draw_seed(sampling.seed)) if sampling.temperature else None
+        self._chance = random.Random(combine_seed_pair(sampling.seed)) if sampling.temperature else None
 
     @property
     def greedy(self) -> bool:
@@ -179,11 +185,11 @@ class TokenDraw:
         return 0.0 if self._chance is None else self._chance.random()
 
 
-def draw_seed(seed: tuple[int, int]) -> int:
+def combine_seed_pair(seed: tuple[int, int]) -> int:
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
-def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
+def sample_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
     """Return a token for each row of logits `[rows, vocabulary]`, or -1 if the logits are not finite.
 
     `draws`: `float64` `[3, rows]` with temperature (above 0), `top_p` and random number. `nucleus`: True to apply
@@ -203,7 +209,7 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
     return tokens.masked_fill(~total.isfinite(), -1)[:, 0]
 
 
-def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
+def sample_or_argmax_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
     greedy = any(draw.greedy for draw in draws)
     found: list[int | Exception] = [*likeliest_tokens(logits)] if greedy else [-1] * len(draws)
     for nucleus in (False, True):
@@ -212,7 +218,7 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
             continue
         options = [(draws[at].temperature, draws[at].top_p, draws[at].number()) for at in rows]
         table = torch.tensor(options, dtype=torch.float64, device=logits.device).T
-        tokens = drawn_tokens(logits[rows], table, nucleus=nucleus).tolist()
+        tokens = sample_tokens(logits[rows], table, nucleus=nucleus).tolist()
         for at, token in zip(rows, tokens, strict=True):
             found[at] = token if token >= 0 else ValueError(NOT_FINITE)
     return found
@@ -244,7 +250,7 @@ class Writing:
         self.adapter = adapter
         self.written = texts.begin(request)
         self.draw = TokenDraw(request.sampling)
-        self.rules = rules_of(request, texts)
+        self.rules = build_token_rules(request, texts)
         self.ids = [0] * (adapter.virtual_tokens if adapter is not None else 0) + list(request.prompt)
         self.prompt_tokens = len(self.ids)
         self.scores: PromptScores | None = None
@@ -286,15 +292,17 @@ def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int |
     """
     ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
     if not ruled:
-        return take_tokens([writing.draw for writing in writings], logits)
+        return sample_or_argmax_tokens([writing.draw for writing in writings], logits)
     rules = [writing.rules for writing in writings if writing.rules is not None]
     found: dict[int, int | Exception] = {}
     plain = [at for at, writing in enumerate(writings) if writing.rules is None]
     if plain:
-        found.update(zip(plain, take_tokens([writings[at].draw for at in plain], logits[plain]), strict=True))
+        found.update(
+            zip(plain, sample_or_argmax_tokens([writings[at].draw for at in plain], logits[plain]), strict=True)
+        )
     if plain or any(writing.request.sampling.logprobs for writing in writings):
         logits = logits[ruled]  # a copy, because likelihoods must be those of the model
-    tokens = take_tokens([writings[at].draw for at in ruled], allowed_logits(rules, logits))
+    tokens = sample_or_argmax_tokens([writings[at].draw for at in ruled], apply_token_rules(rules, logits))
     found.update(zip(ruled, tokens, strict=True))
     return [found[at] for at in range(len(writings))]
 

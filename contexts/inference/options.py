@@ -30,7 +30,7 @@ def _is_whole(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _are_texts(value: Any) -> bool:
+def _is_text_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(one, str) and one for one in value)
 
 
@@ -42,7 +42,7 @@ def _is_bias(value: Any) -> bool:
 
 ENGINE_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "regex": (lambda value: isinstance(value, str) and value != "", "a regular expression"),
-    "choice": (_are_texts, "a list of texts, none empty"),
+    "choice": (_is_text_list, "a list of texts, none empty"),
     "grammar": (lambda value: isinstance(value, str) and value != "", "a grammar as text"),
     "top_k": (lambda value: _is_whole(value, -1), "a whole number, -1 or more"),
     "min_p": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1"),

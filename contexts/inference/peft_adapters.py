@@ -38,7 +38,7 @@ class Adapter:
     def __init__(self, folder: str, base: BaseShapes | None, *, dtype: torch.dtype) -> None:
         """Raises ValueError if the files are damaged, or belong to another base model."""
         files = read_adapter_files(folder)
-        files.check_fits(base)
+        files.check_fits_base_model(base)
         file = Path(folder, WEIGHTS)
         try:
             tensors = safetensors.torch.load_file(file)
@@ -80,7 +80,7 @@ class AdapterCache:
 
     def get(self, name: str) -> Adapter:
         """Return an adapter. Raises ValueError if the adapter is unknown or unsupported."""
-        folder = known_adapter(self._folders, name)
+        folder = find_adapter_folder(self._folders, name)
         with self._lock:
             key = name, folder
             if key not in self._kept:
@@ -94,7 +94,7 @@ class AdapterCache:
             return self._kept[key]
 
 
-def known_adapter(folders: Mapping[str, str], name: str) -> str:
+def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
     if name not in folders:
         has = f"there are {', '.join(folders)}" if folders else "it was loaded without any"
         raise OptionRefused("adapter", f"the model has no adapter {name!r:.200}; {has}")
@@ -185,7 +185,7 @@ class AdaptedTokens:
         stack = self._bank.stacks.get((layer, group))
         if stack is None or not self._rows:
             return
-        rows, others = self._masks(x.device, stack.owners)
+        rows, others = self._rows_and_other_owner_mask(x.device, stack.owners)
         # A product with 0 and 1 would not work, because large numbers of another adapter may overflow.
         low = linear(x if self._all else x[rows], stack.down).masked_fill_(others, 0.0)
         for ranks, places, up in stack.ups:
@@ -194,7 +194,7 @@ class AdaptedTokens:
             else:
                 out[:, places].index_add_(0, rows, low[:, ranks] @ up)
 
-    def _masks(self, device: Any, owners: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rows_and_other_owner_mask(self, device: Any, owners: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         made = self._made.get((device, owners))
         if made is None:
             places = torch.tensor(self._places, device=device)

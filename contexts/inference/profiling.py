@@ -22,9 +22,9 @@ from stoker.contexts.step_times import (
     StepProfile,
     StepSample,
     StepTimes,
-    attended,
+    mean_attended_tokens,
     padded_length,
-    powers_up_to,
+    powers_of_two_up_to,
     times_of,
 )
 
@@ -36,7 +36,7 @@ class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
         self.paused = False
-        """True while a profiler measures. Afterwards the profiler adds its result with `profiled`."""
+        """True while a profiler measures. Afterwards the profiler adds its result with `replace_known_times`."""
         self.urgent = False
         """True after a profiler has measured. The times are then sent immediately."""
         self._fresh = StepModel()
@@ -51,7 +51,7 @@ class StepCollector:
         tokens: float = len(step.requests)
         mean = float(length)
         if step.prefill:
-            tokens, mean = sum(step.tokens), attended(list(zip(step.starts, step.tokens, strict=True)))
+            tokens, mean = sum(step.tokens), mean_attended_tokens(list(zip(step.starts, step.tokens, strict=True)))
         sample = StepSample(step.prefill, tokens, mean, seconds)
         with self._lock:
             used, deviation = self.known.learn(sample)
@@ -59,7 +59,7 @@ class StepCollector:
                 self._fresh.count_error(deviation, prefill=step.prefill)
             self._fresh.add(used)
 
-    def profiled(self, times: StepTimes) -> None:
+    def replace_known_times(self, times: StepTimes) -> None:
         """Replace the known times with the result of a profiler."""
         with self._lock:
             self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
@@ -133,7 +133,7 @@ class EngineProfiler:
         began = self._clock()
         self._warm_up()
         samples = [*self._prefill_samples(), *self._decode_samples()]
-        times = self._compared(times_of(samples, weight=_WEIGHT))
+        times = self._add_measured_errors(times_of(samples, weight=_WEIGHT))
         self._told(1.0, 1.0)
         return StepProfile(times, self._engine.name, "", self._clock() - began, self._left_out)
 
@@ -147,13 +147,13 @@ class EngineProfiler:
 
     def _prefill_samples(self) -> Iterator[StepSample]:
         most = self.part or self._longest
-        tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
-        starts = [0, *powers_up_to(self._longest - 8, least=64)]
+        tokens = [count for count in powers_of_two_up_to(most) if count <= self._longest - 8]
+        starts = [0, *powers_of_two_up_to(self._longest - 8, least=64)]
         plans: list[tuple[int, int, int]] = []  # number of prompts, first token to read, tokens to read per prompt
         for at, start in enumerate(starts):
             some = tokens if at % self._effort.stride == 0 else []
             plans += [(1, start, count) for count in some if start + count <= self._longest - 8]
-        for rows in powers_up_to(min(self._engine.slots(), 16), least=2):
+        for rows in powers_of_two_up_to(min(self._engine.slots(), 16), least=2):
             plans += [(rows, 0, count) for count in tokens[3 :: self._effort.stride] if rows * count <= most]
         deadline = self._clock() + self._effort.samples_s / 2
         for number, (rows, start, count) in enumerate(plans):
@@ -172,13 +172,13 @@ class EngineProfiler:
             if len(steps) == 1 and steps[0].tokens == rows * count:
                 taken += steps
         if taken:
-            yield _middle(taken)
+            yield _median_sample(taken)
         else:  # the engine keeps no prefix of this length
             self._left_out += 1
 
     def _decode_samples(self) -> Iterator[StepSample]:
-        rows = powers_up_to(self._engine.slots())[:: self._effort.stride]
-        lengths = powers_up_to(self._longest - 16, least=_SHORTEST)[:: self._effort.stride]
+        rows = powers_of_two_up_to(self._engine.slots())[:: self._effort.stride]
+        lengths = powers_of_two_up_to(self._longest - 16, least=_SHORTEST)[:: self._effort.stride]
         deadline = self._clock() + self._effort.samples_s / 2
         for at, length in enumerate(lengths):
             for more, count in enumerate(rows):
@@ -191,7 +191,7 @@ class EngineProfiler:
 
     # ---- workloads
 
-    def _compared(self, times: StepTimes) -> StepTimes:
+    def _add_measured_errors(self, times: StepTimes) -> StepTimes:
         model = StepModel(times)
         deadline = self._clock() + self._effort.workloads_s
         for number in range(_WORKLOADS):
@@ -199,7 +199,7 @@ class EngineProfiler:
                 self._left_out += _WORKLOADS - number
                 break
             self._told(0.5 + 0.5 * number / _WORKLOADS, 1.0)
-            self._compare_prefill(model)
+            self._measure_prefill_error(model)
             rows = self._chance.randint(1, self._engine.slots())
             sample = self._decode([self._length() for _ in range(rows)])
             if sample is not None and times.decode:
@@ -207,7 +207,7 @@ class EngineProfiler:
                 model.count_error(abs(sample.seconds - expected) / sample.seconds, prefill=False)
         return model.times
 
-    def _compare_prefill(self, model: StepModel) -> None:
+    def _measure_prefill_error(self, model: StepModel) -> None:
         most = 2 * self.part or self._longest
         lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
         totals, expected = [], []
@@ -246,7 +246,7 @@ class EngineProfiler:
             seconds, after = self._clock() - began, self._engine.load()
             read = after.prompt_tokens - before.prompt_tokens
             if read:
-                steps.append(StepSample(True, read, attended(_reads(place, read)), seconds))
+                steps.append(StepSample(True, read, mean_attended_tokens(_reads(place, read)), seconds))
             left -= {token.request for token in tokens if token.finish is not None}
         return steps
 
@@ -279,7 +279,7 @@ class EngineProfiler:
                     del written[token.request]
         for id in ids:
             self._engine.abort(id)
-        return _middle(taken[1:]) if len(taken) > 1 else None
+        return _median_sample(taken[1:]) if len(taken) > 1 else None
 
 
 def _computed_length(engine: str, lengths: Sequence[int]) -> float:
@@ -303,7 +303,7 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
     return found
 
 
-def _middle(samples: Sequence[StepSample]) -> StepSample:
+def _median_sample(samples: Sequence[StepSample]) -> StepSample:
     count = len(samples)
     tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

@@ -12,7 +12,7 @@ _LOGITS_AT_ONCE = 8_000_000
 _LARGE_VOCABULARY = 262_144
 
 
-def scored_at_once(vocabulary: int) -> int:
+def positions_scored_at_once(vocabulary: int) -> int:
     """Return how many positions are scored together. The logits of these positions need about 32 MB. `vocabulary`: 0 if
     unknown."""
     return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))

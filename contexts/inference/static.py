@@ -1,7 +1,7 @@
 """The engine for all other architectures, with batches that start and end together; and the choice of an engine.
 
 All waiting prompts are read together, and the batch runs until its last text has ended. This engine supports all models
-of Transformers. `own_engine` prefers the continuous engine.
+of Transformers. `build_inference_engine` prefers the continuous engine.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from stoker.contexts.inference.adapter import (
     NewToken,
 )
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
-from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graphs_for
-from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
+from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graph_backend_for_device
+from stoker.contexts.inference.decoder import LeanDecoder, build_lean_decoder
 from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes
-from stoker.contexts.inference.prompt_scores import scored_at_once
+from stoker.contexts.inference.prompt_scores import positions_scored_at_once
 
 # ---- static
 
@@ -120,7 +120,7 @@ class StaticEngine:
     # ---- steps
 
     def _score(self) -> None:
-        most = scored_at_once(self._texts.vocabulary)
+        most = positions_scored_at_once(self._texts.vocabulary)
         for writing in self._batch:
             if writing.scores is not None:
                 for start, logits in self._runner.parts(writing.request.prompt, most=most):
@@ -192,7 +192,7 @@ LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
-def own_engine(
+def build_inference_engine(
     runner: ModelRunner,
     texts: ModelTexts,
     *,
@@ -201,7 +201,7 @@ def own_engine(
     took: TookStep | None = None,
     graphs: bool = False,
     adapters: Mapping[str, str] | None = None,
-    backend: Callable[[torch.device], GraphBackend | None] = graphs_for,
+    backend: Callable[[torch.device], GraphBackend | None] = graph_backend_for_device,
 ) -> InferenceEngine:
     """Return the engine `continuous` or `static`; `auto` prefers `continuous`. Raises ValueError if the model does not
     support the named engine.
@@ -212,7 +212,7 @@ def own_engine(
     why = 'engine="static" was given'
     if engine != "static":
         with torch.inference_mode():
-            decoder, why = decoder_of(runner.model, packs=_packs(runner.model))
+            decoder, why = build_lean_decoder(runner.model, packs=_weight_copy_dtype(runner.model))
         if decoder is not None:
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             weights = decoder.weights_bytes + decoder.packed_bytes
@@ -242,7 +242,7 @@ def _graphs(
         return made if made.check() else None
 
 
-def _packs(model: Any) -> torch.dtype | None:
+def _weight_copy_dtype(model: Any) -> torch.dtype | None:
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):

@@ -99,7 +99,7 @@ _RULES = frozenset(
 )  # fmt: skip
 
 
-def rules_of(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None:
+def build_token_rules(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None:
     """Return the rules of a request; None if the request has no rules. Raises OptionRefused."""
     sampling = request.sampling
     if sampling.structure is None and not _RULES.intersection(name for name, _ in sampling.engine_options):
@@ -111,7 +111,7 @@ def rules_of(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None
     return TokenRules(request, ends=ends, matcher=matcher)
 
 
-def allowed_logits(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.Tensor:
+def apply_token_rules(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.Tensor:
     """Apply the rules of each row to `logits`, `[len(rules), vocabulary]`, and return `float32`; -inf forbids a token.
 
     May change `logits`. If a grammar fails, its rules get a `failure`.
@@ -119,7 +119,7 @@ def allowed_logits(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.T
     logits = logits.float()
     _bias(rules, logits)
     _penalise(rules, logits)
-    _hold_to_grammars(rules, logits)
+    _apply_grammar_masks(rules, logits)
     _cut(rules, logits)
     return logits
 
@@ -148,7 +148,7 @@ def _penalise(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
     logits[places] = found - frequency * counts - presence * (counts > 0)
 
 
-def _hold_to_grammars(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
+def _apply_grammar_masks(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
     held = [(row, rule, rule.matcher) for row, rule in enumerate(rules) if rule.matcher is not None]
     if not held:
         return

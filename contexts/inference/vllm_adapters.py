@@ -16,7 +16,7 @@ from vllm.lora.request import LoRARequest
 
 from stoker.contexts.adapter_files import GROUPS, AdapterFiles, BaseShapes, base_shapes, read_adapter_files
 from stoker.contexts.inference.options import OptionRefused
-from stoker.contexts.inference.peft_adapters import Adapter, known_adapter
+from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
 from stoker.contexts.prompts import Ids
 
 _AT_ONCE = 8
@@ -56,10 +56,12 @@ class VLLMAdapters:
         self._base = base_shapes(base)
         self._ready: dict[str, VLLMAdapter] = {}
         self._numbers = itertools.count(1)
-        files = [found for folder in folders.values() if (found := _readable(folder, self._base)) is not None]
+        files = [
+            found for folder in folders.values() if (found := _read_fitting_adapter(folder, self._base)) is not None
+        ]
         loras = [each for each in files if each.low_rank]
         self._count = len(loras)
-        self._rank = _allowed_rank(max((each.rank for each in loras), default=0))
+        self._rank = _supported_lora_rank(max((each.rank for each in loras), default=0))
         self._projections = {part.projection for each in loras for part in each.low_rank}
         # On a CPU, vLLM 0.32 adds the LoRA in the last place to requests of the base model. Therefore the last place
         # stays empty (pull request 48421 of vLLM).
@@ -94,7 +96,7 @@ class VLLMAdapters:
         """
         if not name:
             return NO_ADAPTER
-        folder = known_adapter(self._folders, name)
+        folder = find_adapter_folder(self._folders, name)
         if name not in self._ready:
             try:
                 self._ready[name] = self._load(name, folder, llm=llm, dtype=dtype)
@@ -111,16 +113,16 @@ class VLLMAdapters:
         return VLLMAdapter(lora)
 
 
-def _readable(folder: str, base: BaseShapes | None) -> AdapterFiles | None:
+def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles | None:
     try:
         files = read_adapter_files(folder)
-        files.check_fits(base)
+        files.check_fits_base_model(base)
     except ValueError:
         return None
     return files
 
 
-def _allowed_rank(rank: int) -> int:
+def _supported_lora_rank(rank: int) -> int:
     """Return the smallest rank that vLLM supports for this rank, or vLLM's largest rank."""
     ranks = sorted(get_args(MaxLoRARanks))
     return int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))

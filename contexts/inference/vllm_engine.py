@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
-from stoker.contexts.forward import no_check
+from stoker.contexts.forward import skip_check
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
@@ -34,7 +34,7 @@ from stoker.contexts.inference.adapter import (
 )
 from stoker.contexts.inference.options import ENGINE_OPTIONS, OptionRefused
 from stoker.contexts.inference.vllm_adapters import NO_ADAPTER, VLLMAdapter
-from stoker.contexts.inference.vllm_requests import chances_of, scored_prompt, vllm_sampling
+from stoker.contexts.inference.vllm_requests import chances_of, prompt_with_logprobs, vllm_sampling_params
 from stoker.contexts.inference.vllm_start import VLLMStart
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
@@ -101,7 +101,7 @@ class VLLMEngine:
                 f" the key-value cache, which has room for {self._start.longest} of one request; give the model more"
                 " memory (device_memory=)"
             )
-        params = vllm_sampling(request.sampling, ends=self.prompts.ends)
+        params = vllm_sampling_params(request.sampling, ends=self.prompts.ends)
         form = request.sampling.structure
         self._send(str(request.id), request.prompt, params, adapter=adapter, form=form[0] if form else "")
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
@@ -156,7 +156,7 @@ class VLLMEngine:
         if self._asleep:
             return
         if not self._fingerprint:
-            self._fingerprint = self._probe()
+            self._fingerprint = self._generate_probe_tokens()
         self.forget_prefixes()
         before = self._start.free_device_bytes()
         if self._start.sleeps:
@@ -177,7 +177,7 @@ class VLLMEngine:
             self._llm.wake_up()
         self._asleep, self._freed_bytes = False, 0
         self.forget_prefixes()
-        if (found := self._probe()) != self._fingerprint:
+        if (found := self._generate_probe_tokens()) != self._fingerprint:
             self._broken = (
                 f"vLLM writes other tokens after a sleep ({found}) than before ({self._fingerprint}); its results"
                 " cannot be trusted. Load the model again"
@@ -199,7 +199,7 @@ class VLLMEngine:
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = no_check,
+        check: Callable[[], None] = skip_check,
     ) -> list[list[float]]:
         del prefix, batch_size  # vLLM finds shared prefixes by itself
         if self._asleep or self._broken:
@@ -239,7 +239,7 @@ class VLLMEngine:
         decoded = begun = read = 0
         for output in self._llm.step():
             if output.request_id in asked:
-                _record_chances(output, asked)
+                _record_logprobs(output, asked)
             elif (writing := self._open.get(output.request_id)) is not None:
                 if writing.runs:
                     decoded += 1
@@ -247,19 +247,19 @@ class VLLMEngine:
                     reused = int(output.num_cached_tokens or 0)
                     self.reused_tokens += reused
                     writing.runs, begun, read = True, begun + 1, read + writing.prompt_tokens - reused
-                new += self._tokens_of(output, writing)
+                new += self._convert_output_tokens(output, writing)
         self._load = self._load.after(
             decoded=decoded, running=decoded + begun, prompt_tokens=read, new_tokens=len(new),
             busy_s=time.perf_counter() - began,
         )  # fmt: skip
         return new
 
-    def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
+    def _convert_output_tokens(self, output: Any, writing: _RunningText) -> list[NewToken]:
         [written] = output.outputs
         id, sampling = writing.request.id, writing.request.sampling
         if sampling.prompt_logprobs and output.prompt_logprobs:
             told = output.prompt_logprobs
-            writing.prompt = scored_prompt(writing.request.prompt, told, most=sampling.prompt_logprobs)
+            writing.prompt = prompt_with_logprobs(writing.request.prompt, told, most=sampling.prompt_logprobs)
         if not sampling.max_new_tokens:
             if not output.finished:
                 return []
@@ -304,7 +304,7 @@ class VLLMEngine:
         self._send(name, prompt, params)
         return name
 
-    def _probe(self) -> tuple[int, ...]:
+    def _generate_probe_tokens(self) -> tuple[int, ...]:
         params = SamplingParams(
             temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -316,7 +316,7 @@ class VLLMEngine:
                     return tuple(output.outputs[0].token_ids)
 
 
-def _record_chances(output: Any, asked: dict[str, dict[int, float]]) -> None:
+def _record_logprobs(output: Any, asked: dict[str, dict[int, float]]) -> None:
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():
@@ -337,7 +337,7 @@ def start_engine(
     """Return vLLM with the model at `path`, and the origin of the model. `adapters`: folders of adapters by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    settings.apply_template(tokenizer)
+    settings.set_chat_template(tokenizer)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device, parts=len(ambient.devices()),
         device_memory_bytes=ambient.device_memory_bytes(), why=why, settings=settings, adapters=adapters,

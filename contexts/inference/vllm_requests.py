@@ -9,20 +9,20 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from stoker.contexts.inference.adapter import PromptToken, Sampling, TokenChance
-from stoker.contexts.inference.kernels import draw_seed
+from stoker.contexts.inference.kernels import combine_seed_pair
 from stoker.contexts.inference.options import STRUCTURES
 
 _OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
 
 
-def vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
+def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
     """Return the vLLM options of a request. vLLM always writes at least one token."""
     form, value = sampling.structure or ("", None)
     held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
     others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
     return SamplingParams(
         temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=max(1, sampling.max_new_tokens),
-        seed=draw_seed(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
+        seed=combine_seed_pair(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
         stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=held,
         prompt_logprobs=sampling.prompt_logprobs or None, output_kind=RequestOutputKind.DELTA, **others,
     )  # fmt: skip
@@ -35,7 +35,7 @@ def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, t
     return float(told[token].logprob), likeliest
 
 
-def scored_prompt(
+def prompt_with_logprobs(
     prompt: Sequence[int], told: Sequence[dict[int, Any] | None], *, most: int
 ) -> tuple[PromptToken, ...]:
     """Return the tokens of a prompt with their log-likelihoods. `told`: by position; None for the first position."""

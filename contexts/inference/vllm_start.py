@@ -75,7 +75,7 @@ class VLLMStart:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.adapters = VLLMAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
-        arguments: dict[str, Any] = {"gpu_memory_utilization": self._fraction()} if self.on_gpu else {}
+        arguments: dict[str, Any] = {"gpu_memory_utilization": self._gpu_memory_fraction()} if self.on_gpu else {}
         if not self.on_gpu:
             weights = self._weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
             arguments |= {
@@ -87,7 +87,7 @@ class VLLMStart:
             if not self.on_gpu:
                 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
         try:
-            with _own_thread_setter():
+            with _restore_torch_thread_setter():
                 self.llm: Any = LLMEngine.from_engine_args(
                     EngineArgs(**{
                         "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True,
@@ -131,7 +131,7 @@ class VLLMStart:
         if self.on_gpu:
             torch.cuda.empty_cache()
 
-    def _fraction(self) -> float:
+    def _gpu_memory_fraction(self) -> float:
         free, total = torch.cuda.mem_get_info(self.device)
         wanted = self.device_memory_bytes or int(_UNDECLARED_FRACTION * free)
         if wanted > free:
@@ -175,7 +175,7 @@ def _has_compiler() -> bool:
 
 
 @contextlib.contextmanager
-def _own_thread_setter() -> Iterator[None]:
+def _restore_torch_thread_setter() -> Iterator[None]:
     before = torch.set_num_threads
     try:
         yield

@@ -23,13 +23,13 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
-from stoker.manager.advice.judging import fault_of_call
+from stoker.manager.advice.judging import diagnose_failed_call
 from stoker.manager.advice.logs import Fault, Located
 from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, slowdown
-from stoker.manager.advice.source.agent import facts_with_agent
+from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
-from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
+from stoker.manager.advice.source.facts import WorkloadFacts, mask_secrets_in_facts
 from stoker.manager.core.events import (
     LONGEST_MESSAGE,
     AdviceArrived,
@@ -46,7 +46,7 @@ from stoker.manager.core.events import (
     decode_question,
     encode,
 )
-from stoker.protocol.session import SessionFolder, read_source
+from stoker.protocol.session import SessionFolder, read_program_source
 
 log = logging.getLogger("stoker.advisor")
 
@@ -81,30 +81,34 @@ class Advisor:
     def answer(self, question: AskAdvice) -> AdviceArrived | None:
         match question.about:
             case OfContext():
-                return self._on_context(question, question.about)
+                return self._answer_about_context(question, question.about)
             case OfFunction():
-                return self._on_function(question, question.about)
+                return self._answer_about_function(question, question.about)
             case OfFailure():
-                return self._on_failure(question, question.about, asks=False)
+                return self._answer_about_failure(question, question.about, asks=False)
             case OfPace():
-                return self._on_pace(question, question.about)
+                return self._answer_about_pace(question, question.about)
 
-    def is_doubted(self, found: AdviceArrived | None) -> bool:
-        """True if `second_answer` may improve this answer."""
+    def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
+        """True if `answer_with_model_opinion` may improve this answer."""
         verdict = found.advice if found is not None else None
         return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
 
-    def second_answer(self, question: AskAdvice) -> AdviceArrived | None:
+    def answer_with_model_opinion(self, question: AskAdvice) -> AdviceArrived | None:
         """Answer a question about a failure, with the language model's opinion."""
-        return self._on_failure(question, question.about, asks=True) if isinstance(question.about, OfFailure) else None
+        return (
+            self._answer_about_failure(question, question.about, asks=True)
+            if isinstance(question.about, OfFailure)
+            else None
+        )
 
-    def _on_failure(self, question: AskAdvice, about: OfFailure, *, asks: bool) -> AdviceArrived | None:
-        fault = fault_of_call(
+    def _answer_about_failure(self, question: AskAdvice, about: OfFailure, *, asks: bool) -> AdviceArrived | None:
+        fault = diagnose_failed_call(
             question.said,
             log=question.log,
             start=question.start,
             end=question.end,
-            opinion=self._opinion if asks else None,
+            opinion=self._ask_model_about_fault if asks else None,
         )
         if fault is None:
             return None
@@ -112,39 +116,42 @@ class Advisor:
         verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
         return AdviceArrived(about, verdict, "its log")
 
-    def _opinion(self, located: Located, fault: Fault) -> Fault:
+    def _ask_model_about_fault(self, located: Located, fault: Fault) -> Fault:
         return second_opinion(located, fault, self._endpoint) if self._endpoint is not None else fault
 
-    def _on_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
-        loader = self._facts_of(about.recipe)
+    def _answer_about_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
+        loader = self._extract_facts_of_source(about.recipe)
         if loader is None:
             return None
-        from stoker.manager.advice.estimating import history, loads_of  # NumPy is imported only when needed
+        from stoker.manager.advice.estimating import (
+            estimate_context_loads,
+            history,
+        )  # NumPy is imported only when needed
 
         history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
             return None  # the manager uses these measurements directly
-        return _found(about, loads_of(self._store, loader, but=about.recipe))
+        return _found(about, estimate_context_loads(self._store, loader, but=about.recipe))
 
-    def _on_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
+    def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
         measured = {
             kind: ContextAdvice(run_s=known.functions[question.name].mean, run_sd_s=known.functions[question.name].sd)
             for kind, known in self._store.estimates(about.recipe).items()
             if question.name in known.functions
         }
-        function = self._facts_of(about.function)
+        function = self._extract_facts_of_source(about.function)
         if function is not None:
-            from stoker.manager.advice.estimating import history, joined_facts, runs_of
+            from stoker.manager.advice.estimating import history, merge_loader_facts, runs_of
 
-            facts = joined_facts(self._facts_of(about.recipe), function)
+            facts = merge_loader_facts(self._extract_facts_of_source(about.recipe), function)
             name = question.name.rpartition(":")[2]
             history().remember(about.recipe, facts, function=question.name, name=name)
             if not measured:
                 return _found(about, runs_of(self._store, facts, but=(about.recipe, question.name)))
         return AdviceArrived(about, CostAdvice(measured)) if measured else None
 
-    def _facts_of(self, key: str) -> WorkloadFacts | None:
-        found = read_source(self._folder.sources, key)
+    def _extract_facts_of_source(self, key: str) -> WorkloadFacts | None:
+        found = read_program_source(self._folder.sources, key)
         if found is None:
             return None
         source, text = found
@@ -154,13 +161,13 @@ class Advisor:
             if self._endpoint is not None and folders:
                 log.info("the language model at %s reads %s", self._endpoint.name, source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
-            facts = facts_with_agent(entry, facts, folders=folders, model=self._endpoint if folders else None)
-            known = self._facts[key, source.text] = without_secrets(facts)
+            facts = add_facts_from_model(entry, facts, folders=folders, model=self._endpoint if folders else None)
+            known = self._facts[key, source.text] = mask_secrets_in_facts(facts)
             for note in known.notes:
                 log.info("the source of %s: %s", source.function, note)
         return known
 
-    def _on_pace(self, question: AskAdvice, about: OfPace) -> AdviceArrived | None:
+    def _answer_about_pace(self, question: AskAdvice, about: OfPace) -> AdviceArrived | None:
         if not question.log:
             return None
         key = (about.library, about.call)
@@ -170,9 +177,9 @@ class Advisor:
             self._followed.popitem(last=False)
         pace = followed.current_pace()
         if self._formats is not None and self._endpoint is not None:
-            unread = self._formats.take_unread()
+            unread = self._formats.take_unread_formats()
             if unread:
-                self.learned = self._learning.submit(self._formats.learn_all, unread, self._endpoint)
+                self.learned = self._learning.submit(self._formats.learn_formats, unread, self._endpoint)
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
@@ -215,7 +222,7 @@ def serve(session: str, channel: socket.socket) -> None:
     keep_log(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
     model = model_of(folder)
-    answer_all(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
+    run_advisor_process(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:
@@ -240,7 +247,7 @@ _MOST_DOUBTED = 4
 """Maximum failures that wait for the language model."""
 
 
-def answer_all(channel: socket.socket, advisor: Advisor) -> None:
+def run_advisor_process(channel: socket.socket, advisor: Advisor) -> None:
     """Answer questions until the manager closes the channel, then end the process."""
     answer_until_closed(channel, advisor)
     os._exit(0)  # do not wait for an answer of the language model
@@ -269,8 +276,8 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
             continue
         found = _answer_or_none(advisor.answer, question)
         doubted = [each for each in doubted if not each.done()]
-        if advisor.is_doubted(found) and len(doubted) < _MOST_DOUBTED:
-            doubted.append(failures.submit(_answer_again, channel, advisor, question, found))
+        if advisor.needs_model_opinion(found) and len(doubted) < _MOST_DOUBTED:
+            doubted.append(failures.submit(_send_answer_with_opinion, channel, advisor, question, found))
         else:
             _send(channel, question, found)
 
@@ -279,8 +286,10 @@ def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> No
     _send(channel, question, _answer_or_none(advisor.answer, question))
 
 
-def _answer_again(channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None) -> None:
-    _send(channel, question, _answer_or_none(advisor.second_answer, question) or found)
+def _send_answer_with_opinion(
+    channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None
+) -> None:
+    _send(channel, question, _answer_or_none(advisor.answer_with_model_opinion, question) or found)
 
 
 def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:

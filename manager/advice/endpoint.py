@@ -86,7 +86,7 @@ class ModelEndpoint:
     def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON object that answers one question. Raises EndpointError."""
         messages = [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
-        answer = object_in(Conversation(self).ask(messages, schema=schema))
+        answer = parse_first_json_object(Conversation(self).ask(messages, schema=schema))
         if answer is None:
             raise EndpointError("the answer is not a JSON object")
         return answer
@@ -186,7 +186,7 @@ class Conversation:
         return left
 
 
-def object_in(text: str) -> dict[str, object] | None:
+def parse_first_json_object(text: str) -> dict[str, object] | None:
     """Return the JSON object that begins at the first brace of a text, or None."""
     start = text.find("{")
     if start < 0:

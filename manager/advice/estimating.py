@@ -59,7 +59,7 @@ class FittedEffects(msgspec.Struct, frozen=True):
     ranges: dict[str, tuple[float, float]]
     log_sd: float
 
-    def scaling(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
+    def log_scale_factor(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
         total = 0.0
         for name, exponent in self.exponents.items():
             least, most = self.ranges[name]
@@ -155,7 +155,9 @@ class ScatteredValue(msgspec.Struct, frozen=True):
         return self.mean * math.sqrt(math.expm1(self.log_sd**2))
 
 
-def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int) -> ScatteredValue | None:
+def estimate_from_samples(
+    samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int
+) -> ScatteredValue | None:
     """Return the distribution of a quantity from the first `most` samples (most similar first), or None without a
     positive measurement. Effects of `numbers` are fitted on all samples.
     """
@@ -165,7 +167,7 @@ def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, mo
     if not nearest:
         return None
     effects = None if same else fit_effects(samples, numbers, width=3 * _WIDTH)
-    scaled = [effects.scaling(sample.numbers, numbers) if effects is not None else 0.0 for sample in nearest]
+    scaled = [effects.log_scale_factor(sample.numbers, numbers) if effects is not None else 0.0 for sample in nearest]
     logs = np.array([math.log(sample.value) for sample in nearest]) + np.array(scaled)
     spreads = np.array([math.log1p((sample.sd / sample.value) ** 2) for sample in nearest])
     similarities = np.array([sample.similarity for sample in nearest])
@@ -249,7 +251,7 @@ class Estimator:
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
         """Return the estimate on a kind of device. `function`: the joined facts of the function and its loader
-        (`joined_facts`)."""
+        (`merge_loader_facts`)."""
         why = dict[str, str]()
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
@@ -257,7 +259,7 @@ class Estimator:
         paces = dict[int, ScatteredValue]()
         for size in sorted({size for _, e in runs for size in e.paces}):
             values = [(e.paces[size].mean, e.paces[size].sd) if size in e.paces else _NONE for _, e in runs]
-            if (pace := _blend(runs, function, values)) is not None:
+            if (pace := _estimate_from_sources(runs, function, values)) is not None:
                 paces[size] = pace
         measured = [e.functions.get(source.row.function) for source, e in runs]
         run_s = [(each.mean, each.sd) if each is not None else _NONE for each in measured]
@@ -265,10 +267,10 @@ class Estimator:
         peak = [(float(e.peak_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
         return RetrievedEstimate(
             kind=kind,
-            load_s=_blend(loads, loader, [(e.load_s + e.start_s, e.load_sd) for _, e in loads]),
-            resident_bytes=_blend(loads, loader, resident),
-            peak_bytes=_blend(loads, loader, peak),
-            run_s=_blend(runs, function, run_s),
+            load_s=_estimate_from_sources(loads, loader, [(e.load_s + e.start_s, e.load_sd) for _, e in loads]),
+            resident_bytes=_estimate_from_sources(loads, loader, resident),
+            peak_bytes=_estimate_from_sources(loads, loader, peak),
+            run_s=_estimate_from_sources(runs, function, run_s),
             pace_s=paces,
             from_loads=_named(loads),
             from_runs=_named(runs),
@@ -306,13 +308,15 @@ class Estimator:
 _NONE = (0.0, 0.0)
 
 
-def _blend(found: Found, facts: WorkloadFacts | None, values: Sequence[tuple[float, float]]) -> ScatteredValue | None:
+def _estimate_from_sources(
+    found: Found, facts: WorkloadFacts | None, values: Sequence[tuple[float, float]]
+) -> ScatteredValue | None:
     samples = [
         MeasuredSample(value, sd, source.similarity, numbers_of(source.row.facts))
         for (source, _), (value, sd) in zip(found, values, strict=True)
         if value > 0
     ]
-    return blend(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
+    return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
 
 
 def _named(found: Found) -> tuple[SimilarRecipe, ...]:
@@ -320,7 +324,7 @@ def _named(found: Found) -> tuple[SimilarRecipe, ...]:
     return tuple(SimilarRecipe(row.recipe, row.function, row.name, similarity) for row, similarity in rows)
 
 
-def joined_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
+def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
     """Return the facts of a function with its context's loader: the more certain fact of each field."""
     if loader is None:
         return function
@@ -352,14 +356,14 @@ def history() -> SourceHistory:
     return SourceHistory()
 
 
-def loads_of(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    estimates = _estimator(store, but=(but, None))
+def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
+    estimates = _make_estimator(store, but=(but, None))
     found = {kind: estimates.estimate(kind, loader=loader) for kind in store.kinds()}
     return {kind: _load(each) for kind, each in found.items() if each.load_s is not None}
 
 
 def runs_of(store: PerformanceStore, function: WorkloadFacts, *, but: tuple[str, str]) -> dict[str, ContextAdvice]:
-    estimates = _estimator(store, but=but)
+    estimates = _make_estimator(store, but=but)
     found = {kind: estimates.estimate(kind, function=function).run_s for kind in store.kinds()}
     return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
 
@@ -373,7 +377,7 @@ def _load(found: RetrievedEstimate) -> ContextAdvice:
     return advice if believed else msgspec.structs.replace(advice, resident_bytes=0, peak_bytes=0)
 
 
-def _estimator(store: PerformanceStore, *, but: tuple[str, str | None]) -> Estimator:
+def _make_estimator(store: PerformanceStore, *, but: tuple[str, str | None]) -> Estimator:
     known: dict[str, dict[str, Estimate]] = {}
 
     def estimates_of(recipe: str) -> dict[str, Estimate]:
@@ -422,7 +426,7 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
     by_kind, why, similar = dict[str, Estimate](), list[str](), dict[str, None]()
     estimator = Estimator(history, store.estimates)
     for kind in store.kinds():
-        found = estimator.estimate(kind, loader=loader, function=joined_facts(loader, facts))
+        found = estimator.estimate(kind, loader=loader, function=merge_loader_facts(loader, facts))
         if found.run_s is None:
             why.append(f"on {kind}, {found.why.get('run_s', 'nothing was found')}")
             continue

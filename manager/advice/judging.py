@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from stoker.manager.advice.logs import Fault, Located, LogLine, classify, locate
-from stoker.manager.advice.logs.classifier import GUESSED, frames_of
+from stoker.manager.advice.logs.classifier import GUESSED, frame_owners
 from stoker.manager.advice.logs.failures import JOB, OF_CALLS, SAID, FaultRule, matching_rules
 from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.advice.logs.reading import TRACEBACK
@@ -73,11 +73,11 @@ class LogParts:
                 lines += 1
                 yield b"\n"
             self._begun.append((lines + 1, part, skipped))
-            for last in self._of_file(file, left) if file is not None else filter(None, [part.text]):
+            for last in self._read_blocks(file, left) if file is not None else filter(None, [part.text]):
                 lines += last.count(b"\n")
                 yield last
 
-    def _of_file(self, file: IO[bytes], left: int) -> Iterator[bytes]:
+    def _read_blocks(self, file: IO[bytes], left: int) -> Iterator[bytes]:
         with file, suppress(OSError, ValueError):
             while block := file.read(min(self._size, left)):
                 left -= len(block)
@@ -119,7 +119,7 @@ class ProofLine(msgspec.Struct, frozen=True):
     text: str
 
 
-def fault_of_call(
+def diagnose_failed_call(
     said: str, *, log: str = "", start: int = 0, end: int = 0, opinion: Opinion | None = None
 ) -> Fault | None:
     """Return the party at fault for a failed call or load.
@@ -135,7 +135,7 @@ def fault_of_call(
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
     if said:
-        parts.append(raised_part(said) if raises else told_part(said))
+        parts.append(log_part_of_exception(said) if raises else log_part_of_text(said))
     found = judged(parts, [] if raises else said.splitlines()[:1], OF_CALLS, opinion=opinion)
     if found is None:
         return None
@@ -143,11 +143,11 @@ def fault_of_call(
     return msgspec.structs.replace(fault, proof=tuple(LogLine(line.number, line.text) for line in proof))
 
 
-def told_part(text: str) -> LogPart:
+def log_part_of_text(text: str) -> LogPart:
     return LogPart("", text=text.encode(errors="replace") + b"\n")
 
 
-def raised_part(raised: str) -> LogPart:
+def log_part_of_exception(raised: str) -> LogPart:
     said, frames = list[str](), list[str]()
     for line in raised.splitlines():
         hit = _PLACE.fullmatch(line.strip())
@@ -155,14 +155,14 @@ def raised_part(raised: str) -> LogPart:
             said.append(line)
         else:
             frames.append(f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}')
-    return told_part("\n".join([TRACEBACK + ":", *frames, *said]))
+    return log_part_of_text("\n".join([TRACEBACK + ":", *frames, *said]))
 
 
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
     """Return the fault and the lines that show it, or None without a failure. `parts`: logs, oldest first. `said`: the
-    session's messages; they decide if they are more certain than the logs. `opinion`: see `fault_of_call`."""
+    session's messages; they decide if they are more certain than the logs. `opinion`: see `diagnose_failed_call`."""
     with closing(LogParts(parts)) as logs:
         located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
     by_log = classify(located, rules=rules) if located is not None else None
@@ -190,7 +190,7 @@ def _fault_in_messages(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fau
 
 def _proof(fault: Fault, located: Located) -> list[LogLine]:
     frames = [line for line in located.traceback if line.text.lstrip().startswith('File "')]
-    own = [line for line in frames if frames_of([line.text]) == ["user"]]
+    own = [line for line in frames if frame_owners([line.text]) == ["user"]]
     chosen = {line.number: line for line in (*own[-1:], *fault.proof) if TRACEBACK not in line.text}
     lines = [chosen[number] for number in sorted(chosen)] or list(fault.proof)
     return list({line.text.strip(): LogLine(line.number, line.text.strip()) for line in lines}.values())

@@ -58,23 +58,23 @@ def masked(text: str) -> str:
     if not _MAY_HAVE_ONE.search(text.lower()):
         return text
     text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\3", text)
-    text = _BY_FORM.sub(_keep_beginning, text)
-    text = _IN_URL.sub(_keep_user, text)
+    text = _BY_FORM.sub(_hide_all_but_beginning, text)
+    text = _IN_URL.sub(_hide_password_after_user, text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    return _BY_NAME.sub(_keep_name, text)
+    return _BY_NAME.sub(_hide_value_after_name, text)
 
 
-def _keep_beginning(found: re.Match[str]) -> str:
+def _hide_all_but_beginning(found: re.Match[str]) -> str:
     return found[0][:4] + HIDDEN
 
 
-def _keep_user(found: re.Match[str]) -> str:
+def _hide_password_after_user(found: re.Match[str]) -> str:
     user, colon, _ = found[2].partition(":")
     return f"{found[1]}{user}:{HIDDEN}@" if colon else f"{found[1]}{HIDDEN}@"
 
 
-def _keep_name(found: re.Match[str]) -> str:
+def _hide_value_after_name(found: re.Match[str]) -> str:
     value, opened = found["value"], found["open"] or ""
     name = found[1]
     if _HARMLESS.fullmatch(value) and "pass" not in name.lower():

@@ -52,10 +52,10 @@ def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
 def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
     terms = dict[str, float]()
     for name, number in numbers_of(facts).items():
-        _add_bump(terms, name, number)
+        _add_number_terms(terms, name, number)
     for name, fact in {**facts.known_facts(), **facts.further}.items():
         if isinstance(fact.value, str):
-            _add_words(terms, name, fact)
+            _add_text_fact_terms(terms, name, fact)
     return terms
 
 
@@ -64,7 +64,7 @@ def terms_of_text(text: str) -> Counter[str]:
     return Counter([*words, *(f"{first} {second}" for first, second in pairwise(words))])
 
 
-def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
+def hash_terms_to_vector(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
     """Return the terms as a sparse vector: positions and values. Collisions are rare and have random signs."""
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
@@ -75,7 +75,7 @@ def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
 class TermTable:
     def __init__(self, rows: Sequence[Mapping[str, float]], *, idf: bool) -> None:
         self.count = len(rows)
-        pairs = [hashed(row) for row in rows]
+        pairs = [hash_terms_to_vector(row) for row in rows]
         self._places = np.concatenate([places for places, _ in pairs]) if rows else np.zeros(0, np.int64)
         values = np.concatenate([values for _, values in pairs]) if rows else np.zeros(0, np.float32)
         self._row = np.repeat(np.arange(len(rows)), [len(places) for places, _ in pairs]) if rows else self._places
@@ -89,7 +89,7 @@ class TermTable:
         self._lengths = np.sqrt(np.bincount(self._row, self._values**2, minlength=len(rows)))
 
     def cosines(self, terms: Mapping[str, float]) -> Vector:
-        places, values = hashed(terms)
+        places, values = hash_terms_to_vector(terms)
         if self._idf:
             values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
         dense = np.zeros(1 << _BITS, np.float32)
@@ -99,7 +99,7 @@ class TermTable:
         return np.asarray(dots / np.maximum(self._lengths * length, 1e-12), np.float32)
 
 
-def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
+def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None:
     at = 2 * math.log2(number)
     width = 2 * _BUMP_OCTAVES
     bump = {place: math.exp(-((place - at) ** 2) / (2 * width**2)) for place in range(round(at) - 5, round(at) + 6)}
@@ -107,7 +107,7 @@ def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
     terms.update({f"{name}~{place}": _WEIGHTS.get(name, 1.0) * value / length for place, value in bump.items()})
 
 
-def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
+def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
     """Add a text fact both whole and in pieces, so that 2 sizes of one model are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)

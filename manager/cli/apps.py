@@ -30,7 +30,7 @@ import stoker
 from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.cli import console, runs
-from stoker.manager.executor.detached import JOINS, wait_for_begun
+from stoker.manager.executor.detached import JOINS, wait_for_starting_sessions
 from stoker.protocol.session import find_session
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def load(group: str, name: str) -> Any:
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
     if len(points) > 1:
-        by = " and ".join(sorted(f"{_package(point)} ({point.value})" for point in points.values()))
+        by = " and ".join(sorted(f"{_package_name_of_entry_point(point)} ({point.value})" for point in points.values()))
         raise StokerError(f"{name} is declared twice in {group}, by {by}; uninstall one of them")
     [point] = points.values()
     try:
@@ -71,7 +71,7 @@ def load(group: str, name: str) -> Any:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(f"{missing}."):
             raise _import_error(name, point, error) from error
-        extra = ': pip install "stoker[models]"' if _package(point) == "stoker" else ""
+        extra = ': pip install "stoker[models]"' if _package_name_of_entry_point(point) == "stoker" else ""
         raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
     except Exception as error:  # the import of a package may raise any error
         raise _import_error(name, point, error) from error
@@ -102,11 +102,12 @@ def _entry_points(group: str) -> Iterable[EntryPoint]:
 
 def _import_error(name: str, point: EntryPoint, error: Exception) -> StokerError:
     return StokerError(
-        f"{name} cannot be imported ({point.value}, of the package {_package(point)}): {type(error).__name__}: {error}"
+        f"{name} cannot be imported ({point.value}, of the package {_package_name_of_entry_point(point)}):"
+        f" {type(error).__name__}: {error}"
     )
 
 
-def _package(point: EntryPoint) -> str:
+def _package_name_of_entry_point(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.value.partition(".")[0]
 
 
@@ -163,9 +164,9 @@ class Apps(FromEntryPoints):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name.endswith(".py"):
-            return with_session(_program_command(Path(cmd_name)))
+            return add_session_option(_program_command(Path(cmd_name)))
         name = matching(APPS, cmd_name)
-        return with_session(load_command(APPS, name)) if name else None
+        return add_session_option(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
         if not ctx.params.get("detach"):
@@ -208,7 +209,7 @@ _SESSION = "stoker.manager.cli.apps.session"
 _SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
 
 
-def with_session(command: click.Command) -> click.Command:
+def add_session_option(command: click.Command) -> click.Command:
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
@@ -220,7 +221,7 @@ def with_session(command: click.Command) -> click.Command:
         if session and options.get("site"):
             raise click.UsageError("--session and --site exclude each other; give one")
         if session:
-            wait_for_begun(session)
+            wait_for_starting_sessions(session)
             if over := find_session(session).over():  # print one line instead of the program's traceback
                 raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session

@@ -57,7 +57,7 @@ class Observer:
         if not detached.is_up(folder):
             if why := detached.unreachable(folder):
                 raise SessionError(why, session=self.file.session)
-            raise SessionEndedError(nobody_listens(folder, self.file))
+            raise SessionEndedError(explain_silent_manager(folder, self.file))
         pair = folder.read_key("client")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = Keys(self.file.server_key, pair.public, pair.secret)
@@ -130,7 +130,7 @@ class Observer:
         while (left := until - time.monotonic()) > 0:
             if not self._socket.poll(int(min(left, _POLL_S) * 1000) + 1):
                 if self.folder.over():  # the session ended before its manager read the question
-                    raise SessionEndedError(nobody_listens(self.folder, self.file))
+                    raise SessionEndedError(explain_silent_manager(self.folder, self.file))
                 continue
             for message in self._decode(self._socket.recv()).messages:
                 if isinstance(message, kind):
@@ -167,7 +167,7 @@ def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     )
 
 
-def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
+def explain_silent_manager(folder: SessionFolder, file: SessionFile) -> str:
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
         newest = 0.0  # time of the manager's last write

@@ -7,7 +7,7 @@ import click
 from stoker.contexts.recipe import BARE
 from stoker.manager.cli import console, session_choice
 from stoker.manager.cli.console import WholeNumber
-from stoker.manager.cli.session_choice import calls_of, takes_session
+from stoker.manager.cli.session_choice import add_session_argument, calls_of
 from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.to_client import Calls
 from stoker.units import show_seconds
@@ -31,7 +31,7 @@ _LIMIT = 20
 )
 @click.option("--all", "each", is_flag=True, help="List each failed call instead of groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
+@add_session_argument(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and the failed ones.
 

@@ -41,9 +41,9 @@ def lines(texts: Iterable[str]) -> None:
     Args:
         texts: The lines, without newline characters.
     """
-    with survive_closed_pipe():
+    with exit_silently_on_closed_pipe():
         for text in texts:
-            _out.print(_styled(text))
+            _out.print(_style_first_word(text))
 
 
 def line(text: str = "") -> None:
@@ -61,7 +61,7 @@ def note(text: str) -> None:
     Args:
         text: The remark.
     """
-    with _without_terminal():
+    with _ignore_closed_terminal():
         _err.print(Text(text, style="dim"))
 
 
@@ -72,14 +72,14 @@ def error(text: str) -> None:
         text: The error.
     """
     first, _, rest = text.partition("\n")
-    with _without_terminal():
+    with _ignore_closed_terminal():
         _err.print(Text(first, style="bold red"))
         if rest:
             _err.print(Text(rest))
 
 
 @contextlib.contextmanager
-def _without_terminal() -> Iterator[None]:
+def _ignore_closed_terminal() -> Iterator[None]:
     try:
         yield
     except OSError as trouble:
@@ -95,7 +95,7 @@ def json(value: Any) -> None:
     """
     if sys.stdout is None:  # stdout is None if it was closed before the command began
         return
-    with survive_closed_pipe():
+    with exit_silently_on_closed_pipe():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
         sys.stdout.flush()
 
@@ -103,7 +103,7 @@ def json(value: Any) -> None:
 def raw(data: bytes) -> None:
     if sys.stdout is None:
         return
-    with survive_closed_pipe():
+    with exit_silently_on_closed_pipe():
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -127,7 +127,7 @@ class Redrawn:
         if self._live is None:
             lines([*texts, ""])
         else:
-            self._live.update(Text("\n").join(_styled(text) for text in texts), refresh=True)
+            self._live.update(Text("\n").join(_style_first_word(text) for text in texts), refresh=True)
 
 
 @contextlib.contextmanager
@@ -146,29 +146,29 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 
 @contextlib.contextmanager
-def survive_closed_pipe() -> Iterator[None]:
+def exit_silently_on_closed_pipe() -> Iterator[None]:
     """End the command silently if the reader of the pipe has exited (`stoker logs | head`), with an error if the disk
     is full."""
     try:
         yield
     except BrokenPipeError:
-        _write_no_more()
+        _discard_further_output()
         raise SystemExit(141) from None
     except OSError as trouble:
         if trouble.errno not in _NO_ROOM:
             raise
-        _write_no_more()
+        _discard_further_output()
         error(
             f"the output cannot be written: {trouble.strerror}; make room on that disk, or write the output to another"
         )
         raise SystemExit(1) from None
 
 
-def _write_no_more() -> None:
+def _discard_further_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _styled(text: str) -> Text:
+def _style_first_word(text: str) -> Text:
     styled = Text(text)
     word = text.split(maxsplit=1)[0] if text.strip() else ""
     if word in _STYLES and text.startswith(f"  {word}"):

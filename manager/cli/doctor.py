@@ -26,7 +26,7 @@ from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached, new_sessions
 from stoker.manager.live import lease, node_store
 from stoker.protocol import show_nodes
-from stoker.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
 from stoker.site import Site
 from stoker.units import show_bytes
 
@@ -36,7 +36,7 @@ from stoker.units import show_bytes
 STORE = "performance.sqlite"
 
 
-def measurement_store() -> Iterator[Finding]:
+def check_measurement_store() -> Iterator[Finding]:
     path = state_folder() / STORE
     if not path.exists():
         yield ok("store", f"no measurements yet: the first run creates {path}")
@@ -54,12 +54,12 @@ def measurement_store() -> Iterator[Finding]:
         yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
 
 
-def earlier_sessions() -> Iterator[Finding]:
+def check_earlier_sessions() -> Iterator[Finding]:
     found = sessions.known_sessions()
     alive = [each.session for each in found if each.state is SessionState.UP]
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))
-    dangling = [link for link in links if not (holds_session(link) or is_begun(link))]
+    dangling = [link for link in links if not (is_session_folder(link) or is_begun(link))]
     names = f": {', '.join(alive)}" if alive else ""
     yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
     for name in (each.session for each in found if each.state is SessionState.LOST):
@@ -69,13 +69,13 @@ def earlier_sessions() -> Iterator[Finding]:
         size = sum(map(size_bytes, over))
         keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
         text = f"{keep} {show_bytes(size)} of logs and journals"
-        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, where_to_remove(over))
+        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, describe_removable_folders(over))
     if dangling:
         one, many = "link to a session whose folder is gone", "links to sessions whose folders are gone"
         yield warn("sessions", _count(len(dangling), one, many), "rm " + " ".join(map(str, dangling)))
 
 
-def where_to_remove(folders: Sequence[Path]) -> str:
+def describe_removable_folders(folders: Sequence[Path]) -> str:
     places: dict[Path, list[Path]] = {}
     for folder in folders:
         run = folder.parent if folder.parent.parent.name == "runinfo" else folder
@@ -100,7 +100,7 @@ def excluded_nodes() -> Iterator[Finding]:
         yield ok("nodes", "no node is excluded because its devices failed")
     for record in found:
         fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
-        yield warn("nodes", f"no block starts on node {show_nodes.excluded_node(record)}", fix)
+        yield warn("nodes", f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
 
 
 def clear_node(node: str) -> Iterator[str]:
@@ -119,8 +119,8 @@ _PATIENCE_S = 3.0
 """Seconds between two checks, because a session may be ending or restarting its manager."""
 
 
-def orphaned_processes() -> Iterator[Finding]:
-    found = list(orphaned())
+def check_orphaned_processes() -> Iterator[Finding]:
+    found = list(find_orphaned_processes())
     if not found:
         yield ok("processes", "no process was left behind")
         return
@@ -128,7 +128,7 @@ def orphaned_processes() -> Iterator[Finding]:
     yield warn("processes", f"left behind: {what}", "kill " + " ".join(str(each.pid) for each in found))
 
 
-def orphaned_jobs() -> Iterator[Finding]:
+def check_orphaned_jobs() -> Iterator[Finding]:
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if detached.over(folder) and session_remains.may_have_jobs(folder):
@@ -142,9 +142,9 @@ class OrphanProcess(msgspec.Struct, frozen=True):
     folder: str
 
 
-def orphaned() -> Iterator[OrphanProcess]:
+def find_orphaned_processes() -> Iterator[OrphanProcess]:
     """Yield orphaned processes on this machine, including pilots whose lease has not expired."""
-    found = list(session_remains.own_processes())
+    found = list(session_remains.iter_own_session_processes())
     gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):
         time.sleep(_PATIENCE_S)
@@ -186,11 +186,11 @@ CHECKS = (
     Check("limits", "May a manager open enough files?", doctor_machine.limits),
     Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
     Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),
-    Check("store", "Can the measurements of earlier runs be read?", measurement_store),
+    Check("store", "Can the measurements of earlier runs be read?", check_measurement_store),
     Check("nodes", "Which nodes are excluded because their devices failed?", excluded_nodes),
-    Check("sessions", "Which sessions are known here, and how much disk do they use?", earlier_sessions),
-    Check("processes", "Do processes of ended sessions still run here?", orphaned_processes),
-    Check("jobs", "Do batch systems still have jobs of ended sessions?", orphaned_jobs),
+    Check("sessions", "Which sessions are known here, and how much disk do they use?", check_earlier_sessions),
+    Check("processes", "Do processes of ended sessions still run here?", check_orphaned_processes),
+    Check("jobs", "Do batch systems still have jobs of ended sessions?", check_orphaned_jobs),
 )
 
 
@@ -245,10 +245,10 @@ def doctor(
         _run_site_suites(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
     wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
-    checks = [*CHECKS, *(_of_site("site_fits", site, doctor_site.site_fits) for site in wanted)]
+    checks = [*CHECKS, *(_make_site_check("site_fits", site, doctor_site.site_fits) for site in wanted)]
     if probe:
         ask = functools.partial(doctor_site.probe, wait_s=wait_s, say=console.note)
-        checks += [_of_site("probe", site, ask) for site in wanted]
+        checks += [_make_site_check("probe", site, ask) for site in wanted]
     findings = list(examine(checks))
     if as_json:
         console.json({"findings": findings})
@@ -272,7 +272,7 @@ def _run_site_suites(sites: Iterable[Path], *, wait_s: float | None, chosen: str
         raise click.exceptions.Exit(1)
 
 
-def _of_site(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) -> Check:
+def _make_site_check(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) -> Check:
     question = (
         f"Does site {site.name} fit this cluster?"
         if name == "site_fits"

@@ -106,7 +106,11 @@ def packages() -> Iterator[Finding]:
         wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
     for extra in ("", *_EXTRAS):
         asked = [(name, bounds, _version(name)) for name, bounds in wanted.get(extra, [])]
-        missing = [f"{name} {bounds}".strip() for name, bounds, version in asked if not satisfied(version, bounds)]
+        missing = [
+            f"{name} {bounds}".strip()
+            for name, bounds, version in asked
+            if not is_version_within_bounds(version, bounds)
+        ]
         versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in asked))
         if not extra and missing:
             pip = " ".join(f'"{name}"' for name in missing)
@@ -137,7 +141,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def satisfied(version: str, bounds: str) -> bool:
+def is_version_within_bounds(version: str, bounds: str) -> bool:
     """True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
     have = _numbers(version)
     limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
@@ -201,7 +205,7 @@ def _in_words(devices: Sequence[PilotDevice]) -> str:
 
 
 def torch_and_driver() -> Iterator[Finding]:
-    build = _torch_cuda()
+    build = _cuda_version_of_torch()
     try:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
     except TimeoutError:
@@ -234,7 +238,7 @@ def _driver() -> tuple[str, int, int]:
     return version, int(pynvml.nvmlDeviceGetCount()), int(pynvml.nvmlSystemGetCudaDriverVersion())
 
 
-def _torch_cuda() -> str | None:
+def _cuda_version_of_torch() -> str | None:
     """Return the CUDA version of torch without importing torch; `""` for a CPU build, None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:

@@ -45,7 +45,7 @@ from stoker.site import (
     ProviderKind,
     ProvisioningName,
     Site,
-    cannot_exclude,
+    node_exclusion_warning,
 )
 from stoker.units import show_bytes, show_seconds
 
@@ -98,7 +98,7 @@ def _script(site: Site) -> tuple[SessionFolder, str]:
 
 
 def _judge(site: Site, script: str) -> SlurmVerdict:
-    from stoker.manager.factory.submitting import is_not_now  # slow import of Parsl
+    from stoker.manager.factory.submitting import is_temporary_submission_error  # slow import of Parsl
 
     if shutil.which("sbatch") is None:
         return SlurmVerdict("Slurm did not check this script: no sbatch on the PATH of this host")
@@ -112,7 +112,7 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
         except BatchTrouble as trouble:
             return SlurmVerdict(f"Slurm could not check this script: {trouble}")
     words = said.words.removeprefix("sbatch: ")
-    if said.code and is_not_now(words):
+    if said.code and is_temporary_submission_error(words):
         return SlurmVerdict(f"Slurm could not check this script: {words}")
     refused = said.code != 0
     return SlurmVerdict(f"Slurm {'refuses' if refused else 'would accept'} this script: {words}", refused)
@@ -210,7 +210,7 @@ def batch_system() -> Iterator[Finding]:
         yield warn("home", text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
-def advice_answers(site: Site) -> Iterator[Finding]:
+def check_advice_endpoint(site: Site) -> Iterator[Finding]:
     """Check that the endpoint of `[advice]` answers and has the model."""
     topic, named = f"site {site.name}", site.advice
     if not named.url:
@@ -239,7 +239,7 @@ def advice_answers(site: Site) -> Iterator[Finding]:
 
 def site_fits(site: Site) -> Iterator[Finding]:
     topic, ask = f"site {site.name}", site.provider
-    yield from advice_answers(site)
+    yield from check_advice_endpoint(site)
     if site.engine is Engine.TASKVINE:
         try:
             programs = taskvine_factory.find_programs()
@@ -261,7 +261,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
     shares_python = site.environment.kind is EnvironmentKind.SHARED
     python = Path(site.environment.python or sys.executable).absolute()
     if ask.kind is ProviderKind.CONDOR and shares_python:
-        yield from seen_by_slot_users(topic, python)
+        yield from warn_about_closed_folders(topic, python)
     around = inspect_host()
     if around.kind is not ask.kind and ask.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
@@ -274,9 +274,9 @@ def site_fits(site: Site) -> Iterator[Finding]:
     asks = f"{topic}: a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)}"
     yield ok(topic, f"{asks} ([provider] poll)")
     if ask.kind not in EXCLUDES_NODES:
-        yield no(topic, f"{topic}: {cannot_exclude(ask.kind)}")
+        yield no(topic, f"{topic}: {node_exclusion_warning(ask.kind)}")
     if shares_python:
-        yield from below_tmp(topic, python, state_folder())
+        yield from warn_about_folders_in_tmp(topic, python, state_folder())
     if ask.kind is ProviderKind.CONDOR and ask.shared_files:
         yield from slot_users(topic, around)
     if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
@@ -291,7 +291,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield Finding(topic, level, f"{topic}: {verdict.words}", fix)
 
 
-def seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
+def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
     """Warn about folders that other users cannot read, because many HTCondor pools run jobs as other users."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
@@ -299,7 +299,7 @@ def seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
         yield warn(topic, f"{text} {python}", f"chmod o+x {closed}, or {_SEND_FILES}")
 
 
-def below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
+def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
     """Warn about folders in /tmp. Jobs may have a private /tmp (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's
     job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
@@ -340,7 +340,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     """Submit a one-minute pilot and wait until it joins. This proves that nodes can access the environment and session
     folder, and can reach this host."""
     topic = f"probe {site.name}"
-    folder = new_sessions.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
+    folder = new_sessions.make([make_probe_site(site)], idle_s=wait_s + _SLACK_S)
     say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
     try:
@@ -355,7 +355,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
         address = folder.read().address.removeprefix("tcp://")
         took = show_seconds(time.monotonic() - began)
-        lacks = _why_unusable(status, site)
+        lacks = _explain_unusable_pilots(status, site)
         if lacks:
             fix = f'the pilot\'s log: {folder.path / "pilots"}; to use only the cores: [pilot] devices = "cpu"'
             yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
@@ -363,7 +363,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
             hosts = ", ".join(pilot.host for pilot in status.pilots)
             yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
         else:
-            yield need(topic, *_why_no_pilot(status, folder, address=address, took=took))
+            yield need(topic, *_explain_missing_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
@@ -372,7 +372,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         detached.forget(folder)
 
 
-def one_minute(site: Site) -> Site:
+def make_probe_site(site: Site) -> Site:
     replace = msgspec.structs.replace
     return replace(
         site,
@@ -391,7 +391,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             now = ([(job.phase, job.reason) for job in status.jobs], status.trouble)
             if now != said:
                 said = now
-                facts = [*show_status.blocks_without_pilot(status.jobs), *status.trouble.values()]
+                facts = [*show_status.describe_blocks_without_pilot(status.jobs), *status.trouble.values()]
                 say("; ".join(facts) or "requesting a job")
             gone = (status.ended_blocks and not status.jobs) or status.gone_pilots
             if status.pilots or gone or time.monotonic() > until:
@@ -399,7 +399,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             time.sleep(_ASK_EVERY_S)
 
 
-def _why_unusable(status: Status, site: Site) -> str:
+def _explain_unusable_pilots(status: Status, site: Site) -> str:
     faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
     for said in faults:
         if said and all(said):
@@ -408,13 +408,13 @@ def _why_unusable(status: Status, site: Site) -> str:
     return status.trouble.get(site.name, "") if came and not any(faults) else ""
 
 
-def _why_no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
-    pending = show_status.pending_of(status.jobs)
+def _explain_missing_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
+    pending = show_status.pending_blocks(status.jobs)
     if pending:
         why = show_status.reasons(pending) or "no reason given"
         return f"the probe still waits in the queue after {took}: {why}", "try again when the cluster is less busy"
     if status.trouble or status.ended_blocks:
-        said = [*status.trouble.values(), *show_status.ended_in_words(status.ended_blocks)]
+        said = [*status.trouble.values(), *show_status.format_counts_by_reason(status.ended_blocks)]
         return (
             f"the job of the probe started no pilot: {'; '.join(said)}",
             f"the job's scripts and output: {folder.path / 'submit'}",

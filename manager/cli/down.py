@@ -33,14 +33,14 @@ _SILENT_S = 2.0
     help="Seconds to wait for the session's processes and jobs to end. [60]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
+@session_choice.add_session_argument(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If processes or jobs remain, show how to
     remove them, and exit with 1. Also list files that pilots keep for the next session.
 
     The program of a detached run ends as after Ctrl-C.
     """
-    if run := runs.named_run(session):
+    if run := runs.find_detached_run(session):
         runs.stop(run, wait_s=wait_s, as_json=as_json)
         return
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
@@ -122,7 +122,7 @@ def wait_until_gone(
         remains = here or list(session_remains.jobs(folder, before))
         took = time.monotonic() - began
         if not remains or took > wait_s:
-            return session_remains.with_jobs_first(here, folder, before) if here else remains
+            return session_remains.list_jobs_before_processes(here, folder, before) if here else remains
         text = ", ".join(dict.fromkeys(each.what for each in remains))
         if took > _SILENT_S and text != said:
             said = text

@@ -55,7 +55,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def drop_unwritten() -> None:
+def flush_or_discard_output() -> None:
     """Flush output, and discard it if the terminal is closed, because Python cannot write it at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
@@ -76,7 +76,7 @@ def main() -> None:
             run()
         except (SystemExit, OSError) as ending:  # OSError means that the terminal is closed
             if came and (isinstance(ending, OSError) or ending.code == 130):
-                drop_unwritten()
+                flush_or_discard_output()
                 raise SystemExit(128 + came[0]) from None
             raise
 

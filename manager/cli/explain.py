@@ -16,13 +16,19 @@ import click
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.advice.judging import LogPart, ProofLine, judged, raised_part, told_part
+from stoker.manager.advice.judging import LogPart, ProofLine, judged, log_part_of_exception, log_part_of_text
 from stoker.manager.advice.logs import FaultKind
 from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
 from stoker.manager.cli import console, logs, session_choice
 from stoker.manager.cli.logs import files, is_call
-from stoker.manager.cli.session_choice import is_several, names_in, status_of, story_of, takes_session
+from stoker.manager.cli.session_choice import (
+    add_session_argument,
+    find_story_of_subject,
+    is_ambiguous_subject,
+    names_in,
+    read_session_status,
+)
 from stoker.manager.core.blame import LEAST_SURE
 from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder
@@ -32,7 +38,7 @@ from stoker.units import first_words, show_about, show_seconds
 # ---- progress of a running call
 
 
-def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
+def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress | None:
     """Return the progress that a running call has printed. Return None if the log is unreadable or several calls share
     the library."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
@@ -106,7 +112,7 @@ class FailureVerdict(msgspec.Struct, frozen=True):
     look: str = ""
 
 
-def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
+def diagnose_story_failure(folder: SessionFolder, story: Story) -> FailureVerdict | None:
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []
@@ -118,7 +124,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
     elif is_block:
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
         own = [file for file in files(folder) if file.name.startswith(f"{subject}.")]
-        parts = [*(LogPart(file.name, path=file.path) for file in own), *map(told_part, said)]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *map(log_part_of_text, said)]
     elif story.headline.startswith("gone") or ": gone, " in story.headline:  # a pilot or a library
         said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
         own = [file for file in files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
@@ -138,7 +144,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         remedy(fault, subject),
         tuple(done),
         _what_happened(story, said),
-        _where_to_look(story),
+        _suggest_log_command(story),
     )
 
 
@@ -177,7 +183,7 @@ def _what_happened(story: Story, said: list[str]) -> str:
     return first_words(said[0]) if said else story.headline.strip()
 
 
-def _where_to_look(story: Story) -> str:
+def _suggest_log_command(story: Story) -> str:
     if is_call(story.subject):
         texts = [line.text for line in story.lines]
         libraries = logs.died(texts)
@@ -196,19 +202,19 @@ def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
         return
     for path, start, end in logs.printed(texts)[-1:]:
         yield LogPart(path.stem, path=path, start=start, end=end)
-    log = logs.loaders_log(texts)
+    log = logs.log_of_failed_loader(texts)
     if log is not None:
         yield LogPart(log.stem, path=log)
     if failed is not None:
-        yield told_part(failed["what"])
+        yield log_part_of_text(failed["what"])
     if raised:
-        yield raised_part(raised)
+        yield log_part_of_exception(raised)
 
 
 @click.command(short_help="Explain the state of a call, pilot, context or block.")
 @click.argument("subject", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
+@add_session_argument(default=session_choice.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Show why SUBJECT is in its state: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block
     (b3).
@@ -221,26 +227,26 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     """
     if not subject:
         raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")
-    folder, story, over = story_of(session, subject)
-    fault = verdict_of(folder, story) if story.found else None
-    progress = progress_of(folder, story) if story.found and not over else None
+    folder, story, over = find_story_of_subject(session, subject)
+    fault = diagnose_story_failure(folder, story) if story.found else None
+    progress = read_printed_progress(folder, story) if story.found and not over else None
     if as_json:
-        told = show_status.with_arguments(story)
+        told = show_status.with_decoded_arguments(story)
         console.json({"over": over, "story": told, "verdict": fault, "progress": progress})
     elif story.found:
         if over:
             console.note(f"{over}; its journal:")
-        console.lines(show_status.story_lines(story, today=datetime.date.today()))
+        console.lines(show_status.format_explanation_lines(story, today=datetime.date.today()))
         console.lines(verdict_lines(fault) if fault is not None else ())
         console.lines([progress_line(progress)] if progress is not None else ())
     if not story.found:
-        hint = "" if as_json or is_several(story) else _nearest_name_hint(session, subject)
+        hint = "" if as_json or is_ambiguous_subject(story) else _nearest_name_hint(session, subject)
         raise SessionError(f"{story.subject}: {story.headline}{hint}")
 
 
 def _nearest_name_hint(session: str, subject: str) -> str:
     try:
-        names = names_in(status_of(session)[1].status)
+        names = names_in(read_session_status(session)[1].status)
     except SessionError:
         return ""
     close = difflib.get_close_matches(subject, names, n=1, cutoff=0.5)

@@ -90,7 +90,7 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
         )
     walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
     allowed = f"the partition allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "the partition has no limit"
-    lines.append(_line("walltime", _duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
+    lines.append(_line("walltime", _format_duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
     if chosen.gpus:
         each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
@@ -102,8 +102,8 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     cores, memory = chosen.share
     known = chosen.memory_bytes > _NO_MEMORY
     has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
-    lines += _size_lines(cores, memory, has, gpus=bool(chosen.gpus))
-    reasons.append(_size_reason(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
+    lines += _core_and_memory_lines(cores, memory, has, gpus=bool(chosen.gpus))
+    reasons.append(_explain_job_size(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
     size = None if chosen.gpus else (cores, memory)
     lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
@@ -126,7 +126,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
         others = ", ".join(name for name in around.queues if name != queue)
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
         reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
-    lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
+    lines.append(_line("walltime", _format_duration(_WALLTIME_S), "shorter jobs start sooner"))
     has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
     if has_gpus:
         lines.append(_line("gpus", "1", "per node; omit this line for CPU cores"))
@@ -134,9 +134,9 @@ def _queue(around: HostFacts, named: str) -> Draft:
         lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
         reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
-    lines += _size_lines(cores, memory, has, gpus=has_gpus)
+    lines += _core_and_memory_lines(cores, memory, has, gpus=has_gpus)
     smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
-    reasons.append(_size_reason(cores, memory, smallest, gpus=has_gpus))
+    reasons.append(_explain_job_size(cores, memory, smallest, gpus=has_gpus))
     lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 
@@ -153,22 +153,22 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
     return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
 
 
-def _size_lines(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+def _core_and_memory_lines(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
     lines = [_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:
-        lines.append(_line("memory", _show_memory(memory), "for loading models and caching their files"))
+        lines.append(_line("memory", _format_memory(memory), "for loading models and caching their files"))
     else:
         lines.append(_with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
     return lines
 
 
-def _show_memory(memory: int) -> str:
+def _format_memory(memory: int) -> str:
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
-def _size_reason(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    size = f" and {_show_memory(memory)}" if memory > _NO_MEMORY else ""
+def _explain_job_size(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
+    size = f" and {_format_memory(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
         return f"{cores} cores{size}: a guess, because the machines are not known; change it"
     return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
@@ -233,7 +233,7 @@ def _with_comment(text: str, comment: str) -> str:
     return f"{text.ljust(_COMMENT_AT)}# {comment}" if comment else text
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes = max(1, int(seconds // 60))
     return f"{minutes // 60} h" if minutes % 60 == 0 else f"{minutes} min"
 

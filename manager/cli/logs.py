@@ -14,8 +14,8 @@ import msgspec
 from stoker.config_errors import did_you_mean
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs, session_choice
-from stoker.manager.cli.session_choice import story_of, takes_session
-from stoker.protocol.ids import parse_call
+from stoker.manager.cli.session_choice import add_session_argument, find_story_of_subject
+from stoker.protocol.ids import parse_call_id
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story
 from stoker.units import show_bytes
@@ -39,7 +39,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
 def show_call(session: str, call: str) -> None:
     """Print the output of a call or of its failed loader. Raises SessionError for an unknown call or unreadable log."""
-    _, story, over = story_of(session, call)
+    _, story, over = find_story_of_subject(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
     texts = [line.text for line in story.lines]
@@ -48,17 +48,17 @@ def show_call(session: str, call: str) -> None:
         _show(story.subject, path, start=start, end=end)
     if places:
         return
-    log = loaders_log(texts)
+    log = log_of_failed_loader(texts)
     if log is not None:
         console.note(
             f"{story.subject} did not run: its context could not be loaded; this is {log}, the log of that load"
         )
         _show(story.subject, log)
         return
-    console.note(nothing_kept(story, over=over))
+    console.note(explain_missing_output(story, over=over))
 
 
-def nothing_kept(story: Story, *, over: str = "") -> str:
+def explain_missing_output(story: Story, *, over: str = "") -> str:
     """Return the message for a call without output. `over`: why the session has ended."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
@@ -89,7 +89,7 @@ def died(texts: list[str]) -> list[str]:
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
-def loaders_log(texts: list[str]) -> Path | None:
+def log_of_failed_loader(texts: list[str]) -> Path | None:
     """Return the log of a library whose loader failed, or None."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
     return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
@@ -126,7 +126,7 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
         return
     story = Story(block, True, "the session does not answer", ())
     with contextlib.suppress(SessionError):  # output may exist even if the manager does not answer
-        _, story, _ = story_of(str(folder.path), block)
+        _, story, _ = find_story_of_subject(str(folder.path), block)
     if not story.found:
         raise SessionError(f"{block}: {story.headline}; `stoker logs` lists the logs")
     console.note(
@@ -142,14 +142,14 @@ _BLOCK = re.compile(r"b\d+")
 @click.command(short_help="Print the log of a call, block, pilot, library or manager.")
 @click.argument("what", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
-@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
+@add_session_argument(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly its output), a block (b3: the output of its job), a pilot, a library
     (lib-3), the manager, or a detached run.
 
     Without WHAT: list the logs.
     """
-    if not session and (run := runs.named_run(what)):
+    if not session and (run := runs.find_detached_run(what)):
         _print_file(run.log, follow=follow)
         return
     folder = session_choice.session_to_show(session)
@@ -181,7 +181,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
 
 def is_call(what: str) -> bool:
     try:
-        parse_call(what)
+        parse_call_id(what)
     except ValueError:
         return False
     return True

@@ -82,7 +82,7 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     if declared:
         work: Work = apps.load(apps.FORECASTS, declared)
     else:
-        function = _function_of(app, known.functions())
+        function = _find_measured_function(app, known.functions())
         if inputs is None:
             raise ConfigError(
                 f"the number of inputs of {app} is not known; set this number: stoker plan SITE {app} --inputs 10000"
@@ -92,7 +92,7 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
 
 
-def _function_of(app: str, measured: Sequence[str]) -> str:
+def _find_measured_function(app: str, measured: Sequence[str]) -> str:
     of_a_file = OF_A_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
@@ -103,7 +103,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     # Older versions stored function names without the file. Prefer names with a file.
     found = [each for each in found if ":" in each] or found
     if len(found) > 1:
-        offered = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])
+        offered = "".join(f"\n  {_shorten_to_relative_path(each)}" for each in found[:_OFFERED])
         more = f"\n  and {len(found) - _OFFERED} more" if len(found) > _OFFERED else ""
         raise ConfigError(
             f"several programs have a function {app}; name one of them; the most recent first:{offered}{more}"
@@ -115,7 +115,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     raise ConfigError(f"{app} is neither an application nor a function whose calls were measured here; {hint}")
 
 
-def _shortest(function: str) -> str:
+def _shorten_to_relative_path(function: str) -> str:
     with contextlib.suppress(ValueError, OSError):
         return str(Path(function).relative_to(Path.cwd().resolve()))
     return function
@@ -145,11 +145,11 @@ def render(found: RunPlan) -> list[str]:
         f" block{'s' * (written.blocks != 1)}, {devices} a pilot",
         "",
         f"  finish        {_range(written.finish_s, _time, ' in 8 of 10 cases')}",
-        f"  device-hours  {_range(written.device_hours, _hours)}",
+        f"  device-hours  {_range(written.device_hours, _format_hours)}",
     ]
     if found.price:
         price, hours = found.price, written.device_hours
-        cost = _range(hours, lambda number: _hours(number * price))
+        cost = _range(hours, lambda number: _format_hours(number * price))
         out.append(f"  cost          {cost}, at {price:g} a device-hour")
     out.append(f"  policy        {found.policy}")
     if math.isinf(written.finish_s.p90):
@@ -178,7 +178,7 @@ def _range(found: Range, show: Callable[[float], str], cases: str = "") -> str:
     return f"{show(found.p50)}  ({show(found.p10)} to {show(found.p90)}{cases})"
 
 
-def _hours(number: float) -> str:
+def _format_hours(number: float) -> str:
     return f"{number:,.2f}"
 
 

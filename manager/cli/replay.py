@@ -40,7 +40,7 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
     RUN is a journal or a session (its id, a prefix of the id, or its folder; default: as in `stoker status`). The exit
     status is 1 if a decision differs.
     """
-    from stoker.manager.live.replay import session_in, verify
+    from stoker.manager.live.replay import find_journal_and_session, verify
     from stoker.manager.live.session_policies import policies_of
 
     if run.startswith("c-") and is_call(run):
@@ -49,7 +49,7 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
         )
     path = Path(run)
     where = path if run and path.is_file() else session_choice.session_to_show(run, hint="stoker replay").path
-    journal, session = session_in(where)
+    journal, session = find_journal_and_session(where)
     folder = SessionFolder(where if where.is_dir() else where.parent)
     began = time.monotonic()
     with console.redrawn() as place:

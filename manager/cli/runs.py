@@ -119,17 +119,17 @@ def runs_folder() -> Path:
 def known_runs() -> list[DetachedRun]:
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
-        return [DetachedRun(path) for path in sorted(found, key=_changed_at, reverse=True)]
+        return [DetachedRun(path) for path in sorted(found, key=_modification_time, reverse=True)]
     return []
 
 
-def named_run(name: str) -> DetachedRun | None:
+def find_detached_run(name: str) -> DetachedRun | None:
     if not _NAME.fullmatch(name) or not (path := runs_folder() / name).is_dir():
         return None
     return DetachedRun(path)
 
 
-def near_runs(name: str) -> str:
+def suggest_similar_run(name: str) -> str:
     close = difflib.get_close_matches(name, [run.name for run in known_runs()], n=1, cutoff=0.6)
     return f"; did you mean the run {close[0]}?" if close else ""
 
@@ -164,11 +164,11 @@ def remove(run: DetachedRun) -> None:
     shutil.rmtree(run.path, ignore_errors=True)
 
 
-def over_for_s(run: DetachedRun) -> float:
-    return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_changed_at, (run.path, run.log))))
+def seconds_since_run_end(run: DetachedRun) -> float:
+    return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_modification_time, (run.path, run.log))))
 
 
-def _changed_at(path: Path) -> float:
+def _modification_time(path: Path) -> float:
     with suppress(OSError):
         return path.lstat().st_mtime
     return 0.0

@@ -31,13 +31,13 @@ from stoker.errors import SessionError
 from stoker.manager.cli import console, runs
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
-from stoker.manager.executor.detached import wait_for_begun
+from stoker.manager.executor.detached import wait_for_starting_sessions
 from stoker.manager.live import records
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import show_block
-from stoker.protocol.session import SessionFolder, find_session, named_folder
-from stoker.tracebacks import lines_of_user_code
+from stoker.protocol.session import SessionFolder, find_session, session_at_path
+from stoker.tracebacks import user_traceback_lines
 
 # ---- the rule of choice
 
@@ -61,10 +61,10 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
     """Return the session with this id, id prefix or folder. Without `name`, apply the module's rule. `hint`: the words
     before another session's name. Raises SessionError."""
-    named = named_folder(name)
+    named = session_at_path(name)
     if named is not None:
         return named
-    if run := runs.named_run(name):
+    if run := runs.find_detached_run(name):
         if not run.session:
             when = "yet" if run.is_running() else f"({run.state()})"
             raise SessionError(f"run {run.name} has loaded no session {when}; stoker logs {run.name} shows its output")
@@ -74,7 +74,7 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
         try:
             return find_session(name)
         except SessionError as error:
-            if hint := runs.near_runs(name):
+            if hint := runs.suggest_similar_run(name):
                 raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
             raise
     best = candidates[0]
@@ -127,7 +127,7 @@ def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint
 
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
-    wait_for_begun(name)
+    wait_for_starting_sessions(name)
     here = None
     with contextlib.suppress(OSError):
         here = Path.cwd().resolve()
@@ -191,7 +191,7 @@ def _belongs_to_folder(folder: Path, here: Path) -> bool:
 Command = Callable[..., None]
 
 
-def takes_session(*, default: str) -> Callable[[Command], Command]:
+def add_session_argument(*, default: str) -> Callable[[Command], Command]:
     """Add SESSION to a command, as argument and option. `default`: the rule of choice as help text."""
 
     def with_both(command: Command) -> Command:
@@ -218,7 +218,7 @@ class SessionAnswer(msgspec.Struct, frozen=True):
     over: str = ""
 
 
-def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
+def read_session_status(name: str) -> tuple[SessionFolder, SessionAnswer]:
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -231,16 +231,16 @@ def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswe
     """Return the last status of an ended session. Raises SessionError."""
     from stoker.manager.live.replay import status_of_ended_session
 
-    with _from_journal(folder, ended):
+    with _explain_journal_errors(folder, ended):
         return SessionAnswer(status_of_ended_session(folder), over=str(ended))
 
 
-def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
+def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
     """Return a subject's session, its story, and why the session has ended. Without `name`, also search other sessions.
     Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
-    if name or story.found or is_several(story):
+    if name or story.found or is_ambiguous_subject(story):
         return chosen, story, over
     searched = [chosen]
     others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
@@ -261,7 +261,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     return chosen, story, over
 
 
-def is_several(story: to_client.Story) -> bool:
+def is_ambiguous_subject(story: to_client.Story) -> bool:
     return not story.found and story.headline.startswith("could be")
 
 
@@ -270,15 +270,15 @@ def _session_id(folder: SessionFolder) -> str:
 
 
 def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
-    from stoker.manager.live.replay import story_of_ended_session, story_with_journal
+    from stoker.manager.live.replay import complete_story_from_journal, story_of_ended_session
 
     try:
         with Observer(folder) as observer:
             story = observer.story(subject)
     except SessionEndedError as ended:
-        with _from_journal(folder, ended):
+        with _explain_journal_errors(folder, ended):
             return story_of_ended_session(folder, subject), str(ended)
-    return story_with_journal(folder, subject, story), ""
+    return complete_story_from_journal(folder, subject, story), ""
 
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
@@ -289,7 +289,7 @@ def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_cli
     except SessionEndedError as ended:
         from stoker.manager.live.replay import calls_of_ended_session
 
-        with _from_journal(folder, ended):
+        with _explain_journal_errors(folder, ended):
             return calls_of_ended_session(folder, limit=limit, only=only), str(ended)
 
 
@@ -304,7 +304,7 @@ def names_in(status: to_client.Status) -> list[str]:
 
 
 @contextlib.contextmanager
-def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
+def _explain_journal_errors(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
     if not records.journal_exists(folder.journal):
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
     try:
@@ -312,7 +312,7 @@ def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[N
     except SessionError:
         raise
     except Exception as error:
-        lines = lines_of_user_code(error)
+        lines = user_traceback_lines(error)
         if lines:
             text = (
                 f"{ended}, and its policy raises an error as it did then; stoker replay {folder.path} shows the event"

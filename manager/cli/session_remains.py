@@ -62,7 +62,7 @@ class LeftBehind(msgspec.Struct, frozen=True):
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
     """Yield the session's processes on this machine, and its manager if it runs on another machine."""
-    for process, kind, path in own_processes():
+    for process, kind, path in iter_own_session_processes():
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = None
@@ -72,7 +72,7 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
         yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
 
-def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
+def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
     """Yield this user's processes of all sessions here: process, kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
@@ -90,7 +90,9 @@ def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
 
 def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
     lock = folder.path / "factory.lock"
-    if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
+    if not lock.exists() or any(
+        kind == "factory" and path == folder.path for _, kind, path in iter_own_session_processes()
+    ):
         return
     if is_locked(lock, exclusively=True):
         yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
@@ -123,7 +125,9 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
     return {job: status for job in listed if (status := statuses.get(job)) is None or not status.phase.over}
 
 
-def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
+def list_jobs_before_processes(
+    here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None
+) -> list[LeftBehind]:
     """Return what remains: first jobs that the factory still cancels, then processes. A factory with jobs must not be
     killed.
     """
@@ -187,7 +191,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 def prune(folder: SessionFolder, session: str) -> Pruned:
     place = str(folder.path)
-    if why := next(_objections(folder), ""):
+    if why := next(_reasons_against_pruning(folder), ""):
         return Pruned(session, place, kept=why)
     size = size_bytes(folder.path)
     try:
@@ -208,7 +212,7 @@ def size_bytes(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def _objections(folder: SessionFolder) -> Iterator[str]:
+def _reasons_against_pruning(folder: SessionFolder) -> Iterator[str]:
     for name in _LOCKED:
         if is_locked(folder.path / name):
             yield f"{name} is locked: one of its processes runs"
@@ -219,7 +223,7 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
         return
     if holder is not None and not holder.over and lease.is_alive(holder) is not False:
         yield f"its manager was {holder}, and may still run: look there"
-    if not _is_our_place(folder.path):
+    if not _is_standard_session_folder(folder.path):
         names = [entry.name for entry in folder.path.iterdir()]
         others = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in _OF_A_SESSION)]
         if others:
@@ -247,7 +251,7 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
             yield f"site {site.name} still has its jobs {', '.join(there)}"
 
 
-def _is_our_place(folder: Path) -> bool:
+def _is_standard_session_folder(folder: Path) -> bool:
     return folder.parent == (state_folder() / "sessions.d").resolve() or folder.parent.parent.name == "runinfo"
 
 

@@ -16,15 +16,15 @@ import msgspec
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
-from stoker.folders import folders_here
+from stoker.folders import working_folder_if_exists
 from stoker.manager.cli import console, runs, session_remains
 from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.executor import detached
-from stoker.manager.executor.detached import is_coming_up
+from stoker.manager.executor.detached import is_session_starting
 from stoker.pilot.agent.scratch import base_folder, sweep
 from stoker.pilot.cache import ObjectCache, store
 from stoker.pilot.starter.place import Environments
-from stoker.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
 from stoker.site import Site
 from stoker.units import parse_seconds, show_bytes, show_seconds
 
@@ -81,7 +81,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
             console.lines(render(found))
         return
     for run in detached_runs:
-        if not run.is_running() and runs.over_for_s(run) >= older_s:
+        if not run.is_running() and runs.seconds_since_run_end(run) >= older_s:
             runs.remove(run)
             console.note(f"removed run {run.name} and its log")
     old = [each for each in found if each.state is SessionState.OVER and each.idle_s >= older_s]
@@ -95,11 +95,11 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
 def known_sessions() -> list[KnownSession]:
     home = state_folder()
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
-    for here in folders_here():
+    for here in working_folder_if_exists():
         places += Path(here).glob("runinfo/*/*")
     begun = [place for place in places if is_begun(place)]
-    begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not holds_session(place)]
-    found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
+    begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not is_session_folder(place)]
+    found = {place.resolve() for place in [*filter(is_session_folder, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # checking a manager on another machine may take seconds
         return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
@@ -140,7 +140,7 @@ def _read_known(idle_s: float, path: Path) -> KnownSession | None:
     folder = SessionFolder(path)
     try:
         if not folder.file.exists():  # the session is starting, or its command was killed
-            up, lost = idle_s < _MADE_S or is_coming_up(folder.path), False
+            up, lost = idle_s < _MADE_S or is_session_starting(folder.path), False
         else:
             up = detached.is_up(folder)
             lost = not up and detached.is_detached(folder) and not detached.over(folder)
@@ -184,7 +184,7 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     [pilot] cache_size limits the size of these files, and unused files expire after cache_age. On a compute node: srun
     -w n014 stoker caches --clear
     """
-    kept = inspect_caches(scratch, clear=clear)
+    kept = clean_node_caches(scratch, clear=clear)
     if as_json:
         console.json(kept)
     else:
@@ -194,7 +194,7 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
         console.lines([removed] if clear else [f"{where}: {size}", *([_HOW] if kept.bytes else [])])
 
 
-def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
+def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     """Remove expired unused files from the caches here; with `clear`, remove all unused files. Return the contents that
     stay. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
@@ -209,11 +209,11 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.tidy_snapshots(cache)  # a pilot also does this at its start
+        store.remove_evicted_snapshots(cache)  # a pilot also does this at its start
         if clear:
             sweep(base)
             if not any(base.glob("pilot-*")):  # a library of a live pilot may be loading a snapshot
-                store.sweep_snapshots(cache, kept_s=0.0)
+                store.remove_stale_snapshots(cache, kept_s=0.0)
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
     after = size_bytes(base)

@@ -43,7 +43,7 @@ def simulate(
     from stoker.manager.cli import simulating
 
     if scenario is None:
-        simulating.show_known(as_json=as_json)
+        simulating.print_scenarios_and_policies(as_json=as_json)
         return
     asked = simulating.SimulationRequest(scenario, policies, seeds, changes, jobs, out)
     code = simulating.simulate(asked, as_json=as_json)

@@ -18,8 +18,8 @@ from stoker.folders import working_folder
 from stoker.manager.cli import console
 from stoker.manager.live.session_policies import find
 from stoker.manager.policies.named import SHIPPED
-from stoker.manager.sim.check import doubtful
-from stoker.manager.sim.workload import SweepCalls, contexts_named, contexts_of
+from stoker.manager.sim.check import world_warnings
+from stoker.manager.sim.workload import SweepCalls, context_names_of_workload, expand_family_names
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import (
     SPEED,
@@ -36,7 +36,7 @@ from stoker.manager.study.running import FinishedRun, run_all
 from stoker.manager.study.scenario import Scenario, check_policies, find_scenario, label, load_scenario, shipped
 from stoker.manager.study.statistics import MeanEstimate
 from stoker.progress_display import ProgressBar
-from stoker.site import absolute_policy
+from stoker.site import make_policy_path_absolute
 from stoker.units import show_seconds
 
 # ---- results in words
@@ -77,7 +77,9 @@ def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
     return f"{mean:,.{digits}f}" + (f" ± {half_width:,.{digits}f}" if half_width else "")
 
 
-def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario) -> list[str]:
+def summarize_simulation_results(
+    runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario
+) -> list[str]:
     out = verdicts(runs, rows, scenario=scenario)
     for row in rows:
         if row.cut_off:
@@ -104,7 +106,7 @@ def written(what: WrittenFiles) -> str:
     return f"  {what.what:9} {place}   {names}   {what.about}"
 
 
-def next_steps(
+def suggest_next_commands(
     scenario: Scenario,
     runs: Sequence[FinishedRun],
     rows: Sequence[PolicyRow],
@@ -266,7 +268,7 @@ def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
 
 def _plan(asked: SimulationRequest) -> SimulationPlan:
     scenario = load_scenario(find_scenario(asked.given), changes=asked.changes)
-    policies = tuple(absolute_policy(policy, working_folder()) for policy in dict.fromkeys(asked.policies))
+    policies = tuple(make_policy_path_absolute(policy, working_folder()) for policy in dict.fromkeys(asked.policies))
     policies = policies or scenario.policies
     try:
         check_policies(policies, setting="--policy")
@@ -316,7 +318,7 @@ def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutc
         return
     if len(runs) < plan.total:
         console.line(f"stopped: {len(runs)} of {count(plan.total, 'run')} were done, and are kept")
-    notes = notes_on(runs, rows, scenario)
+    notes = summarize_simulation_results(runs, rows, scenario)
     events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
     rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
     many = f"{plan.jobs} processes" if plan.jobs > 1 else "one process"
@@ -324,7 +326,7 @@ def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutc
     console.lines(["", *table(rows, columns), "", *(f"  {text}" for text in [*notes, took]), ""])
     for each in run_folder.write(plan.folder, scenario, runs, results):
         console.line(written(each))
-    console.lines(["", *next_steps(scenario, runs, rows, asked=asked.words, folder=plan.folder)])
+    console.lines(["", *suggest_next_commands(scenario, runs, rows, asked=asked.words, folder=plan.folder)])
 
 
 def _header(plan: SimulationPlan) -> list[str]:
@@ -333,12 +335,12 @@ def _header(plan: SimulationPlan) -> list[str]:
     if plan.jobs > 1:
         facts.append(f"{plan.jobs} at a time")
     about = [scenario.about] if scenario.about else []
-    wanted = contexts_named(scenario.world, contexts_of(scenario.workload))
-    doubts = [f"note: {doubt}" for doubt in doubtful(scenario.world, wanted=wanted)]
+    wanted = expand_family_names(scenario.world, context_names_of_workload(scenario.workload))
+    doubts = [f"note: {doubt}" for doubt in world_warnings(scenario.world, wanted=wanted)]
     return [f"scenario {scenario.name} · {' · '.join(facts)}", *about, *doubts]
 
 
-def show_known(*, as_json: bool) -> None:
+def print_scenarios_and_policies(*, as_json: bool) -> None:
     known = {
         "scenarios": {name: load_scenario(path).about for name, path in shipped().items()},
         "policies": {policy.name: policy.about for policy in SHIPPED.values()},

@@ -10,9 +10,9 @@ import click
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs, session_choice
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.cli.session_choice import status_of, takes_session
+from stoker.manager.cli.session_choice import add_session_argument, read_session_status
 from stoker.manager.executor import detached
-from stoker.protocol.session import SessionFolder, gateway_notes
+from stoker.protocol.session import SessionFolder, read_gateway_notes
 from stoker.protocol.show_status import gateway_rows, render
 from stoker.protocol.to_client import Status
 from stoker.site import Site
@@ -27,7 +27,7 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Update until Ctrl-C; on a pipe, print only changes.")
-@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
+@add_session_argument(default=session_choice.SHOWN_BY_DEFAULT)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
@@ -39,12 +39,12 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(session)
         return
-    run = runs.named_run(session)
+    run = runs.find_detached_run(session)
     if run is not None and not as_json:
         console.line(run.title(now=time.time()))
         if not run.session:
             return
-    folder, answer = status_of(session)
+    folder, answer = read_session_status(session)
     policy = policy_of(folder)
     if as_json:
         console.json(
@@ -53,7 +53,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
                 "folder": str(folder.path),
                 "policy": policy or "default",
                 "status": answer.status,
-                "gateways": gateway_notes(folder),
+                "gateways": read_gateway_notes(folder),
                 **({"run": runs.facts_of(run)} if run is not None else {}),
             }
         )
@@ -79,7 +79,7 @@ class StatusPicture:
             served = _gateway_lines(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
         else:
-            console.lines(log_lines(status, before=self._last, policy=self._policy))
+            console.lines(lines_if_status_changed(status, before=self._last, policy=self._policy))
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
@@ -90,14 +90,14 @@ class StatusPicture:
         self._trouble = text
 
 
-def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
+def lines_if_status_changed(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
     """Return all lines if pilots, blocks or contexts have changed, one line if only calls have changed, else none."""
-    if before is None or _lasting_state(status) != _lasting_state(before):
+    if before is None or _state_without_call_counts(status) != _state_without_call_counts(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
 
 
-def _lasting_state(status: Status) -> tuple[object, ...]:
+def _state_without_call_counts(status: Status) -> tuple[object, ...]:
     return (
         [
             (pilot.pilot, pilot.state, pilot.draining, [device.fault for device in pilot.devices])
@@ -114,7 +114,7 @@ def _call_counts(status: Status) -> tuple[int, ...]:
 
 
 def _gateway_lines(folder: SessionFolder, status: Status) -> list[str]:
-    return gateway_rows(gateway_notes(folder), status, now=time.time())
+    return gateway_rows(read_gateway_notes(folder), status, now=time.time())
 
 
 def policy_of(folder: SessionFolder) -> str:
@@ -123,7 +123,7 @@ def policy_of(folder: SessionFolder) -> str:
     return policy_in_words(folder)
 
 
-def watch_every_s() -> float:
+def status_refresh_interval_s() -> float:
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
 
 
@@ -134,7 +134,7 @@ def _watch(session: str) -> None:
             picture = StatusPicture(place, policy=policy_of(folder), folder=folder)
             while True:
                 picture.show(observer.status())
-                time.sleep(watch_every_s())
+                time.sleep(status_refresh_interval_s())
     except SessionEndedError as ended:
         console.line(str(ended))
 
@@ -147,7 +147,7 @@ _BACK_WITHIN_S = 10.0
 
 
 @click.command(short_help="Show a session or a detached run live.")
-@session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
+@session_choice.add_session_argument(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
     """Show SESSION until it ends, or until Ctrl-C, after which the session continues. On a pipe: once, and then each
     change.
@@ -157,11 +157,11 @@ def attach(*, session: str) -> None:
 
     A dead manager is restarted here from its journal: running calls continue, and ended calls do not run again.
     """
-    if run := runs.named_run(session):
+    if run := runs.find_detached_run(session):
         runs.follow(run)
         return
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
-    revive(folder)
+    restart_dead_manager(folder)
     watch = AttachedPicture(folder)
     try:
         watch.run()
@@ -171,7 +171,7 @@ def attach(*, session: str) -> None:
         console.line(leave(watch.last, name=folder.read().session, stays=detached.is_detached(folder)))
 
 
-def revive(folder: SessionFolder) -> None:
+def restart_dead_manager(folder: SessionFolder) -> None:
     """Restart a dead manager. Raises SessionEndedError if the session has ended, or another SessionError."""
     if detached.is_up(folder):
         return
@@ -180,11 +180,11 @@ def revive(folder: SessionFolder) -> None:
     before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
     console.note(f"its manager was gone; it is started again here (pid {holder.pid}) and continues from its journal")
-    if lost := out_of_sight(detached.sites_of(folder).values(), before=before, now=folder.read().address):
+    if lost := unreachable_pilots_warning(detached.sites_of(folder).values(), before=before, now=folder.read().address):
         console.note(lost)
 
 
-def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
+def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) -> str:
     """Return a warning about pilots that cannot find a moved manager, because they have only a copy of the session
     folder. `before`, `now`: addresses of the manager."""
     blind = [site.name for site in sites if not site.provider.shared_files]
@@ -211,18 +211,18 @@ class AttachedPicture:
                         while True:
                             self.last = observer.status()
                             picture.show(self.last)
-                            time.sleep(watch_every_s())
+                            time.sleep(status_refresh_interval_s())
                 except SessionError as error:
                     picture.show_trouble(str(error).partition("\n")[0])
-                    self._wait_for_restart()
+                    self._ensure_manager_is_running()
 
-    def _wait_for_restart(self) -> None:
+    def _ensure_manager_is_running(self) -> None:
         until = time.monotonic() + _BACK_WITHIN_S
         while time.monotonic() < until and not detached.over(self._folder):
             if detached.is_up(self._folder):
                 return
             time.sleep(0.1)
-        revive(self._folder)
+        restart_dead_manager(self._folder)
 
 
 def leave(last: Status | None, *, name: str, stays: bool) -> str:

@@ -127,7 +127,7 @@ def read_partitions(text: str, shown: str) -> list[Partition]:
         new = Partition(
             name=name,
             default=title.endswith("*"),
-            limit_s=read_limit(limit),
+            limit_s=parse_time_limit(limit),
             nodes=_number(nodes),
             cores=_number(cores),
             memory_bytes=_number(memory) * _MIB,
@@ -157,7 +157,7 @@ def read_gres(text: str) -> list[tuple[str, int]]:
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
-def read_limit(text: str) -> float:
+def parse_time_limit(text: str) -> float:
     """Return the seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
     found = _DAYS.fullmatch(text.strip())
     if not found:
@@ -265,7 +265,7 @@ def inspect_host() -> HostFacts:
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
         queues=tuple(read_queues(_output_or_empty(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
-        nodes=tuple(read_nodes(_output_or_empty(run, _NODES))) if kind is ProviderKind.CONDOR else (),
+        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _NODES))) if kind is ProviderKind.CONDOR else (),
         user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip()
         if kind is ProviderKind.CONDOR
         else "",
@@ -304,7 +304,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
     return [words[0] for words in lines if len(words) > 4 and words[3] == "yes" and words[4] == "yes"]
 
 
-def read_nodes(text: str) -> list[Node]:
+def parse_condor_nodes(text: str) -> list[Node]:
     """Return machines from `condor_status -af`: cores, MiB of memory, GPUs, user domain."""
     found = []
     for line in text.splitlines():

@@ -41,7 +41,7 @@ def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status
         while True:
             status = observer.status()
             asked = [job for job in status.jobs if job.phase == BlockPhase.ASKED.value]
-            silent = [job for job in show_status.pending_of(status.jobs) if not job.reason]
+            silent = [job for job in show_status.pending_blocks(status.jobs) if not job.reason]
             if status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots)):
                 if not answered:
                     answered, until = True, time.monotonic() + _REASONS_S
@@ -152,15 +152,15 @@ def render(
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
-    pending = [job for job in show_status.pending_of(status.jobs) if job.source not in here]
+    pending = [job for job in show_status.pending_blocks(status.jobs) if job.source not in here]
     if pending:
         soonest = show_status.soonest(pending)
-        first = f"; the first is expected at {show_status.start_in_words(soonest, now)}" if soonest else ""
+        first = f"; the first is expected at {show_status.format_start_time(soonest, now)}" if soonest else ""
         out.append(f"  queued   {len(pending)}   {show_status.reasons(pending) or 'no reason given yet'}{first}")
     if status.pilots:
         out.append(f"  here     {len(status.pilots)}   {', '.join(pilot.pilot for pilot in status.pilots[:4])}")
     out += [f"  trouble  {source}: {text}" for source, text in status.trouble.items()]
-    out += [f"  ended    {text}" for text in show_status.ended_in_words(status.ended_blocks)]
+    out += [f"  ended    {text}" for text in show_status.format_counts_by_reason(status.ended_blocks)]
     if why:
         out += [
             f"no pilot has joined; the first job {why.partition(': ')[2] or why}",

@@ -37,7 +37,9 @@ _SHOWN_ACTIONS = 4
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
     """Carry out a policy's actions in order. A generator sees the effects of each action."""
     if plan is None:  # a common mistake in custom policies
-        manager.illegal(PolicyError("None is not a plan; return a sequence of actions, () for none"), seam=seam)
+        manager.report_illegal_action(
+            PolicyError("None is not a plan; return a sequence of actions, () for none"), seam=seam
+        )
         return
     done: list[Action] = []
     for action in plan:
@@ -49,7 +51,7 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
                 raise PolicyError(
                     f"{error}; the {seam} policy returned {', '.join(map(repr, done[-_SHOWN_ACTIONS:]))}"
                 ) from error
-            manager.illegal(error, seam=seam)
+            manager.report_illegal_action(error, seam=seam)
 
 
 def apply(manager: Manager, action: Action, *, seam: str) -> None:
@@ -66,15 +68,15 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case seams.TakeBack():
             if action.count < 1:
                 raise PolicyError(f"{action.count} calls cannot be taken back; the least is 1")
-            holding.ask_back(manager, _library(manager, action.library), action.count)
+            holding.request_calls_back(manager, _library(manager, action.library), action.count)
         case seams.Load():
             _load(manager, action)
         case seams.Unload():
             libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
         case seams.Sleep():
-            sleepers.order_sleep(manager, _library_of_connected_pilot(_library(manager, action.library)))
+            sleepers.order_sleep(manager, _require_connected_pilot(_library(manager, action.library)))
         case seams.Wake():
-            sleepers.order_wake(manager, _library_of_connected_pilot(_library(manager, action.library)))
+            sleepers.order_wake(manager, _require_connected_pilot(_library(manager, action.library)))
         case seams.Resize():
             _resize(manager, action)
         case seams.FailCall():
@@ -82,25 +84,25 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case seams.FailWaiting():
             libraries.fail_waiting_calls(manager, _context(manager, action.recipe), action.failure)
         case seams.Forecast():
-            deadlines.note_forecast(manager, action)
+            deadlines.apply_forecast_action(manager, action)
         case seams.Timer():
             manager.set_timer(f"{seam}/{action.key}", action.at)
         case seams.WantBlocks():
-            _want_blocks(manager, action)
+            _request_source_blocks(manager, action)
         case seams.ReleaseBlock():
             block = manager.state.blocks.get(action.block)
             if block is None:
                 raise PolicyError(f"there is no block {action.block}")
             block_orders.release_block(manager, block, action.reason)
         case seams.Quarantine():
-            _quarantine(manager, action)
+            _quarantine_pilot_devices(manager, action)
         case seams.Ask():
             _ask(manager, action)
         case _:
-            _no_action(action)
+            _reject_unknown_action(action)
 
 
-def _no_action(answer: Never) -> NoReturn:
+def _reject_unknown_action(answer: Never) -> NoReturn:
     raise PolicyError(f"{answer!r} is not an action")
 
 
@@ -132,7 +134,7 @@ def _context(manager: Manager, key: str) -> Context:
     return context
 
 
-def _with_room(manager: Manager, id: int, call: Call) -> Library:
+def _require_library_with_room(manager: Manager, id: int, call: Call) -> Library:
     library = _library(manager, id)
     if not holding.takes(manager, library, call):
         raise PolicyError(
@@ -143,7 +145,7 @@ def _with_room(manager: Manager, id: int, call: Call) -> Library:
 
 def _send(manager: Manager, action: seams.Send) -> None:
     call = _waiting(manager, action.call)
-    library, group = _with_room(manager, action.library, call), call.group
+    library, group = _require_library_with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
         raise PolicyError(f"call {call.id} needs SendGang, with a gang of {group.options.gang[0]}")
     if (action.reserve_bytes or action.preempts) and not action.offer:
@@ -151,26 +153,26 @@ def _send(manager: Manager, action: seams.Send) -> None:
     for other in action.preempts:
         if other == library.id or not set(library.devices) & set(_library(manager, other).devices):
             raise PolicyError(f"library {library.id} cannot preempt library {other}: they share no device")
-    queues.leave_queue(manager, call)
+    queues.remove_call_from_queue(manager, call)
     if not action.offer:
         holding.give(manager, library, call)
     else:
         if action.reserve_bytes and not action.preempts:
-            libraries.promise_resize(library, action.reserve_bytes)
+            libraries.change_promised_memory(library, action.reserve_bytes)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
-        blob = holding.blob_for(library, group)
+        blob = holding.take_unsent_function_blob(library, group)
         manager.say(
             library.pilot,
             RunCalls(
                 library.id, group.function.key, [call.spec], group.options, blob, offer=True,
-                reserve_bytes=action.reserve_bytes, waited_s=_waited_s(manager, library, call),
+                reserve_bytes=action.reserve_bytes, waited_s=_wait_seconds_without_load(manager, library, call),
                 preempts=action.preempts,
             ),
         )  # fmt: skip
 
 
-def _waited_s(manager: Manager, library: Library, call: Call) -> float:
+def _wait_seconds_without_load(manager: Manager, library: Library, call: Call) -> float:
     """Return how long a call has waited, without its library's load time (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
@@ -183,12 +185,12 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
     smallest, largest = call.group.options.gang
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"a gang of {len(action.libraries)} for a call that needs {smallest} to {largest}")
-    members = tuple(_with_room(manager, id, call) for id in action.libraries)
-    queues.leave_queue(manager, call)
-    holding.give_gang(manager, members, call)
+    members = tuple(_require_library_with_room(manager, id, call) for id in action.libraries)
+    queues.remove_call_from_queue(manager, call)
+    holding.assign_call_to_gang(manager, members, call)
     for rank, library in enumerate(members):
-        queues.relist_library(manager, library)
-        place, blob = GangPlace(rank, len(members)), holding.blob_for(library, call.group)
+        queues.update_load_index(manager, library)
+        place, blob = GangPlace(rank, len(members)), holding.take_unsent_function_blob(library, call.group)
         options, key = call.group.options, call.group.function.key
         manager.say(library.pilot, RunCalls(library.id, key, [call.spec], options, blob, place))
 
@@ -214,7 +216,7 @@ def _ask(manager: Manager, action: seams.Ask) -> None:
             cost = manager.state.costs.get((function, key))
             if cost is None:
                 raise PolicyError(f"no call of function {function} on context {key} was submitted")
-            name = cost.function.measured_as
+            name = cost.function.timing_key
         case events.OfPace(library=library, call=call):
             holder = _library(manager, library)
             if call not in holder.held:
@@ -225,7 +227,7 @@ def _ask(manager: Manager, action: seams.Ask) -> None:
     manager.out.append(events.AskAdvice(about, name, log, start))
 
 
-def _quarantine(manager: Manager, action: seams.Quarantine) -> None:
+def _quarantine_pilot_devices(manager: Manager, action: seams.Quarantine) -> None:
     pilot = _pilot(manager, action.pilot)
     if not 0 < action.for_s < math.inf:
         raise PolicyError(f"a quarantine of {action.for_s} seconds is not allowed; it must be more than 0 and finite")
@@ -236,7 +238,7 @@ def _quarantine(manager: Manager, action: seams.Quarantine) -> None:
     nodes.judge_pilot(manager, pilot)
 
 
-def _want_blocks(manager: Manager, action: seams.WantBlocks) -> None:
+def _request_source_blocks(manager: Manager, action: seams.WantBlocks) -> None:
     source = manager.state.sources.get(action.source)
     if source is None:
         raise PolicyError(f"there is no source {action.source}")
@@ -273,7 +275,7 @@ def _load(manager: Manager, action: seams.Load) -> None:
     )
 
 
-def _library_of_connected_pilot(library: Library) -> Library:
+def _require_connected_pilot(library: Library) -> Library:
     if library.pilot.state is not PilotState.HERE:
         raise PolicyError(f"library {library.id} is on a pilot that is {library.pilot.state.value}")
     return library
@@ -290,18 +292,18 @@ def _resize(manager: Manager, action: seams.Resize) -> None:
     libraries.resize(manager, library, action.memory_bytes)
 
 
-def take_advice(manager: Manager, event: events.AdviceArrived) -> None:
+def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None:
     about, advice = event.about, event.advice
     if isinstance(about, events.OfContext) and isinstance(advice, events.CostAdvice):
         _of_context(manager, about, advice, event.source)
     elif isinstance(about, events.OfFunction) and isinstance(advice, events.CostAdvice):
-        _of_function(manager, about, advice)
+        _handle_function_advice(manager, about, advice)
     elif isinstance(about, events.OfFailure) and isinstance(advice, events.VerdictAdvice):
-        if blame.take_verdict(manager, about, advice):
+        if blame.record_advisor_verdict(manager, about, advice):
             for name, seam in manager.seams.items():
                 carry_out(manager, seam.failure_judged(manager.state, about, advice), seam=name)
     elif isinstance(about, events.OfPace) and isinstance(advice, events.PaceAdvice):
-        _of_pace(manager, about, advice)
+        _handle_pace_advice(manager, about, advice)
     else:
         manager.state.refuse(f"{type(advice).__name__} for another kind of subject")
 
@@ -311,24 +313,24 @@ def _of_context(manager: Manager, about: events.OfContext, advice: events.CostAd
     if context is None:
         manager.state.refuse("advice on an unknown context")
         return
-    libraries.take_load_advice(context, advice.by_kind, source=source)
-    ending.take_cost_advice(context, advice.by_kind)
+    libraries.apply_load_advice(context, advice.by_kind, source=source)
+    ending.apply_cost_advice(context, advice.by_kind)
     manager.changed("contexts", context.recipe.key)
     for name, seam in manager.seams.items():
         carry_out(manager, seam.advised(manager.state, context), seam=name)
     manager.dirty[context] = None
 
 
-def _of_function(manager: Manager, about: events.OfFunction, advice: events.CostAdvice) -> None:
+def _handle_function_advice(manager: Manager, about: events.OfFunction, advice: events.CostAdvice) -> None:
     cost = manager.state.costs.get((about.function, about.recipe))
     context = manager.state.contexts.get(about.recipe)
     if cost is None or context is None:
         return
-    if ending.take_run_advice(manager, context, cost, advice.by_kind):
+    if ending.apply_run_time_advice(manager, context, cost, advice.by_kind):
         manager.dirty[context] = None
 
 
-def _of_pace(manager: Manager, about: events.OfPace, pace: events.PaceAdvice) -> None:
+def _handle_pace_advice(manager: Manager, about: events.OfPace, pace: events.PaceAdvice) -> None:
     library = manager.state.libraries.get(about.library)
     call = library.held.get(about.call) if library is not None else None
     if call is None or not is_sound(pace.done, pace.total):

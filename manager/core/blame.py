@@ -16,7 +16,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Judged, Library, LibraryState, Pilot
 from stoker.manager.core.state import Loss, State, Trial
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
-from stoker.protocol.ids import CallId, show_call, show_library
+from stoker.protocol.ids import CallId, format_library_id, show_call
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
@@ -25,26 +25,26 @@ MOST_LOSSES = 10  # Losses after which a call fails even if it never ran alone
 CUTS = 2  # A call fails after it was cut off by this number of walltimes
 
 
-def why_apart(state: State, call: Call) -> str:
+def special_placement_reason(state: State, call: Call) -> str:
     """Return why a call waits apart (see `retries`); empty if it does not."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
-    if not is_suspect(trial) and trial.faults:
+    if not needs_exclusive_pilot(trial) and trial.faults:
         last = trial.faults[-1]
         pause_s = last.pauses_until - state.now
         when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or later on this one"
         return f"{last.pilot} failed it ({last.failure.message}); runs again {when}"
-    if not is_suspect(trial):
+    if not needs_exclusive_pilot(trial):
         return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
     count = len(trial.counted)
-    if awaits_batch_reason(trial):
+    if is_waiting_for_loss_reason(trial):
         return f"lost {count} pilots; waits for the batch system's record of the last one"
     where = f": {trial.pilot.id} is kept for it and ends other calls first" if trial.pilot is not None else ""
     return f"lost {count} pilots or libraries while it ran; runs alone on a pilot next{where}"
 
 
-def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
+def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | None:
     """Return the failure that ends a call, or None."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
@@ -71,7 +71,7 @@ def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
 
 def _evidence(state: State, call: Call, loss: Loss) -> str:
     what = loss.failure.message if loss.failure is not None else loss_description(state, loss.pilot)
-    took = f"; {show_library(loss.library)} used up to {show_bytes(loss.memory_bytes)} meanwhile"
+    took = f"; {format_library_id(loss.library)} used up to {show_bytes(loss.memory_bytes)} meanwhile"
     after = show_seconds(loss.at - call.submitted_at)
     return (
         f"{loss.pilot.id}, {after} after the call was submitted, {show_seconds(loss.ran_s)} after it was sent there: "
@@ -91,17 +91,17 @@ def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def is_suspect(trial: Trial) -> bool:
+def needs_exclusive_pilot(trial: Trial) -> bool:
     return len(trial.counted) >= ALONE_AFTER
 
 
-def is_held_back(manager: Manager, call: Call, trial: Trial) -> bool:
+def needs_special_placement(manager: Manager, call: Call, trial: Trial) -> bool:
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
-        return judge_trial(manager.state, call, trial) is not None
-    return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
+        return terminal_call_failure(manager.state, call, trial) is not None
+    return needs_exclusive_pilot(trial) or bool(trial.cuts) or bool(trial.faults)
 
 
-def awaits_batch_reason(trial: Trial) -> bool:
+def is_waiting_for_loss_reason(trial: Trial) -> bool:
     """True if a reason from the batch system can still prevent the failure of the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
@@ -139,7 +139,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
     _ask(manager, library, NO_CALL, name=library.context.recipe.name, printed=printed, said=said)
 
 
-def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
+def record_advisor_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
     """Record a verdict. Return True if the verdict's pilot is known."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
@@ -176,7 +176,7 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
     manager.out.append(AskAdvice(about, name, log, start, end, said[-SAID_CHARACTERS:]))
 
 
-def printed_in(library: Library) -> Printed | None:
+def call_output_location(library: Library) -> Printed | None:
     """Return where the call of a one-slot library prints, or None without a log."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
@@ -191,12 +191,12 @@ EVERY_S = 15.0
 MOST = 64  # Maximum questions at one timer event; later events ask the remaining questions
 
 
-def watch_printing(manager: Manager, library: Library) -> None:
+def schedule_output_check(manager: Manager, library: Library) -> None:
     if PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
         manager.set_timer(PRINTING_TIMER, manager.state.now + EVERY_S)
 
 
-def ask_about_printing(manager: Manager, _: str) -> None:
+def ask_advisor_about_output(manager: Manager, _: str) -> None:
     state = manager.state
     busy = [library for library in state.libraries.values() if library.held and library.pilot.folder]
     asked = [question for library in busy if (question := _question(manager, library)) is not None]
@@ -223,7 +223,7 @@ LASTING_TIMES = 3  # A pilot counts as lastingly unfit after this number of fail
 EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
-def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
+def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
     """Mark a pilot as unfit for a context, or for all contexts.
 
     Failures of an unfit pilot do not count. `waits_s`: seconds until libraries free cache space.
@@ -243,13 +243,13 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
         pilot.note(state.now, f"cannot load {what}: {failure.message}")
 
 
-def forgive_pilot(pilot: Pilot, key: str) -> None:
+def mark_pilot_fit(pilot: Pilot, key: str) -> None:
     for about in (EVERY, key):
         pilot.unfit.pop(about, None)
         pilot.unfit_times.pop(about, None)
 
 
-def why_unfit(pilot: Pilot, key: str, now: float) -> str:
+def pilot_unfit_reason(pilot: Pilot, key: str, now: float) -> str:
     for about in (EVERY, key):
         until, why = pilot.unfit.get(about, (0.0, ""))
         if now < until:
@@ -257,11 +257,11 @@ def why_unfit(pilot: Pilot, key: str, now: float) -> str:
     return ""
 
 
-def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
+def is_pilot_repeatedly_unfit(pilot: Pilot, key: str) -> bool:
     return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
 
 
-def pilot_troubles(state: State) -> dict[str, str]:
+def unfit_reasons_by_pilot(state: State) -> dict[str, str]:
     said = {
         str(pilot.id): "; ".join(dict.fromkeys(why for until, why in pilot.unfit.values() if state.now < until))
         for pilot in state.pilots.values()

@@ -49,7 +49,7 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
         blocks.cancel_block(manager, block)
 
 
-def factory_connected(manager: Manager, client: Client) -> None:
+def send_blocks_to_factory(manager: Manager, client: Client) -> None:
     """Send a new factory all open blocks and cancellations. Earlier factories count as disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
@@ -84,17 +84,17 @@ def pilot_joined(manager: Manager, pilot: Pilot) -> None:
         pilots.release_pilot(manager, pilot, block.leaving)
 
 
-def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
+def readmit_pilot_to_block(manager: Manager, pilot: Pilot) -> None:
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
-    blocks.pilot_returned(manager, block, pilot)
+    blocks.add_returned_pilot(manager, block, pilot)
     blocks.record_pilot_count(manager, block.source)
     if block.leaving:
         pilots.release_pilot(manager, pilot, block.leaving)
 
 
-def check_emptied_block(manager: Manager, id: str) -> None:
+def release_block_without_pilots(manager: Manager, id: str) -> None:
     block = manager.state.blocks.get(BlockId(id))
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return
@@ -106,10 +106,10 @@ def check_emptied_block(manager: Manager, id: str) -> None:
     manager.demand_changed = True
 
 
-def release_all_blocks(manager: Manager) -> None:
+def write_final_pilot_records(manager: Manager) -> None:
     """Write the last records of pilots and sources."""
     for block in manager.state.blocks.values():
-        blocks.settle_losses(manager, block)
+        blocks.finalize_loss_reasons(manager, block)
     for pilot in manager.state.pilots.values():
         blocks.record_departure(manager, pilot)
     for name in manager.state.sources:
@@ -134,7 +134,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
     if block.phase.over:
         _handle_ended_block(manager, block)
     if block.loss is not None or block.phase.over:
-        blocks.settle_losses(manager, block)
+        blocks.finalize_loss_reasons(manager, block)
 
 
 def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:

@@ -37,7 +37,7 @@ def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
         manager.set_timer(f"loss/{block.id}", state.now + SETTLE_S)
 
 
-def undo_loss(manager: Manager, pilot: Pilot) -> None:
+def uncount_pilot_loss(manager: Manager, pilot: Pilot) -> None:
     if pilot.loss is None:
         return
     _count(manager.state, pilot.loss, -1)
@@ -45,30 +45,30 @@ def undo_loss(manager: Manager, pilot: Pilot) -> None:
     if block is not None:
         block.unsettled.pop(pilot.id, None)
     pilot.loss, pilot.loss_settled = None, False
-    retries.undo_pilot_loss(manager.state, pilot)
+    retries.remove_call_losses_of_pilot(manager.state, pilot)
 
 
-def settle_losses(manager: Manager, block: Block) -> None:
+def finalize_loss_reasons(manager: Manager, block: Block) -> None:
     pilots, block.unsettled = block.unsettled, {}
     for pilot in pilots.values():
         assert pilot.loss is not None
         _settle(manager, pilot, block.loss or pilot.loss)
 
 
-def settle_losses_of(manager: Manager, id: str) -> None:
+def finalize_loss_reasons_by_id(manager: Manager, id: str) -> None:
     block = manager.state.blocks.get(BlockId(id))
     if block is not None:
-        settle_losses(manager, block)
+        finalize_loss_reasons(manager, block)
 
 
 def record_departure(manager: Manager, pilot: Pilot) -> None:
-    end = PilotEnd.WALLTIME if deadlines.is_near_its_end(pilot, manager.state.now) else PilotEnd.LET_GO
+    end = PilotEnd.WALLTIME if deadlines.is_near_walltime_end(pilot, manager.state.now) else PilotEnd.LET_GO
     _record(manager, pilot, manager.state.now, end, None)
 
 
 def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     state = manager.state
-    if loss.is_unspecific and deadlines.is_near_its_end(pilot, pilot.lost_at):
+    if loss.is_unspecific and deadlines.is_near_walltime_end(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None
@@ -76,7 +76,7 @@ def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
         _count(state, loss, 1)
         pilot.loss = loss
     pilot.loss_settled = True
-    retries.loss_explained(manager, pilot)
+    retries.recheck_calls_of_lost_pilot(manager, pilot)
     block = state.block_of(pilot)
     told = block is not None and block.loss in (LossReason.CANCELLED, LossReason.PREEMPTED) and block.reason
     said = f"; block {block.id}'s job {block.job} was {block.reason}" if block and told and loss.explained else ""
@@ -113,13 +113,13 @@ def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNo
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
         source.blocks[id] = block
-    _relist_block(block)
+    _update_block_lists(block)
     return block
 
 
 def mark_released(block: Block, reason: str, now: float) -> None:
     block.leaving = reason
-    _relist_block(block)
+    _update_block_lists(block)
     block.note(now, f"released: {reason}")
 
 
@@ -164,15 +164,15 @@ def remove_block(state: State, block: Block) -> None:
     if len(state.past_blocks) > KEPT_BLOCKS:
         del state.past_blocks[next(iter(state.past_blocks))]
     if not block.leaving and not block.probes:
-        _judge_ended_block(block, state.now)
+        _update_source_failures(block, state.now)
 
 
-def pilot_returned(manager: Manager, block: Block, pilot: Pilot) -> None:
+def add_returned_pilot(manager: Manager, block: Block, pilot: Pilot) -> None:
     block.pilots[pilot.id] = None
-    _note_running(manager, block)
+    _mark_block_running(manager, block)
 
 
-def _relist_block(block: Block) -> None:
+def _update_block_lists(block: Block) -> None:
     source = block.source
     for listed, belongs in (
         (source.abandoned, block.abandoned),
@@ -198,11 +198,11 @@ def _enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
         block.runs_since = manager.state.now
     if phase is BlockPhase.PENDING:
         block.emptied_at = None
-    _relist_block(block)
+    _update_block_lists(block)
     manager.demand_changed = True
 
 
-def _judge_ended_block(block: Block, now: float) -> None:
+def _update_source_failures(block: Block, now: float) -> None:
     source = block.source
     if not block.held_for:
         source.held_for = source.hold = ""
@@ -211,13 +211,13 @@ def _judge_ended_block(block: Block, now: float) -> None:
         source.failed_at = now
         source.useless = False
         source.last_failure = block.reason or "the job ended before a pilot of it reached the manager"
-    elif _died_young(block, now) and block.reason:
+    elif _is_short_lived_block(block, now) and block.reason:
         source.last_failure = block.reason
-    elif not _died_young(block, now):
+    elif not _is_short_lived_block(block, now):
         source.short_lived = 0
 
 
-def _died_young(block: Block, now: float) -> bool:
+def _is_short_lived_block(block: Block, now: float) -> bool:
     return not block.proved and now - block.brought_at < YOUNG_S
 
 
@@ -227,27 +227,27 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     block.brought += 1
     if block.brought == 1:
         block.brought_at = manager.state.now
-    _note_running(manager, block)
+    _mark_block_running(manager, block)
     if block.probes:
         return ""
     source = block.source
     pilot.source = source.source.name
     if pilot.lacks:
-        return _why_useless(manager, block, pilot)
+        return _record_useless_block(manager, block, pilot)
     source.failures = 0
     source.devices = tuple(device.facts for device in pilot.devices.values())
     return ""
 
 
-def _note_running(manager: Manager, block: Block) -> None:
+def _mark_block_running(manager: Manager, block: Block) -> None:
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
         block.note(manager.state.now, "running: its first pilot has joined")
         _enter_phase(manager, block, BlockPhase.RUNNING)
-    _relist_block(block)
+    _update_block_lists(block)
 
 
-def _why_useless(manager: Manager, block: Block, pilot: Pilot) -> str:
+def _record_useless_block(manager: Manager, block: Block, pilot: Pilot) -> str:
     source, here = block.source, [manager.state.pilots[id] for id in block.pilots]
     if block.brought < source.source.nodes or not all(each.lacks for each in here):
         return ""
@@ -257,7 +257,7 @@ def _why_useless(manager: Manager, block: Block, pilot: Pilot) -> str:
     return "" if block.leaving else pilot.lacks
 
 
-def note_useful(manager: Manager, pilot: Pilot) -> None:
+def mark_block_useful(manager: Manager, pilot: Pilot) -> None:
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.proved = True
@@ -280,12 +280,12 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
     if not block.pilots and block.phase is BlockPhase.RUNNING:
         block.emptied_at = manager.state.now
         manager.set_timer(f"emptied/{block.id}", manager.state.now + manager.state.lease_s)
-    _relist_block(block)
+    _update_block_lists(block)
     if block.pilots:
         return
     if block.leaving:
         cancel_block(manager, block)
-    elif _died_young(block, manager.state.now):
+    elif _is_short_lived_block(block, manager.state.now):
         source = block.source
         source.short_lived += 1
         source.failed_at = manager.state.now

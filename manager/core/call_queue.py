@@ -100,7 +100,7 @@ class Queue(Generic[C]):
         for priority in reversed(self._order):
             level = self._levels[priority]
             back, gangs = (
-                filter(_is_current, islice(_heap_in_order(heap), looks)) for heap in (level.back, level.gangs)
+                filter(_is_current, islice(_iterate_heap_sorted(heap), looks)) for heap in (level.back, level.gangs)
             )
             fresh = (call for call in islice(level.fresh, looks) if not call.ticket)
             calls = heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
@@ -156,7 +156,7 @@ class Queue(Generic[C]):
             return
         if call.group.options.gang[1] > 1:
             self.gangs -= 1
-        if self.timed and self._is_timed(call):
+        if self.timed and self._has_active_deadline(call):
             self.timed -= 1
         self._ghosts += 1
         if self._ghosts > _SWEEP_AT and self._ghosts > self.count:
@@ -196,7 +196,7 @@ class Queue(Generic[C]):
                 if first is not None:
                     return first
                 continue
-            for entry in islice(_heap_in_order(level.gangs), _MOST_EXAMINED):
+            for entry in islice(_iterate_heap_sorted(level.gangs), _MOST_EXAMINED):
                 if _is_current(entry) and entry[4].group.options.gang[0] <= most:
                     return entry[4]
         return None
@@ -206,7 +206,7 @@ class Queue(Generic[C]):
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
-                    self._drop_ghosts(heap)
+                    self._drop_stale_entries(heap)
                     if heap and heap[0][0] < math.inf:
                         yield heap[0][4]
 
@@ -248,14 +248,14 @@ class Queue(Generic[C]):
                         break
         self.count -= len(taken)
         if self.timed:
-            self.timed -= sum(map(self._is_timed, taken))
+            self.timed -= sum(map(self._has_active_deadline, taken))
         return taken
 
-    def _is_timed(self, call: C) -> bool:
+    def _has_active_deadline(self, call: C) -> bool:
         return self._by_deadline and not call.late and call.group.options.objective.deadline_at > 0
 
     def _key(self, call: C) -> tuple[float, float, int]:
-        due_at = call.group.options.objective.deadline_at if self._is_timed(call) else math.inf
+        due_at = call.group.options.objective.deadline_at if self._has_active_deadline(call) else math.inf
         later_s = YIELDS * call.group.expected_s if self.is_by_run_time else 0.0
         return due_at, call.submitted_at + later_s, call.id
 
@@ -264,7 +264,7 @@ class Queue(Generic[C]):
         heap = level.gangs if options.gang[1] > 1 else level.back
         heapq.heappush(heap, (*self._key(call), call.ticket, call))
         self.count += 1
-        self.timed += self._is_timed(call)
+        self.timed += self._has_active_deadline(call)
         self.gangs += heap is level.gangs
 
     def _level(self, priority: int) -> _Level[C]:
@@ -281,17 +281,17 @@ class Queue(Generic[C]):
             self._ghosts -= 1
         if not back:
             return fresh[0] if fresh else None
-        self._drop_ghosts(back)
+        self._drop_stale_entries(back)
         if back and fresh:
             call = fresh[0]
             return back[0][4] if back[0][:3] <= (math.inf, call.submitted_at, call.id) else call
         return back[0][4] if back else (fresh[0] if fresh else None)
 
     def _first_gang(self, level: _Level[C]) -> C | None:
-        self._drop_ghosts(level.gangs)
+        self._drop_stale_entries(level.gangs)
         return level.gangs[0][4] if level.gangs else None
 
-    def _drop_ghosts(self, heap: list[_Entry[C]]) -> None:
+    def _drop_stale_entries(self, heap: list[_Entry[C]]) -> None:
         while heap and not _is_current(heap[0]):
             heapq.heappop(heap)
             self._ghosts -= 1
@@ -313,7 +313,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
     return (entry[4] for entry in entries)
 
 
-def _heap_in_order(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
+def _iterate_heap_sorted(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

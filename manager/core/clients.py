@@ -54,7 +54,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
     return registry.add_client(state, id, number)
 
 
-def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
+def reconcile_received_results(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
     """Compare a client's count of received results with the journal. Return True if the journal lost ends."""
     known, client.known_ends = client.known_ends, None
     if is_new:
@@ -68,11 +68,11 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
     if received > client.first_unacked + len(client.unacked):
         manager.state.refuse("client acknowledged more results than were sent")
     else:
-        acknowledge_results(client, received)
+        drop_acknowledged_results(client, received)
     return False
 
 
-def acknowledge_results(client: Client, total: int) -> None:
+def drop_acknowledged_results(client: Client, total: int) -> None:
     unacked = client.unacked
     count = min(total - client.first_unacked, len(unacked))
     if count == len(unacked):
@@ -98,7 +98,7 @@ def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
 
 
 # ---- submitting
-def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
+def needs_resubmission(state: State, client: Client, message: Submit) -> bool:
     if message.recipe in state.contexts and message.function in state.functions:
         return False
     if not client.inbox.lost_handled_frames and client.unnamed is None:
@@ -107,7 +107,7 @@ def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
     return True
 
 
-def options_of(message: Submit, *, now: float) -> CallOptions:
+def build_call_options(message: Submit, *, now: float) -> CallOptions:
     options, due_in_s = message.options, message.due_in_s
     if due_in_s is None:
         return options
@@ -117,7 +117,7 @@ def options_of(message: Submit, *, now: float) -> CallOptions:
     )
 
 
-def why_submit_fails(
+def find_submit_failure(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
     """Return why calls are not accepted, or None. `is_known`: True if the calls' group exists."""
@@ -135,9 +135,9 @@ def why_submit_fails(
     elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
     elif is_known:  # the options were checked with the first calls of the group
-        wrong = bounds.wrong_with_calls(message.calls)
+        wrong = bounds.describe_invalid_calls(message.calls)
     else:
-        wrong = bounds.wrong_with(message)
+        wrong = bounds.describe_invalid_message(message)
     if wrong:
         state.refuse("submit with an unknown context or function, or with invalid calls")
         return Failure(FailureKind.CANCELLED, wrong)
@@ -150,7 +150,7 @@ def why_submit_fails(
     return None
 
 
-def without_ended(client: Client, message: Submit) -> Submit:
+def remove_ended_calls(client: Client, message: Submit) -> Submit:
     """Remove resubmitted calls whose results are in transit."""
     if client.unnamed is None:
         return message
@@ -159,7 +159,7 @@ def without_ended(client: Client, message: Submit) -> Submit:
     return msgspec.structs.replace(message, calls=[spec for spec in message.calls if spec.call not in told])
 
 
-def end_unaccepted(manager: Manager, client: Client, ids: Iterable[CallId], failure: Failure) -> None:
+def fail_unaccepted_calls(manager: Manager, client: Client, ids: Iterable[CallId], failure: Failure) -> None:
     ends = [CallEnd(id, False, b"", 0.0, failure) for id in ids if id not in manager.state.calls]
     manager.results_of(client).extend(ends)
 
@@ -178,7 +178,7 @@ SETTLE_S = 60.0  # Seconds until the size of kept results is checked; cancelled 
 KEPT_BANNED = 1000  # Banned programs that the manager remembers
 
 
-def client_gone(manager: Manager, id: ClientId) -> None:
+def handle_gone_client(manager: Manager, id: ClientId) -> None:
     """Cancel the calls of a client that did not reconnect. The last client ends a session that is not kept."""
     state = manager.state
     client = state.clients.get(id)
@@ -188,7 +188,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
     if client.observer:
         registry.forget_client(state, client)
         return
-    outlook.note_maps_gone(state, client)
+    outlook.recount_unsent_calls(state, client)
     for context in registry.recompute_client_limits(manager, client):
         dispatch.apply_limits(manager, context)
     if state.kept:
@@ -205,7 +205,7 @@ def forget_gone_client(manager: Manager, id: str) -> None:
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
-        _forget_unused(manager, id)
+        _forget_unused_records(manager, id)
         return
     if not client.gone:
         return
@@ -223,7 +223,7 @@ def forget_gone_client(manager: Manager, id: str) -> None:
             ban(state, client.id, forgotten)
         registry.forget_client(state, client)
         ending.record_runs(manager)
-        _forget_unused(manager, id)
+        _forget_unused_records(manager, id)
     else:
         manager.set_timer(f"gone/{id}", client.gone_at + KEPT_S)
 
@@ -252,11 +252,11 @@ def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKe
         registry.forget_functions(manager.state, dropped)
 
 
-def _forget_unused(manager: Manager, id: str) -> None:
-    registry.forget_groups(manager.state)
+def _forget_unused_records(manager: Manager, id: str) -> None:
+    registry.forget_groups_of_gone_clients(manager.state)
     pilots.forget_old_pilots(manager.state, kept_s=KEPT_S)
-    is_used = registry.forget_unused(manager)
-    libraries.forget_pilots(manager.state)
+    is_used = registry.forget_unused_definitions(manager)
+    libraries.forget_failures_on_gone_pilots(manager.state)
     if is_used:
         manager.set_timer(f"gone/{id}", manager.state.now + KEPT_S)
 
@@ -278,7 +278,7 @@ def end_session(manager: Manager, reason: str) -> None:
     for pilot in state.pilots.values():
         manager.say(pilot, Exit(reason))
     ending.record_runs(manager)
-    block_orders.release_all_blocks(manager)
+    block_orders.write_final_pilot_records(manager)
     for client in state.clients.values():
         if client.connected:
             manager.tell(client, to_client.SessionOver(reason))
@@ -286,7 +286,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 
 # ---- holes in the journal
-def records_lost(state: State) -> None:
+def mark_journal_records_lost(state: State) -> None:
     """Accept all frames of each peer until its next hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
@@ -295,11 +295,11 @@ def records_lost(state: State) -> None:
         inbox.lost_handled_frames = True
 
 
-def ends_kept(state: State, ends: list[CallEnd]) -> None:
+def store_kept_results(state: State, ends: list[CallEnd]) -> None:
     state.kept_ends.update({end.call: end for end in ends})
 
 
-def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
+def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
     """Send the kept results of ended calls. Return the other calls."""
     state, rest = manager.state, []
     for spec in specs:
@@ -308,7 +308,7 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
             rest.append(spec)
             continue
         client.last_call = max(client.last_call, spec.call)
-        ending.count_ended_before(state)
+        ending.count_previously_ended_call(state)
         manager.results_of(client).append(end)
     return rest
 
@@ -335,7 +335,7 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
             return EventRefused("manager", type(event).__name__, 0, reason)
 
 
-def event_refused(manager: Manager, event: EventRefused) -> None:
+def handle_refused_event(manager: Manager, event: EventRefused) -> None:
     """Handle a refused event: fail its calls, lose its pilot, or ban its peer."""
     state = manager.state
     state.failed_at.append(state.now)
@@ -345,7 +345,7 @@ def event_refused(manager: Manager, event: EventRefused) -> None:
         case "client":
             _refuse_event_of_client(manager, event)
         case "pilot":
-            _ban(manager, event)
+            _ban_event_peer(manager, event)
             pilots.pilot_lost(
                 manager, PilotId(event.name), f"the manager failed on one of its messages: {event.reason}"
             )
@@ -359,16 +359,16 @@ def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
     state = manager.state
     client = state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:
-        _ban(manager, event)
+        _ban_event_peer(manager, event)
         return
     client.refusals += 1
     if client.refusals >= MOST_OF_ONE:
-        _ban(manager, event)
+        _ban_event_peer(manager, event)
     client.inbox.skip_to(event.sequence)
     client.last_call = max([client.last_call, *event.calls])
     failure = Failure(FailureKind.CANCELLED, f"the manager failed on the message with this call: {event.reason}")
-    end_unaccepted(manager, client, event.calls, failure)
+    fail_unaccepted_calls(manager, client, event.calls, failure)
 
 
-def _ban(manager: Manager, event: EventRefused) -> None:
+def _ban_event_peer(manager: Manager, event: EventRefused) -> None:
     ban(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")

@@ -31,22 +31,24 @@ KNOWN_RUNS = 3  # Runs before the shortest time counts, so that a slow first run
 _TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires early is not set again immediately
 
 
-def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
+def filter_calls_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
     """Drop lost calls or mark them as late. Return the calls that were not dropped."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
             if call.group.options.objective.drop_late:
                 queues.enqueue(call.group.context, [call])  # a waiting call must be in its queue until it ends
-                ending.fail_call(manager, call, Failure(FailureKind.DROPPED, _why_lost(manager.state.now, call)))
+                ending.fail_call(
+                    manager, call, Failure(FailureKind.DROPPED, _missed_deadline_reason(manager.state.now, call))
+                )
                 continue
             _tell_late(manager, call)
         kept.append(call)
     return kept
 
 
-def watch_queue(manager: Manager, context: Context) -> None:
-    at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
+def schedule_deadline_check(manager: Manager, context: Context) -> None:
+    at = min((_latest_start_time(call) for call in context.queue.nearest()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
         manager.set_timer(key, max(at, manager.state.now) + _TIMER_MARGIN_S)
@@ -56,7 +58,7 @@ def check_queue_deadlines(manager: Manager, key: str) -> None:
     context = manager.state.contexts.get(key)
     if context is not None:
         drop_late_calls(manager, context)
-        watch_queue(manager, context)
+        schedule_deadline_check(manager, context)
 
 
 def drop_late_calls(manager: Manager, context: Context) -> None:
@@ -67,17 +69,19 @@ def drop_late_calls(manager: Manager, context: Context) -> None:
             return
         for call in lost:
             if call.group.options.objective.drop_late:
-                ending.fail_call(manager, call, Failure(FailureKind.DROPPED, _why_lost(manager.state.now, call)))
+                ending.fail_call(
+                    manager, call, Failure(FailureKind.DROPPED, _missed_deadline_reason(manager.state.now, call))
+                )
             else:
                 queues.demote_call(call)
                 _tell_late(manager, call)
 
 
 def _is_lost(now: float, call: Call) -> bool:
-    return not call.late and now > _latest_start(call)
+    return not call.late and now > _latest_start_time(call)
 
 
-def _why_lost(now: float, call: Call) -> str:
+def _missed_deadline_reason(now: float, call: Call) -> str:
     left_s = call.group.options.objective.deadline_at - now
     if left_s <= 0:
         return f"dropped: {show_seconds(-left_s)} past its deadline"
@@ -85,7 +89,7 @@ def _why_lost(now: float, call: Call) -> str:
     return f"dropped: its deadline is in {show_seconds(left_s)}, and no call of its function took less than {runs_s}"
 
 
-def _latest_start(call: Call) -> float:
+def _latest_start_time(call: Call) -> float:
     cost = call.group.cost
     return call.group.options.objective.deadline_at - (cost.least_s if cost.runs >= KNOWN_RUNS else 0.0)
 
@@ -99,7 +103,7 @@ def _tell_late(manager: Manager, call: Call) -> None:
         holding.record_forecast(manager, call, state.now + call.group.cost.run_s, in_time=False)
 
 
-def note_forecast(manager: Manager, action: Forecast) -> None:
+def apply_forecast_action(manager: Manager, action: Forecast) -> None:
     state = manager.state
     call = state.calls.get(action.call)
     if call is None:
@@ -110,7 +114,7 @@ def note_forecast(manager: Manager, action: Forecast) -> None:
         return
     due_at = call.group.options.objective.deadline_at
     in_time = action.in_time or bool(due_at and is_in_time(action.ends_at, due_at=due_at, now=state.now))
-    if not has_changed(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
+    if not has_forecast_changed(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
         return
     holding.record_forecast(manager, call, action.ends_at, in_time=in_time)
 
@@ -120,7 +124,7 @@ def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
-def has_changed(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
+def has_forecast_changed(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
     if before is None or before.in_time != in_time:
         return True
     return abs(ends_at - before.ends_at) > forecast_tolerance_s(before.ends_at - now)
@@ -156,12 +160,12 @@ def expected_run_s(library: Library, call: Call) -> float:
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
 
-def call_fits(view: View, library: Library, call: Call) -> bool:
+def has_time_for_call(view: View, library: Library, call: Call) -> bool:
     pilot = library.pilot
-    return not pilot.ends_at or run_fits(view, pilot, expected_run_s(library, call))
+    return not pilot.ends_at or has_time_for_run(view, pilot, expected_run_s(library, call))
 
 
-def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
+def has_time_for_run(view: View, pilot: Pilot, run_s: float) -> bool:
     if not pilot.ends_at:
         return True
     needs_s = CAUTION * run_s + _GRACE_S
@@ -169,10 +173,10 @@ def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
     return left >= needs_s or (needs_s > pilot.lasts_s and left > _FRESH_SHARE * pilot.lasts_s)
 
 
-def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
+def has_time_for_retry(view: View, library: Library, call: Call, trial: Trial) -> bool:
     """True if a pilot has enough time left for a call that was cut off."""
     pilot = library.pilot
-    if not run_fits(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
+    if not has_time_for_run(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False
     if not trial.cuts or not pilot.ends_at:
         return True
@@ -182,7 +186,7 @@ def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
     return left > CAUTION * trial.longest_s or left > _FRESH_SHARE * max(walltimes_s)
 
 
-def cut_of(view: View, library: Library, call: Call) -> Cut:
+def build_walltime_cut(view: View, library: Library, call: Call) -> Cut:
     pilot = library.pilot
     source = view.sources.get(pilot.source)
     walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
@@ -191,18 +195,18 @@ def cut_of(view: View, library: Library, call: Call) -> Cut:
     return Cut(ran_s, walltime_s, ran_s >= _WHOLE_CUT_SHARE * pilot.lasts_s, pilot.id, library.id, log)
 
 
-def load_fits(view: View, context: Context, device: Device) -> bool:
+def has_time_for_load(view: View, context: Context, device: Device) -> bool:
     pilot = device.pilot
     left = pilot.ends_at - view.now
-    return not pilot.ends_at or _load_has_time(context, device.facts.kind, left_s=left, lasts_s=pilot.lasts_s)
+    return not pilot.ends_at or _can_load_before_drain(context, device.facts.kind, left_s=left, lasts_s=pilot.lasts_s)
 
 
-def load_fits_source(context: Context, source: Source) -> bool:
+def has_source_time_for_load(context: Context, source: Source) -> bool:
     lasts_s = source.walltime_s
-    return not lasts_s or _load_has_time(context, source.kind, left_s=lasts_s, lasts_s=lasts_s)
+    return not lasts_s or _can_load_before_drain(context, source.kind, left_s=lasts_s, lasts_s=lasts_s)
 
 
-def _load_has_time(context: Context, kind: str, *, left_s: float, lasts_s: float) -> bool:
+def _can_load_before_drain(context: Context, kind: str, *, left_s: float, lasts_s: float) -> bool:
     needed_s = _LOAD_CAUTION * _load_s(context, kind)
     if not needed_s:
         return True
@@ -221,19 +225,19 @@ def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
     return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
 
 
-def drain_soonest_at(pilot: Pilot, now: float) -> float:
+def earliest_drain_time(pilot: Pilot, now: float) -> float:
     return max(now, pilot.ends_at - MOST_OF_IT * pilot.lasts_s)
 
 
-def drain_in_s(pilot: Pilot, now: float) -> float:
+def seconds_until_drain(pilot: Pilot, now: float) -> float:
     here = ((library.context, library.kind) for library in pilot.libraries.values())
     run_s = max((run_s_on(context.speeds, context, kind) for context, kind in here), default=0.0)
     return walltime_left_s(pilot, now) - drain_margin_s(pilot.lasts_s, run_s=run_s)
 
 
-def is_near_its_end(pilot: Pilot, now: float) -> bool:
+def is_near_walltime_end(pilot: Pilot, now: float) -> bool:
     return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_SHARE * pilot.lasts_s)
 
 
-def time_to_hand_on_s(pilot: Pilot, now: float) -> float:
+def seconds_left_for_handover(pilot: Pilot, now: float) -> float:
     return walltime_left_s(pilot, now) - _EXIT_RESERVE_S

@@ -14,7 +14,7 @@ from stoker.manager.core import actions, deadlines, ending, gangs, holding, libr
 from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
-from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER, full_since
+from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER, all_slots_occupied_since
 from stoker.manager.core.seams import PolicyError
 from stoker.protocol import pace, to_client
 from stoker.protocol.bounds import is_sound
@@ -36,16 +36,16 @@ def feed_library(manager: Manager, library: Library) -> None:
     apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
     listed = library.stuck or not queue.count or queue.gangs or apart
     if listed:
-        queues.relist_library(manager, library)
+        queues.update_load_index(manager, library)
     if queue.timed:
         deadlines.drop_late_calls(manager, context)
     if apart and library.id in context.index.free:
-        retries.offer_apart(manager, library)
+        retries.send_call_to_retry(manager, library)
     has_room = library.suspect is None and library.pilot.reserved is None
     while has_room and queue.count:
         answer = dispatch.pull(state, library)
         if not listed and not (isinstance(answer, int) and answer > 0):
-            queues.relist_library(manager, library)
+            queues.update_load_index(manager, library)
             listed, answer = True, dispatch.pull(state, library)
         if not isinstance(answer, int):
             actions.carry_out(manager, answer, seam="dispatch")
@@ -55,15 +55,15 @@ def feed_library(manager: Manager, library: Library) -> None:
             answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _send_calls(manager, library, head, answer):
             break
-        listed, has_room = True, queues.relist_library(manager, library)
+        listed, has_room = True, queues.update_load_index(manager, library)
     if not listed:
-        queues.relist_library(manager, library)
-    queues.note_fed(manager, context)
+        queues.update_load_index(manager, library)
+    queues.record_queue_shrinkage(manager, context)
     if context.listed_by:
-        _take_from_others(manager, library)
+        _pull_calls_of_other_contexts(manager, library)
     if library.held or library.zombies or queue.single() is not None:
         return
-    libraries.note_idle(manager, library)
+    libraries.mark_library_idle(manager, library)
     actions.carry_out(manager, dispatch.dry(state, library), seam="dispatch")
     if context.limits != NO_LIMITS:
         actions.carry_out(manager, manager.policies.residency.idle(state, library), seam="residency")
@@ -72,7 +72,7 @@ def feed_library(manager: Manager, library: Library) -> None:
             manager.dirty[context] = None
 
 
-def _take_from_others(manager: Manager, library: Library) -> None:
+def _pull_calls_of_other_contexts(manager: Manager, library: Library) -> None:
     waiting = any(other.queue.count for other in library.context.listed_by.values())
     if waiting and library.pilot.reserved is None and queues.has_room(manager, library):
         dispatch = manager.policies.dispatch
@@ -91,9 +91,9 @@ def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> b
         barred += [call for call in taken if call.id in library.zombies and call not in barred]
     for call in barred:
         taken.remove(call)
-        queues.enqueue_in_place(call)
+        queues.requeue_call_in_order(call)
     if taken:
-        holding.give_all(manager, library, taken)
+        holding.assign_calls_to_library(manager, library, taken)
     return bool(taken)
 
 
@@ -120,7 +120,7 @@ def serve_queue(manager: Manager, context: Context) -> None:
             if not queue.count:
                 return
             if library.state is LibraryState.READY and library.pilot.state is PilotState.HERE:
-                _take_from_others(manager, library)
+                _pull_calls_of_other_contexts(manager, library)
 
 
 # ---- placing
@@ -141,12 +141,12 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
         if not fresh:
             return
     if group.options.objective.deadline_at and manager.policies.dispatch.by_deadline:
-        fresh = deadlines.admit_by_deadline(manager, fresh)
+        fresh = deadlines.filter_calls_by_deadline(manager, fresh)
         if not fresh:
             return
     _place_or_queue(manager, context, fresh)
     if context.queue.timed:
-        deadlines.watch_queue(manager, context)
+        deadlines.schedule_deadline_check(manager, context)
 
 
 def _place_or_queue(manager: Manager, context: Context, fresh: list[Call]) -> None:
@@ -160,7 +160,7 @@ def _place_or_queue(manager: Manager, context: Context, fresh: list[Call]) -> No
     if context.index:
         serve_queue(manager, context)
     if context.queue.count:
-        queues.note_waiting(manager, context)
+        queues.record_queue_growth(manager, context)
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
@@ -172,22 +172,24 @@ def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
         if library is not None and holding.takes(manager, library, call) and call.group.options.gang[0] <= 1:
             holding.give(manager, library, call)
             return
-        manager.illegal(PolicyError(f"call {call.id} cannot be placed in library {answer}"), seam="dispatch")
+        manager.report_illegal_action(
+            PolicyError(f"call {call.id} cannot be placed in library {answer}"), seam="dispatch"
+        )
         answer = None
     if again:
-        queues.enqueue_in_place(call)
+        queues.requeue_call_in_order(call)
     else:
         queues.enqueue(context, [call])
     if answer is not None:
         actions.carry_out(manager, (answer,) if isinstance(answer, Struct) else answer, seam="dispatch")
     if context.queue.count:
-        queues.note_waiting(manager, context)
+        queues.record_queue_growth(manager, context)
 
 
 def _retry_call(manager: Manager, call: Call, *, why: str) -> None:
-    holding.wait_again(manager, call, why=why)
+    holding.mark_call_waiting(manager, call, why=why)
     if call.id in manager.state.trials:
-        queues.wait_again_apart(manager, call)
+        queues.put_call_back_in_queue(manager, call)
         manager.returned[call.group.context] = None
     else:
         place_call(manager, call, again=True)
@@ -205,13 +207,13 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
     rest, place = iter(ends), 0
     while place < len(ends):
         if plain:
-            count, call, group, seconds = holding.end_good(manager, library, rest, group, seconds)
+            count, call, group, seconds = holding.end_successful_calls(manager, library, rest, group, seconds)
             good += ends[place : place + count]
             place += count
             if place == len(ends):
                 break
         else:
-            call = holding.take_out(library, ends[place].call)
+            call = holding.remove_held_call(library, ends[place].call)
         outcome, place = ends[place], place + 1
         if call is None or call.holder is not library:
             total += _handle_unexpected_end(manager, library, call, outcome)
@@ -241,10 +243,10 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
     if manager.state.trials:
         for outcome in ends:
             if outcome.call not in open_calls:
-                holding.trial_ended(manager, outcome.call)
+                holding.remove_call_trial(manager, outcome.call)
     if library.stuck:
         queues.unmark_stuck(library)
-    holding.progressed(manager, library)
+    holding.record_last_call_end(manager, library)
     for outcome in reversed(ends):
         if outcome.printed is not None:
             library.printed_to = outcome.printed.end
@@ -256,24 +258,24 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         now = manager.state.now
         second = int(now)
         for counts in (manager.state.rate, library.context.rate, library.pilot.rate):
-            if counts and counts[-1][0] == second:  # `pace.count_recent`, inlined
+            if counts and counts[-1][0] == second:  # `pace.add_recent_count`, inlined
                 counts[-1][1] += total
             else:
-                pace.count_recent(counts, total, now=now)
+                pace.add_recent_count(counts, total, now=now)
     feed_library(manager, library)
 
 
 def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
     if call is not None and type(call.holder) is Gang:
-        gangs.gang_member_ended(manager, call, library, outcome)
+        gangs.record_gang_member_end(manager, call, library, outcome)
         return 1
-    if not holding.slot_is_free(library, outcome.call):
+    if not holding.free_withdrawn_slot(library, outcome.call):
         manager.state.refuse("late or repeated end of a call")
         return 0
     still_open = manager.state.calls.get(outcome.call)
     options = still_open.group.options if still_open is not None else None
     if retries.is_fault(outcome):
-        pilots.end_orphan(manager.state, outcome)
+        pilots.end_orphan_call(manager.state, outcome)
     elif (
         still_open is not None
         and options is not None
@@ -285,7 +287,7 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
         if still_open.state is CallState.HELD:
             holding.withdraw_to_queue(manager, still_open)
         ending.end_call(manager, still_open, outcome)
-    elif pilots.end_orphan(manager.state, outcome) or outcome.call in manager.state.forgotten:
+    elif pilots.end_orphan_call(manager.state, outcome) or outcome.call in manager.state.forgotten:
         pass  # the client may still read the result
     elif isinstance(outcome.payload, ObjectRef):
         manager.out.append(DiscardObject(outcome.payload.source))
@@ -293,19 +295,19 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
 
 
 # ---- calls that return
-def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
+def requeue_returned_calls(manager: Manager, library: Library, message: CallsReturned) -> None:
     """Requeue calls that a library returned or refused before the calls started."""
     state = manager.state
     back: list[Call] = []
     for id in message.calls:
-        call = holding.take_out(library, id)
+        call = holding.remove_held_call(library, id)
         if call is not None:
             back.append(call)
             if message.need_function:
-                holding.forget_sent(library, call.group.function.key)
-        elif not holding.slot_is_free(library, id):
+                holding.forget_sent_functions(library, call.group.function.key)
+        elif not holding.free_withdrawn_slot(library, id):
             state.refuse("return of a call that the library does not hold")
-    queues.relist_library(manager, library)
+    queues.update_load_index(manager, library)
     if message.refused:
         library.required_bytes, library.over_s = message.required_bytes, message.over_s
         library.refusal = message.refused
@@ -325,7 +327,7 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
         feed_library(manager, library)
 
 
-def offer_accepted(manager: Manager, library: Library, message: OfferAccepted) -> None:
+def handle_accepted_offer(manager: Manager, library: Library, message: OfferAccepted) -> None:
     """Stop the libraries that an accepted call preempts, and evict their calls (SLINFER §VIII-A)."""
     call = library.held.get(message.call)
     if call is None or not call.offered:  # the call was cancelled meanwhile
@@ -342,10 +344,10 @@ def offer_accepted(manager: Manager, library: Library, message: OfferAccepted) -
                 manager.say(victim.pilot, EvictCall(victim.id, held.id))
         libraries.stop_library(manager, victim, reason=f"{library.context.recipe.name} grows on the same device")
     if message.reserve_bytes:
-        libraries.promise_accepted(library, message.reserve_bytes)
+        libraries.adopt_pilot_memory_promise(library, message.reserve_bytes)
 
 
-def calls_progressed(manager: Manager, library: Library, message: CallsProgress) -> None:
+def handle_call_progress(manager: Manager, library: Library, message: CallsProgress) -> None:
     state = manager.state
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
@@ -360,7 +362,7 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
         if isinstance(call.holder, Gang):
             if call.holder.members[0] is not library:  # every rank may report, but only the reports of rank 0 count
                 continue
-            gangs.gang_progressed(manager, call, call.holder, report)
+            gangs.record_gang_progress(manager, call, call.holder, report)
         holding.record_progress(state, report)
         if report.state:
             call.spec = msgspec.structs.replace(call.spec, progress=report.state)
@@ -373,15 +375,15 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
 
 def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> None:
     progress = message.progress
-    call = holding.take_out(library, progress.call)
+    call = holding.remove_held_call(library, progress.call)
     if call is None:
-        if not holding.slot_is_free(library, progress.call):
+        if not holding.free_withdrawn_slot(library, progress.call):
             manager.state.refuse("eviction of a call that the library does not hold")
     else:
         if progress.state:
             call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
         holding.record_progress(manager.state, progress)
-    queues.relist_library(manager, library)
+    queues.update_load_index(manager, library)
     if call is not None:
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
         _retry_call(manager, call, why=why)
@@ -395,12 +397,12 @@ def requeue_stuck_backlogs(manager: Manager, _: str) -> None:
     for context in state.contexts.values():
         for library in tuple(context.index.least_loaded()):
             looked = True
-            full = full_since(library)
+            full = all_slots_occupied_since(library)
             if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
                 continue
             queues.mark_stuck(manager, library)
             waiting = library.load - library.taking - library.slots
             if waiting > 0:
-                holding.ask_back(manager, library, waiting)
+                holding.request_calls_back(manager, library, waiting)
     if looked and STUCK_TIMER not in state.timers:
         queues.schedule_backlog_check(manager)

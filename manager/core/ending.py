@@ -20,7 +20,7 @@ from stoker.manager.core.speeds import NEW_WEIGHT, KindRuns
 from stoker.manager.core.state import State
 from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
-from stoker.protocol.ids import CallId, show_call, show_library
+from stoker.protocol.ids import CallId, format_library_id, show_call
 from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
@@ -71,7 +71,7 @@ MOST_SLOW = 10  # Slowest runs that are kept
 _BY_RUN_TIME = operator.attrgetter("run_s")
 
 
-def _note_slowest(state: State, library: Library, group: Group, ends: list[CallEnd]) -> None:
+def _record_slowest_run(state: State, library: Library, group: Group, ends: list[CallEnd]) -> None:
     outcome = max(ends, key=_BY_RUN_TIME) if len(ends) > 1 else ends[0]
     slowest = state.slowest
     if len(slowest) == MOST_SLOW:
@@ -113,14 +113,14 @@ def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = Tr
     manager.results_of(group.client).append(outcome)
 
 
-def end_silently(manager: Manager, call: Call) -> None:
+def end_call_without_result(manager: Manager, call: Call) -> None:
     if call.state is CallState.HELD:
         holding.withdraw(manager, call, running=False)
     _close_call(manager, call)
     manager.changed("calls", call.id)
 
 
-def forget_failure(state: State, outcome: CallEnd) -> None:
+def uncount_call_failure(state: State, outcome: CallEnd) -> None:
     """Uncount a failure whose result the client already has."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
@@ -138,13 +138,13 @@ def forget_failure(state: State, outcome: CallEnd) -> None:
 def _close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
     state, group = manager.state, call.group
     if waits and call.state is CallState.WAITING:
-        queues.leave_queue(manager, call)
+        queues.remove_call_from_queue(manager, call)
         if group.options.gang[1] > 1:
-            holding.serve_after(manager, group.context)
+            holding.schedule_queue_serving(manager, group.context)
     holding.release_ended(manager, call)
     holding.drop_records(state, call)
     if state.trials:
-        holding.trial_ended(manager, call.id)
+        holding.remove_call_trial(manager, call.id)
     _count_closed(manager, group, 1)
 
 
@@ -155,10 +155,10 @@ def _count_closed(manager: Manager, group: Group, count: int) -> None:
     group.context.ended += count
     state.done += count
     if not group.open_calls:
-        registry.group_closed(state, group)
+        registry.forget_closed_group(state, group)
 
 
-def count_ended_before(state: State) -> None:
+def count_previously_ended_call(state: State) -> None:
     state.done += 1
 
 
@@ -187,7 +187,7 @@ def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: 
 def place_of(holder: Library | Gang) -> str:
     members = holder.members if isinstance(holder, Gang) else (holder,)
     places = [
-        f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
+        f"{format_library_id(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
         for library in members
     ]
     return f"a gang of {', '.join(places)}" if isinstance(holder, Gang) else places[0]
@@ -231,7 +231,7 @@ def account_runs(
     if good:
         _count_closed(manager, group, len(good))
         manager.results_of(group.client).extend(good)
-        _note_slowest(manager.state, library, group, good)
+        _record_slowest_run(manager.state, library, group, good)
     if not count:
         return 0
     context, cost, mean = library.context, group.cost, seconds / count
@@ -239,7 +239,7 @@ def account_runs(
     weight = count / cost.runs
     cost.run_s += (mean - cost.run_s) * (weight if weight > NEW_WEIGHT else NEW_WEIGHT)
     if library.context.queue.is_by_run_time:
-        _reorder_by_cost(context, cost)
+        _reorder_queue_if_cost_changed(context, cost)
     if mean < cost.least_s:
         cost.least_s = mean
     context.runs += count
@@ -253,11 +253,11 @@ def account_runs(
     here.count(count, seconds, items=count * max(1, options.batch))
     manager.state.unrecorded[cost] = None
     if manager.policies.compares_kinds and (len(context.index.of_kind) > 1 or context.speeds.of):
-        _compare_kinds(library, group, count, seconds, failed=failed)
+        _update_device_kind_speeds(library, group, count, seconds, failed=failed)
     return count
 
 
-def _compare_kinds(library: Library, group: Group, count: int, seconds: float, *, failed: bool) -> None:
+def _update_device_kind_speeds(library: Library, group: Group, count: int, seconds: float, *, failed: bool) -> None:
     context, kind, options = library.context, library.kind, group.options
     here = context.by_kind.get(kind)
     if here is None:
@@ -277,15 +277,15 @@ def record_runs(manager: Manager) -> None:
     for cost in unrecorded:
         for kind, runs in cost.by_kind.items():
             if runs.calls:
-                record = RecordRuns(cost.recipe, cost.function.measured_as, kind, runs.calls, runs.seconds, runs.items)
+                record = RecordRuns(cost.recipe, cost.function.timing_key, kind, runs.calls, runs.seconds, runs.items)
                 manager.out.append(record)
                 runs.recorded()
         if cost.recipe in contexts:
-            for (kind, other), ratio in contexts[cost.recipe].speeds.take_unrecorded():
+            for (kind, other), ratio in contexts[cost.recipe].speeds.take_unrecorded_ratios():
                 manager.out.append(RecordSpeed(cost.recipe, kind, other, ratio))
 
 
-def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
+def apply_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
     context.speeds.advise({kind: advice.speed for kind, advice in by_kind.items()})
     queues.rank_libraries(context)
     for advice in by_kind.values():
@@ -298,7 +298,7 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
         context.paces.tell(slowest, meet_s=meet_s)
 
 
-def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
+def apply_run_time_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
     """Record advice on a function that never ran. Return True if the advice contains a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
@@ -307,11 +307,11 @@ def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Map
     here = {device.facts.kind for device in manager.state.devices()}
     meant = [run_s for kind, run_s in known.items() if kind in here and (not wanted or kind in wanted)]
     cost.run_s = max(meant) if meant else min(known.values())
-    _reorder_by_cost(context, cost)
+    _reorder_queue_if_cost_changed(context, cost)
     return True
 
 
-def _reorder_by_cost(context: Context, cost: Cost) -> None:
+def _reorder_queue_if_cost_changed(context: Context, cost: Cost) -> None:
     if not cost.ordered_s or not 1 / _REORDER_FACTOR < cost.run_s / cost.ordered_s < _REORDER_FACTOR:
         cost.ordered_s = cost.run_s
         queues.reorder_queue(context)
@@ -323,5 +323,5 @@ def learn_gang_pace(call: Call, gang: Gang, *, items: float, seconds: float) -> 
     call.group.context.paces.learn(len(gang.members), work=work, seconds=max(0.0, seconds))
 
 
-def note_items_done(call: Call, done: float) -> None:
+def record_processed_items(call: Call, done: float) -> None:
     call.group.context.paces.end(call.spec.features, done)

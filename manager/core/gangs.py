@@ -23,7 +23,7 @@ _BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Failures of a rank t
 MOST_BREAKS = 10  # A call fails after this number of breaks, even if its libraries still run
 
 
-def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
+def forward_rank0_address(manager: Manager, library: Library, message: GangMeets) -> None:
     id, address = message.call, message.address
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
@@ -35,17 +35,17 @@ def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> Non
         manager.say(member.pilot, MeetGang(member.id, call.id, address))
 
 
-def remind_of_rank0(manager: Manager, library: Library) -> None:
+def resend_rank0_address(manager: Manager, library: Library) -> None:
     for call in library.held.values():
         gang = call.holder
         if isinstance(gang, Gang) and gang.address and gang.members[0] is not library:
             manager.say(library.pilot, MeetGang(library.id, call.id, gang.address))
 
 
-def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
+def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
     """Learn the pace of a gang from the reports of rank 0. The first report may only start the measurement."""
     now, before = manager.state.now, gang.report
-    began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
+    began_at, done = before if before is not None else (call.sent_at + _seconds_until_first_item(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
     if begins or report.done < done:  # the run continues from a checkpoint
         gang.report = (now, report.done)
@@ -55,7 +55,7 @@ def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgre
         gang.report = (now, report.done)
 
 
-def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
+def record_gang_member_end(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """Record the end of a gang member. A failure, or the end of the last member, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
@@ -68,20 +68,20 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
         else:
             ending.end_call(manager, call, outcome)
     elif len(gang.ends) == len(gang.members):
-        _count_run(manager, call, gang)
+        _record_gang_run(manager, call, gang)
         ending.end_call(manager, call, gang.ends[gang.members[0].id])
 
 
-def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+def count_memory_killed_rank(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
     """Count a rank that was killed for lack of memory. Return True if the call ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _fail_after_breaks(
+    return _fail_if_broken_too_often(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)
     )
 
 
 def _handle_break(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    if _fail_after_breaks(
+    if _fail_if_broken_too_often(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)
     ):
         return
@@ -91,7 +91,7 @@ def _handle_break(manager: Manager, call: Call, library: Library, outcome: CallE
     holding.requeue(manager, (call,), why=why)
 
 
-def _fail_after_breaks(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
+def _fail_if_broken_too_often(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
     if breaks < MOST_BREAKS:
         return False
     last = outcome.failure
@@ -102,13 +102,13 @@ def _fail_after_breaks(manager: Manager, call: Call, library: Library, outcome: 
     return True
 
 
-def _count_run(manager: Manager, call: Call, gang: Gang) -> None:
+def _record_gang_run(manager: Manager, call: Call, gang: Gang) -> None:
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1
-        ending.learn_gang_pace(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
+        ending.learn_gang_pace(call, gang, items=items, seconds=first.run_s - _seconds_until_first_item(call, gang))
     if first.ok and gang.report is not None:
-        ending.note_items_done(call, gang.report[1])
+        ending.record_processed_items(call, gang.report[1])
     known = call.group.context.paces.measured.get(len(gang.members))
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind
@@ -116,7 +116,7 @@ def _count_run(manager: Manager, call: Call, gang: Gang) -> None:
     ending.account_runs(manager, gang.members[0], call.group, [], others=1, seconds=first.run_s)
 
 
-def _starts_in_s(call: Call, gang: Gang) -> float:
+def _seconds_until_first_item(call: Call, gang: Gang) -> float:
     features, paces, size = call.spec.features, call.group.context.paces, len(gang.members)
-    before_s = features.before_items_s(size) if features is not None else 0.0
+    before_s = features.seconds_before_first_item(size) if features is not None else 0.0
     return before_s + (paces.meet_s if size > 1 else 0.0)

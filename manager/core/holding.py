@@ -25,16 +25,16 @@ from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, TakeBa
 _GROUP = attrgetter("group")
 
 
-def places_changed(manager: Manager, context: Context) -> None:
+def mark_special_placement_due(manager: Manager, context: Context) -> None:
     """Note that calls apart (see `retries`) may find a library."""
     manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
 
 
-def trial_of(manager: Manager, call: Call) -> Trial:
+def get_or_create_trial(manager: Manager, call: Call) -> Trial:
     """Return a call's losses, cuts and faults since it last saved progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
-        trial.gets_on(call.spec.progress)
+        trial.reset_after_progress(call.spec.progress)
     return trial
 
 
@@ -42,10 +42,10 @@ def reserve_pilot(manager: Manager, trial: Trial, pilot: Pilot, call: Call) -> N
     trial.pilot, pilot.reserved = pilot, call
     manager.state.reserved[pilot.id] = pilot
     for library in pilot.libraries.values():
-        queues.relist_library(manager, library)
+        queues.update_load_index(manager, library)
 
 
-def trial_ended(manager: Manager, id: int) -> None:
+def remove_call_trial(manager: Manager, id: int) -> None:
     trial = manager.state.trials.pop(id, None)
     if trial is not None:
         free_reserved_pilot(manager, trial)
@@ -59,7 +59,7 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
     manager.state.reserved.pop(pilot.id, None)
     manager.supply_changed = manager.apart_due = True
     for library in pilot.libraries.values():
-        queues.relist_library(manager, library)
+        queues.update_load_index(manager, library)
         if library.context.queue.count:
             manager.returned[library.context] = None
 
@@ -78,7 +78,7 @@ def record_printed_progress(manager: Manager, call: Call, pace: PaceAdvice) -> N
         manager.tell(client, ProgressReports([said]))
 
 
-def stream_of(state: State, call: int, run: int) -> StreamFacts:
+def get_or_create_stream(state: State, call: int, run: int) -> StreamFacts:
     facts = state.streams.get(call)
     if facts is None or facts.run != run:
         facts = state.streams[call] = StreamFacts(run)
@@ -98,7 +98,7 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
     return breaks
 
 
-def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
+def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
     """Return the gang calls of a dead library whose runs other ranks had already broken."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
     # Ranks that die together count once, and only in the run in which they died.
@@ -165,11 +165,11 @@ def takes(manager: Manager, library: Library, call: Call) -> bool:
 
 
 def give(manager: Manager, library: Library, call: Call) -> None:
-    give_all(manager, library, [call])
-    queues.relist_library(manager, library)
+    assign_calls_to_library(manager, library, [call])
+    queues.update_load_index(manager, library)
 
 
-def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
+def assign_calls_to_library(manager: Manager, library: Library, calls: list[Call]) -> None:
     """Assign unqueued calls to a library. The caller relists the library."""
     held, now, is_held = library.held, manager.state.now, CallState.HELD
     for call in calls:
@@ -182,7 +182,7 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
         manager.sends[library] = calls
     else:
         batch += calls
-    queues.note_given(library, len(calls), now)
+    queues.record_call_burst(library, len(calls), now)
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
@@ -191,7 +191,7 @@ def offer(manager: Manager, library: Library, call: Call) -> None:
     call.offered = True
 
 
-def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
+def assign_call_to_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
     """Assign a call to a gang. The caller sends it."""
     call.state = CallState.HELD
     call.holder = Gang(members)
@@ -200,7 +200,7 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
         library.held[call.id] = call
 
 
-def may_go_on(library: Library, call: Call) -> bool:
+def can_continue_call(library: Library, call: Call) -> bool:
     suspect = library.suspect is not None or (call.runs_alone and library.slots > 1)
     return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
@@ -216,11 +216,11 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
     call.sent_at = manager.state.now
     call.note(manager.state.now, f"lib-{library.id} on {library.pilot.id}: {why}")
     library.held[call.id] = call
-    queues.relist_library(manager, library)
+    queues.update_load_index(manager, library)
 
 
 # ---- remove calls from libraries
-def end_good(
+def end_successful_calls(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
     """End successful calls of one group: the hot path.
@@ -252,17 +252,17 @@ def end_one(manager: Manager, call: Call) -> None:
     del manager.state.calls[call.id]
 
 
-def take_out(library: Library, id: int) -> Call | None:
+def remove_held_call(library: Library, id: int) -> Call | None:
     return library.held.pop(id, None)
 
 
 def release_ended(manager: Manager, call: Call) -> None:
-    _release_holder(manager, call)
+    _detach_call_from_libraries(manager, call)
     call.state = CallState.ENDED
     del manager.state.calls[call.id]
 
 
-def _release_holder(manager: Manager, call: Call) -> None:
+def _detach_call_from_libraries(manager: Manager, call: Call) -> None:
     if type(call.holder) is Gang:
         withdraw(manager, call, running=True)
     call.holder = None
@@ -271,8 +271,8 @@ def _release_holder(manager: Manager, call: Call) -> None:
         free_reserved_pilot(manager, trial)
 
 
-def wait_again(manager: Manager, call: Call, *, why: str) -> None:
-    _release_holder(manager, call)
+def mark_call_waiting(manager: Manager, call: Call, *, why: str) -> None:
+    _detach_call_from_libraries(manager, call)
     manager.state.printed.pop(call.id, None)  # the old progress does not apply to the next run
     call.offered = False
     call.state = CallState.WAITING
@@ -282,9 +282,9 @@ def wait_again(manager: Manager, call: Call, *, why: str) -> None:
 
 def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
     for call in calls:
-        wait_again(manager, call, why=why)
+        mark_call_waiting(manager, call, why=why)
         context = call.group.context
-        queues.wait_again_apart(manager, call)
+        queues.put_call_back_in_queue(manager, call)
         manager.returned[context] = None
         manager.dirty[context] = None
 
@@ -301,17 +301,17 @@ def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
             else:
                 library.ended_at = manager.state.now
                 drop(manager, library, call.id, running=running, of_gang=isinstance(holder, Gang))
-            queues.relist_library(manager, library)
+            queues.update_load_index(manager, library)
     call.holder = None
 
 
 def withdraw_to_queue(manager: Manager, call: Call) -> None:
     withdraw(manager, call, running=False)
     call.state = CallState.WAITING
-    queues.enqueue_in_place(call)
+    queues.requeue_call_in_order(call)
 
 
-def unsend(manager: Manager, library: Library, *, why: str) -> None:
+def requeue_unsent_calls(manager: Manager, library: Library, *, why: str) -> None:
     unsent = manager.sends.pop(library, None)
     if unsent:
         for call in unsent:
@@ -319,7 +319,7 @@ def unsend(manager: Manager, library: Library, *, why: str) -> None:
         requeue(manager, unsent, why=why)
 
 
-def release_all_of(manager: Manager, library: Library) -> list[Call]:
+def release_library_calls(manager: Manager, library: Library) -> list[Call]:
     manager.sends.pop(library, None)
     held = list(library.held.values())
     library.held.clear()
@@ -327,7 +327,7 @@ def release_all_of(manager: Manager, library: Library) -> list[Call]:
     return held
 
 
-def progressed(manager: Manager, library: Library) -> None:
+def record_last_call_end(manager: Manager, library: Library) -> None:
     library.ended_at = manager.state.now
 
 
@@ -338,16 +338,16 @@ def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_ga
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
 
-def occupy(library: Library, id: CallId) -> None:
+def occupy_library_slot(library: Library, id: CallId) -> None:
     library.zombies[id] = False
 
 
-def slot_is_free(library: Library, id: int) -> bool:
+def free_withdrawn_slot(library: Library, id: int) -> bool:
     """Free the slot of a withdrawn call. Return False if the call had no slot."""
     return library.zombies.pop(id, None) is not None
 
 
-def now_holds(library: Library, listed: Container[int]) -> list[Call]:
+def remove_unlisted_calls(library: Library, listed: Container[int]) -> list[Call]:
     """Remove and return held calls that are not in the pilot's list of a library."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
@@ -355,14 +355,14 @@ def now_holds(library: Library, listed: Container[int]) -> list[Call]:
     return missing
 
 
-def now_occupies(library: Library, listed: Container[int]) -> None:
+def free_unlisted_slots(library: Library, listed: Container[int]) -> None:
     """Free the slots of withdrawn calls that are not in the pilot's list of a library."""
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
     library.taking = 0
 
 
 # ---- backlogs
-def ask_back(manager: Manager, library: Library, count: int) -> None:
+def request_calls_back(manager: Manager, library: Library, count: int) -> None:
     library.taking += count
     manager.say(library.pilot, TakeBack(library.id, count))
 
@@ -371,7 +371,7 @@ def gave_back(library: Library) -> None:
     library.taking = 0
 
 
-def serve_after(manager: Manager, context: Context) -> None:
+def schedule_queue_serving(manager: Manager, context: Context) -> None:
     if context.queue.count and context.index:
         manager.returned[context] = None
 
@@ -392,12 +392,12 @@ def send_calls(manager: Manager) -> None:
 
 
 def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
-    blob = blob_for(library, group)
+    blob = take_unsent_function_blob(library, group)
     manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
-    blame.watch_printing(manager, library)
+    blame.schedule_output_check(manager, library)
 
 
-def blob_for(library: Library, group: Group) -> FunctionBlob | None:
+def take_unsent_function_blob(library: Library, group: Group) -> FunctionBlob | None:
     function = group.function
     if function.key in library.functions:
         return None
@@ -405,12 +405,12 @@ def blob_for(library: Library, group: Group) -> FunctionBlob | None:
     return function
 
 
-def forget_sent(library: Library, *functions: FunctionKey) -> None:
+def forget_sent_functions(library: Library, *functions: FunctionKey) -> None:
     """Forget that functions were sent to a library (default: all)."""
     library.functions.difference_update(functions or tuple(library.functions))
 
 
-def send_drops(manager: Manager) -> None:
+def send_call_drop_orders(manager: Manager) -> None:
     for (library, running, grace_s), dropped in manager.drops.items():
         manager.say(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
     manager.drops.clear()

@@ -32,7 +32,7 @@ LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a conte
 LOADS = 4  # Pilots lost in a row while they only loaded a context, after which its waiting calls fail
 
 
-def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
+def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
     if not context.loads and not context.advice:
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
@@ -60,7 +60,7 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     )  # fmt: skip
 
 
-def take_cache(library: Library, cache: TokenCache | None) -> None:
+def record_token_cache(library: Library, cache: TokenCache | None) -> None:
     advice, kind = library.context.advice, library.devices[0].facts.kind
     if cache is not None:
         advice[kind] = msgspec.structs.replace(advice.get(kind, ContextAdvice()), cache=cache)
@@ -71,28 +71,28 @@ def record_failed_load(library: Library, failure: Failure) -> bool:
     context.load_failures += 1
     context.last_failure = failure
     context.failed_on[library.pilot.id] = context.failed_on.get(library.pilot.id, 0) + 1
-    return has_given_up(context)
+    return has_too_many_failed_loads(context)
 
 
-def has_given_up(context: Context) -> bool:
+def has_too_many_failed_loads(context: Context) -> bool:
     return context.load_failures >= LOAD_TRIES
 
 
-def record_pilot_lack(context: Context, failure: Failure) -> None:
+def record_last_load_failure(context: Context, failure: Failure) -> None:
     context.last_failure = failure
 
 
-def record_cut_load(library: Library, now: float) -> None:
+def record_load_cut_by_walltime(library: Library, now: float) -> None:
     context = library.context
     context.cut_loads += 1
     context.cut_after_s = max(context.cut_after_s, now - library.started_at)
 
 
-def record_lost_load(context: Context, pilot: Pilot) -> None:
+def record_load_lost_with_pilot(context: Context, pilot: Pilot) -> None:
     context.lost_loads.append(pilot)
 
 
-def undo_lost_load(state: State, pilot: Pilot) -> None:
+def undo_load_lost_with_pilot(state: State, pilot: Pilot) -> None:
     for context in state.contexts.values():
         if pilot in context.lost_loads:
             context.lost_loads.remove(pilot)
@@ -107,12 +107,12 @@ def lost_pilots(context: Context) -> list[Pilot]:
     return counted
 
 
-def forget_pilots(state: State) -> None:
+def forget_failures_on_gone_pilots(state: State) -> None:
     for context in state.contexts.values():
         context.failed_on = {name: count for name, count in context.failed_on.items() if name in state.pilots}
 
 
-def snapshot_made(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHere) -> None:
+def register_snapshot(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHere) -> None:
     if message.recipe not in manager.state.contexts:
         manager.state.refuse("snapshot of an unknown context")
         return
@@ -122,11 +122,11 @@ def snapshot_made(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHe
     objects.object_arrived(manager, pilot, to_manager.ObjectArrival(message.object.name, message.object.size_bytes))
     for kind in dict.fromkeys(device.facts.kind for device in pilot.devices.values()):
         known = manager.state.transfers.snapshots.setdefault((message.recipe, kind), {})
-        if message.form not in known or not _is_available(manager, known[message.form]):
+        if message.form not in known or not _is_snapshot_available(manager, known[message.form]):
             known[message.form] = snapshot
 
 
-def _is_available(manager: Manager, snapshot: Snapshot) -> bool:
+def _is_snapshot_available(manager: Manager, snapshot: Snapshot) -> bool:
     object = manager.state.transfers.objects.get(snapshot.object.name)
     return object is not None and bool(object.whole)
 
@@ -154,24 +154,24 @@ def promise(library: Library, memory_bytes: int) -> None:
 
 
 def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
-    promise_resize(library, memory_bytes)
+    change_promised_memory(library, memory_bytes)
     manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
-def promise_resize(library: Library, memory_bytes: int) -> None:
+def change_promised_memory(library: Library, memory_bytes: int) -> None:
     """Change the memory promised to a library, without an order to its pilot."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
 
 
-def promise_accepted(library: Library, memory_bytes: int) -> None:
+def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
     """Change the memory promised to a library as its pilot did, within the budget of its devices."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     promise(library, min(memory_bytes, library.promised_bytes + room))
     library.resizing.append(memory_bytes)
 
 
-def resize_again(manager: Manager, library: Library) -> None:
+def repeat_resize_order(manager: Manager, library: Library) -> None:
     if library.resizing:
         manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
         del library.resizing[:-1]
@@ -223,7 +223,7 @@ def _attach_library(manager: Manager, library: Library) -> None:
         device.libraries[library.id] = library
 
 
-def note_numbers(state: State, message: to_manager.PilotHello) -> None:
+def skip_used_library_ids(state: State, message: to_manager.PilotHello) -> None:
     known = max((facts.library for facts in message.libraries), default=0)
     state.next_library = max(state.next_library, known + 1, message.last_library + 1)
 
@@ -241,10 +241,10 @@ def load_library(
     promise(library, memory_bytes)
     state.next_library += 1
     _attach_library(manager, library)
-    queues.note_starving(manager, context)
+    queues.update_starved_since(manager, context)
     kind = devices[0].facts.kind
     known = manager.state.transfers.snapshots.get((context.recipe.key, kind), {})
-    forms = {form: snapshot for form, snapshot in known.items() if _is_available(manager, snapshot)}
+    forms = {form: snapshot for form, snapshot in known.items() if _is_snapshot_available(manager, snapshot)}
     advice = context.advice.get(kind)
     manager.say(
         pilot,
@@ -252,7 +252,7 @@ def load_library(
             library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
             snapshots={form: snapshot.object for form, snapshot in forms.items()},
             snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
-            planned=objects.plan_for(manager, pilot, context.recipe),
+            planned=objects.plan_recipe_fetches(manager, pilot, context.recipe),
             steps=advice.steps if advice is not None else None
         ),
     )  # fmt: skip
@@ -265,17 +265,17 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
         return
     library.state = LibraryState.STOPPING
     library.note(manager.state.now, f"stopping: {reason}")
-    holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} stops")
+    holding.requeue_unsent_calls(manager, library, why=f"back in the queue: lib-{library.id} stops")
     _stop_serving(manager, library)
     manager.say(library.pilot, StopLibrary(library.id, reason))
 
 
 def _stop_serving(manager: Manager, library: Library) -> None:
-    queues.relist_library(manager, library)
+    queues.update_load_index(manager, library)
     update_tiers(manager, library.devices)
-    queues.note_starving(manager, library.context)
+    queues.update_starved_since(manager, library.context)
     if library.context.queue.gangs:
-        holding.serve_after(manager, library.context)
+        holding.schedule_queue_serving(manager, library.context)
     manager.changed("libraries", library.id)
 
 
@@ -284,16 +284,16 @@ def put_to_sleep(manager: Manager, library: Library) -> None:
     _stop_serving(manager, library)
 
 
-def begin_to_wake(manager: Manager, library: Library) -> None:
+def mark_library_waking(manager: Manager, library: Library) -> None:
     library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
     library.started_at = manager.state.now
     library.note(manager.state.now, "wakes")
-    queues.note_starving(manager, library.context)
+    queues.update_starved_since(manager, library.context)
     manager.changed("libraries", library.id)
 
 
-def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
-    count_runs_again(manager, min(library.slots, len(library.held)))
+def remove_lost_library(manager: Manager, library: Library, *, reason: str) -> None:
+    count_rerun_calls(manager, min(library.slots, len(library.held)))
     library.note(manager.state.now, f"lost with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
     holding.requeue(manager, detach_library(manager, library), why=why)
@@ -302,9 +302,9 @@ def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
 def detach_library(manager: Manager, library: Library) -> list[Call]:
     """Remove an ended library. Return the calls that the library held."""
     holding.forgive_broken_gangs(manager.state, library)
-    held = holding.release_all_of(manager, library)
+    held = holding.release_library_calls(manager, library)
     library.state = LibraryState.GONE
-    queues.relist_library(manager, library)
+    queues.update_load_index(manager, library)
     promise(library, 0)
     for device in library.devices:
         device.libraries.pop(library.id, None)
@@ -317,9 +317,9 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
     remembered[library.id] = library
     if len(remembered) > KEPT_LIBRARIES:
         del remembered[next(iter(remembered))]
-    queues.note_starving(manager, library.context)
+    queues.update_starved_since(manager, library.context)
     if library.context.queue.gangs:
-        holding.serve_after(manager, library.context)
+        holding.schedule_queue_serving(manager, library.context)
     manager.supply_changed = True
     manager.changed("libraries", library.id)
     return held
@@ -337,7 +337,7 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
     if is_hot:
         library.state = LibraryState.READY
     update_tiers(manager, library.devices)
-    queues.note_starving(manager, library.context)
+    queues.update_starved_since(manager, library.context)
     manager.changed("libraries", library.id)
 
 
@@ -353,8 +353,8 @@ def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterabl
         promise(library, promised_bytes)
         update_tiers(manager, library.devices)
         library.note(manager.state.now, "reconnected with its pilot")
-        queues.relist_library(manager, library)
-        queues.note_starving(manager, library.context)
+        queues.update_load_index(manager, library)
+        queues.update_starved_since(manager, library.context)
 
 
 def mark_ready(manager: Manager, library: Library) -> None:
@@ -366,10 +366,10 @@ def mark_ready(manager: Manager, library: Library) -> None:
     context.lost_loads.clear()
     context.last_failure = None
     context.failed_on.pop(library.pilot.id, None)
-    blame.forgive_pilot(library.pilot, context.recipe.key)
+    blame.mark_pilot_fit(library.pilot, context.recipe.key)
 
 
-def note_idle(manager: Manager, library: Library) -> None:
+def mark_library_idle(manager: Manager, library: Library) -> None:
     library.used_at = manager.state.now
 
 
@@ -379,7 +379,7 @@ def update_phase(manager: Manager, library: Library, message: to_manager.Library
     library.phase, library.line = message.phase, message.line
 
 
-def take_batch(manager: Manager, library: Library, message: to_manager.LibraryBatch) -> None:
+def record_engine_load(manager: Manager, library: Library, message: to_manager.LibraryBatch) -> None:
     library.batch, library.batch_at = message.load, manager.state.now
     manager.changed("libraries", library.id)
     if message.times.samples:
@@ -387,13 +387,13 @@ def take_batch(manager: Manager, library: Library, message: to_manager.LibraryBa
         manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
 
 
-def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:
+def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:
     library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
     library.measured.append((now, max(memory_bytes, device_bytes)))
     del library.measured[:-_MOST_MEASURED]
 
 
-def used_since(library: Library, at: float) -> int:
+def peak_memory_since(library: Library, at: float) -> int:
     """Return the maximum memory used since a time; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
@@ -403,7 +403,7 @@ def set_slots(library: Library, slots: int) -> None:
         library.slots = library.context.slots = slots
 
 
-def count_runs_again(manager: Manager, count: int) -> None:
+def count_rerun_calls(manager: Manager, count: int) -> None:
     manager.state.rerun_calls += count
 
 
@@ -411,7 +411,7 @@ def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> 
     context.load_failures = context.cut_loads = 0
     context.failed_on.clear()
     for pilot in manager.state.pilots.values():
-        blame.forgive_pilot(pilot, context.recipe.key)
+        blame.mark_pilot_fit(pilot, context.recipe.key)
     for call in list(context.queue):
         if call.state is CallState.WAITING:
             ending.fail_call(manager, call, failure)

@@ -63,7 +63,7 @@ class Manager:
     def drop_timer(self, key: str) -> None:
         self.state.timers.pop(key, None)
 
-    def illegal(self, error: PolicyError, *, seam: str) -> None:
+    def report_illegal_action(self, error: PolicyError, *, seam: str) -> None:
         """Count an illegal action of a policy; if `strict`, raise the error."""
         if self.strict:
             raise error
@@ -73,7 +73,7 @@ class Manager:
         for changes in self.tracked:
             getattr(changes, what).add(id)
 
-    def wake_resting(self) -> None:
+    def resume_resting_policies(self) -> None:
         resting, self.resting = self.resting, []
         for name in resting:
             changes = self.changes[name]

@@ -38,7 +38,7 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
     source = state.sources.get(pilot.source)
     if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node):
         return
-    why = why_useless(pilot)
+    why = useless_pilot_reason(pilot)
     if not why:
         return
     if not _is_excluded(state, source, pilot.node):
@@ -47,16 +47,16 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
         _release_useless_block(manager, pilot)
 
 
-def judge_reports(manager: Manager, pilot: Pilot) -> None:
+def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
     """Judge a pilot after it tested its devices. If all devices work again, allow its node again."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
         _allow_node(manager, known, "its devices work again")
-        watch_nodes(manager, pilot.source)
+        check_nodes_of_source(manager, pilot.source)
 
 
-def why_useless(pilot: Pilot) -> str:
+def useless_pilot_reason(pilot: Pilot) -> str:
     """Return the fault if all devices of one kind of a pilot failed, else an empty text."""
     of_kind: dict[str, list[Device]] = {}
     for device in pilot.devices.values():
@@ -77,7 +77,7 @@ def _exclude_node(manager: Manager, source: SourceState, node: str, why: str) ->
     record = NodeRecord(name, node, True, why, since=now, at=now, heard_at=now, probes=probes, probe_s=probe_s)
     _keep(manager, record)
     state.notice(f"{name}: no new block starts on {node}: {why}")
-    watch_nodes(manager, name)
+    check_nodes_of_source(manager, name)
 
 
 def _is_excluded(state: State, source: SourceState, node: str) -> bool:
@@ -100,14 +100,14 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
     block = state.blocks.get(BlockId(pilot.block))
     if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
         return
-    if all(why_useless(state.pilots[id]) for id in block.pilots):
-        block_orders.release_block(manager, block, f"its node {pilot.node} is excluded: {why_useless(pilot)}")
+    if all(useless_pilot_reason(state.pilots[id]) for id in block.pilots):
+        block_orders.release_block(manager, block, f"its node {pilot.node} is excluded: {useless_pilot_reason(pilot)}")
 
 
 # ---- other sessions
 
 
-def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
+def handle_node_event(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
     state = manager.state
     if isinstance(event, ProbeClaimed):
         _begin_probe(manager, event)
@@ -116,18 +116,18 @@ def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
         known = state.nodes.get((record.source, record.node))
         if known is None or record.at > known.at:
             state.nodes[record.source, record.node] = record
-    watch_sources(manager)
+    check_nodes_of_all_sources(manager)
 
 
-def watch_sources(manager: Manager) -> None:
+def check_nodes_of_all_sources(manager: Manager) -> None:
     for name in manager.state.sources:
-        watch_nodes(manager, name)
+        check_nodes_of_source(manager, name)
 
 
 # ---- probes
 
 
-def watch_nodes(manager: Manager, name: str) -> None:
+def check_nodes_of_source(manager: Manager, name: str) -> None:
     """Remove old records of a source, end unneeded probes, request due probes, and schedule the next check."""
     state, now = manager.state, manager.state.now
     source = state.sources.get(name)
@@ -145,7 +145,7 @@ def watch_nodes(manager: Manager, name: str) -> None:
     waiting = [record for record in excluded.values() if record.node not in probed]
     next_at = []
     for record in waiting:
-        at = _probe_due_at(source, record)
+        at = _next_probe_time(source, record)
         if at <= now and (source.blocks or state.calls):
             manager.out.append(ClaimProbe(record, source.source.probe_nodes_s))
         next_at.append(at if at > now else now + AGAIN_S)
@@ -161,34 +161,34 @@ def _begin_probe(manager: Manager, event: ProbeClaimed) -> None:
         block_orders.request_probe(manager, source, event.node)
 
 
-def _probe_due_at(source: SourceState, record: NodeRecord) -> float:
+def _next_probe_time(source: SourceState, record: NodeRecord) -> float:
     return max(record.since, record.probed_at) + source.source.probe_nodes_s
 
 
-def pilot_reported(manager: Manager, pilot: Pilot) -> None:
+def judge_pilot_at_hello(manager: Manager, pilot: Pilot) -> None:
     """Judge the devices of a pilot at its hello. If the pilot belongs to a probe, release its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
         judge_pilot(manager, pilot)
-        watch_nodes(manager, pilot.source)  # the source is in use, so a probe may be due
+        check_nodes_of_source(manager, pilot.source)  # the source is in use, so a probe may be due
     elif not block.leaving:
         _record_probe_result(manager, block, pilot)
         block_orders.release_block(manager, block, f"its pilot tested node {block.probes}")
 
 
 def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
-    record = _probed_node(manager.state, block)
+    record = _record_of_probed_node(manager.state, block)
     if record is None or pilot.node != block.probes:
         return
-    if fault := why_useless(pilot) or pilot.lacks:
+    if fault := useless_pilot_reason(pilot) or pilot.lacks:
         _keep(manager, msgspec.structs.replace(record, said=f"failed: {fault}", heard_at=manager.state.now))
     else:
         _allow_node(manager, msgspec.structs.replace(record, said="no fault"), "a probe there found no fault")
 
 
-def check_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
+def record_ended_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
     """If the block of a probe has ended, record its cost, and why it ended without an answer."""
-    record = _probed_node(manager.state, block) if block is not None and block.phase.over else None
+    record = _record_of_probed_node(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
     took_s = manager.state.now - block.runs_since if block.runs_since else 0.0
@@ -198,17 +198,17 @@ def check_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> 
         _allow_node(manager, record, "the batch system has no such node for the site's jobs")
     else:
         _keep(manager, record)
-    watch_nodes(manager, record.source)
+    check_nodes_of_source(manager, record.source)
 
 
-def _probed_node(state: State, block: Block) -> NodeRecord | None:
+def _record_of_probed_node(state: State, block: Block) -> NodeRecord | None:
     return state.nodes.get((block.source.source.name, block.probes)) if block.probes else None
 
 
 # ---- no node is left
 
 
-def exclude_none_if_no_node_is_left(manager: Manager, message: BlockUpdate) -> None:
+def allow_nodes_if_none_left(manager: Manager, message: BlockUpdate) -> None:
     """If the batch system has no node for a block, exclude no node for a while, and replace waiting blocks."""
     state = manager.state
     block = state.blocks.get(message.block)

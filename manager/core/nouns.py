@@ -419,7 +419,7 @@ class Pilot:
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     @property
-    def sleeper_budget_bytes(self) -> int:
+    def free_host_bytes_for_sleep(self) -> int:
         """Host memory not promised to sleeping libraries; stopping libraries do not count."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)

@@ -15,7 +15,7 @@ several peers, as in BitTorrent.
 - *Handed on*: if a leaving pilot has the only copy of a needed object, it stays until another pilot has a copy.
 - *Bad peers*: if a peer fails several pilots while other peers serve them, it is skipped until its next hello.
 
-Each event updates `Transfers`. `settle_transfers` plans at the end of the event, in O(log n) for n pilots.
+Each event updates `Transfers`. `plan_pending_transfers` plans at the end of the event, in O(log n) for n pilots.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
 _MOST_RECEIVERS = 3  # Pilots tried in turn as receivers of an object
 
 
-def begin_hand_on(manager: Manager, peer: Peer) -> float:
+def begin_object_handover(manager: Manager, peer: Peer) -> float:
     """Copy objects that only this draining pilot has to other pilots. Return the maximum seconds for this."""
     pilot = manager.state.pilots[peer.id]
-    left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
+    left_s = deadlines.seconds_left_for_handover(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
         return 0.0
-    needed = frozenset(_needed_objects(manager))
+    needed = frozenset(_names_of_needed_objects(manager))
     for name, object in peer.has.items():
-        if (name in needed or _is_fetched(object)) and not _has_staying_holder(object):
+        if (name in needed or _is_being_fetched(object)) and not _has_staying_holder(object):
             peer.hands_on[name] = {}
     _choose_receivers(manager, peer)
     if not peer.hands_on:
@@ -74,7 +74,7 @@ def _choose_receivers(manager: Manager, peer: Peer) -> None:
         object = peer.has.get(name)
         if object is None or _has_staying_holder(object):
             del peer.hands_on[name]
-        elif not _is_fetched(object):
+        elif not _is_being_fetched(object):
             other = _find_receiver(manager, object) if len(tried) < _MOST_RECEIVERS else None
             if other is None:
                 del peer.hands_on[name]
@@ -88,7 +88,7 @@ def _has_staying_holder(object: Object) -> bool:
     return any(not peer.draining for peer in object.holders.values())
 
 
-def _is_fetched(object: Object) -> bool:
+def _is_being_fetched(object: Object) -> bool:
     return any(not fetch.peer.draining for fetch in object.fetches.values())
 
 
@@ -103,7 +103,7 @@ def _find_receiver(manager: Manager, object: Object) -> Peer | None:
     return min(able, key=lambda peer: (-left_s[peer], len(peer.fetches), len(peer.has)), default=None)
 
 
-def _needed_objects(manager: Manager) -> Iterator[str]:
+def _names_of_needed_objects(manager: Manager) -> Iterator[str]:
     waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
     for key in waiting:
         yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
@@ -132,13 +132,13 @@ def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
 def _trouble(object: Object) -> str:
     said = []
     if object.lonely:
-        said.append(f"no peer could serve {_first_names(object.lonely)}, which read it from its origin")
+        said.append(f"no peer could serve {_abbreviate_names(object.lonely)}, which read it from its origin")
     if object.unreadable:
-        said.append(f"it cannot be read on {_first_names(object.unreadable)}")
+        said.append(f"it cannot be read on {_abbreviate_names(object.unreadable)}")
     return "; ".join(said) + (f" ({object.reason})" if said and object.reason else "")
 
 
-def object_trouble(state: State) -> str:
+def unreachable_peers_warning(state: State) -> str:
     """Return a warning if pilots cannot reach each other, else an empty text."""
     lonely = state.transfers.lonely
     if not lonely:
@@ -147,12 +147,12 @@ def object_trouble(state: State) -> str:
     why = f" ({reasons[-1]})" if reasons else ""
     whom = "Pilots cannot reach each other" if not state.transfers.peer_bytes else "Some pilots cannot reach others"
     return (
-        f"{whom}{why}: {_first_names(lonely)} read the files from their origin, which is slower. Open the pilots' ports"
-        " between the compute nodes, or name another network in the site file: [session] interface"
+        f"{whom}{why}: {_abbreviate_names(lonely)} read the files from their origin, which is slower. Open the pilots'"
+        " ports between the compute nodes, or name another network in the site file: [session] interface"
     )
 
 
-def fetch_phase(state: State, library: Library) -> str:
+def describe_loading_phase(state: State, library: Library) -> str:
     """Return the phase of a loading library, such as `fetching from peers n014, n021` or `loading`."""
     source = _describe_sources(state, library)
     return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
@@ -165,7 +165,7 @@ def _describe_sources(state: State, library: Library) -> str:
         said.append("from its origin")
     peers = dict.fromkeys(id for fetch in fetches for id in fetch.sources)
     if peers:
-        said.append(f"from peer{'s' * (len(peers) > 1)} {_first_names(peers)}")
+        said.append(f"from peer{'s' * (len(peers) > 1)} {_abbreviate_names(peers)}")
     if any(fetch.way is Way.FOLLOWING for fetch in fetches):
         said.append("with another pilot of its host")
     if not said and fetches:
@@ -189,7 +189,7 @@ def _objects(state: State, library: Library) -> Iterator[ObjectRef]:
     yield from (snapshot.object for snapshot in forms.values())
 
 
-def _note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
+def _note_fetch_in_libraries(state: State, pilot: Pilot, fetch: Fetch) -> None:
     ref = fetch.object.ref
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
@@ -198,13 +198,13 @@ def _note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
             library.note(state.now, text)
 
 
-def _first_names(names: Collection[str]) -> str:
+def _abbreviate_names(names: Collection[str]) -> str:
     shown = list(names)[:_SHOWN]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shown) + more
 
 
-def _send_plan(manager: Manager) -> None:
+def _send_fetch_plans(manager: Manager) -> None:
     transfers = manager.state.transfers
     changed, transfers.changed = transfers.changed, {}
     for fetch in changed:
@@ -219,7 +219,7 @@ def _send_plan(manager: Manager) -> None:
             continue
         manifest = object.manifest if before is None else b""
         if before is None:
-            _note_objects(manager.state, pilot, fetch)
+            _note_fetch_in_libraries(manager.state, pilot, fetch)
         peers = tuple(to_pilot.ServingPeer(source.id, source.address) for source in sources)
         manager.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
 
@@ -234,22 +234,22 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
 _MOST_EXAMINED = 16  # Maximum waiting fetches examined to find a fetch that a peer can serve
 
 
-def settle_transfers(manager: Manager) -> None:
+def plan_pending_transfers(manager: Manager) -> None:
     transfers = manager.state.transfers
     if transfers.leaving:
         _release_leaving_pilots(manager)
     while transfers.unsettled or transfers.freed:
         if transfers.unsettled:
             batch, transfers.unsettled = transfers.unsettled, {}
-            for fetch in sorted(batch, key=lambda fetch: (fetch.object.scarcity, fetch.number)):
+            for fetch in sorted(batch, key=lambda fetch: (fetch.object.serving_holder_count, fetch.number)):
                 if fetch.object.fetches.get(fetch.peer.id) is fetch:
                     _choose_sources(manager, fetch)
         else:
             freed, transfers.freed = transfers.freed, {}
             for peer in freed:
-                _offer_places(transfers, peer)
+                _assign_free_transfer_slots(transfers, peer)
     if transfers.changed:
-        _send_plan(manager)
+        _send_fetch_plans(manager)
 
 
 def _choose_sources(manager: Manager, fetch: Fetch) -> None:
@@ -259,11 +259,11 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     if fetch.way is Way.STRANDED:
         _read_origin_alone(manager, fetch)
         return
-    rooted = _find_sure_source(transfers, fetch)
-    if not rooted and _choose_reader(transfers, object, fetch):
+    rooted = _ensure_reliable_source(transfers, fetch)
+    if not rooted and _choose_origin_reader(transfers, object, fetch):
         return
-    rooted = rooted or _find_sure_source(transfers, fetch)
-    if not rooted and _must_read_origin(transfers, fetch):
+    rooted = rooted or _ensure_reliable_source(transfers, fetch)
+    if not rooted and _needs_origin_read(transfers, fetch):
         _read_origin_alone(manager, fetch)
         return
     while rooted and len(fetch.sources) < transfers.wants(object) and len(fetch.failed) < transfers.patience:
@@ -274,9 +274,9 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     transfers.send(fetch, Way.PEERS if rooted else Way.WAITING)
 
 
-def _find_sure_source(transfers: Transfers, fetch: Fetch) -> bool:
+def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
     """Return True if a fetch has or now gets a sure source. In a full fetch it replaces another source."""
-    if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
+    if any(fetch.can_rely_on_source(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
     if source is not None:
@@ -284,7 +284,7 @@ def _find_sure_source(transfers: Transfers, fetch: Fetch) -> bool:
     return source is not None
 
 
-def _choose_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
+def _choose_origin_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
     """Let one pilot read the origin if no pilot has the object. Return True for the pilot of this fetch."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
@@ -295,7 +295,7 @@ def _choose_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
     return one is fetch
 
 
-def _must_read_origin(transfers: Transfers, fetch: Fetch) -> bool:
+def _needs_origin_read(transfers: Transfers, fetch: Fetch) -> bool:
     """True if enough peers failed a fetch, or if no peer can be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
@@ -317,22 +317,22 @@ def _read_origin_alone(manager: Manager, fetch: Fetch) -> None:
     if fetch.failed:
         object.lonely[fetch.peer.id] = transfers.lonely[fetch.peer.id] = None
     transfers.send(fetch, Way.STRANDED)
-    transfers.next_alone(object)
+    transfers.start_origin_reads(object)
 
 
-def _offer_places(transfers: Transfers, peer: Peer) -> None:
+def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
     """Assign the free places of a peer to fetches that wait or have too few peers. Rare objects come first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:
-        last_resort(transfers, peer)
+        replan_waiting_fetches(transfers, peer)
         return
     mine = [
         object
         for name, object in transfers.needy.items()
         if peer.id in object.whole or ((own := object.fetches.get(peer.id)) and own.way in (Way.PEERS, Way.READER))
     ]
-    mine.sort(key=lambda object: object.scarcity)
+    mine.sort(key=lambda object: object.serving_holder_count)
     for urgent in (True, False):
         for object in mine:
             while transfers.has_room(peer, object):
@@ -343,7 +343,7 @@ def _offer_places(transfers: Transfers, peer: Peer) -> None:
                 transfers.send(fetch, Way.PEERS)
 
 
-def last_resort(transfers: Transfers, peer: Peer) -> None:
+def replan_waiting_fetches(transfers: Transfers, peer: Peer) -> None:
     """Plan fetches again that only a draining peer can serve."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
@@ -354,11 +354,11 @@ def _find_fetch_to_serve(transfers: Transfers, peer: Peer, object: Object, *, ur
     if not urgent:
         most = transfers.wants(object)  # the limit may have dropped since these fetches were listed
         underserved = (x for x in islice(object.underserved.values(), _MOST_EXAMINED) if len(x.sources) < most)
-        return next((x for x in underserved if x.may_come_from(peer)), None)
+        return next((x for x in underserved if x.can_fetch_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
     if transfers.peer_bytes:  # without peer transfers, peers may be unreachable, so stranded fetches use the origin
         waiting = chain(waiting, object.stranded.values())
     for fetch in islice(waiting, _MOST_EXAMINED):
-        if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):
+        if fetch.can_fetch_from(peer) and fetch.can_rely_on_source(peer):
             return fetch
     return None

@@ -57,7 +57,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
     manager.state.transfers.peers.pop(pilot.id, None)
 
 
-def pilot_drains(manager: Manager, pilot: Pilot) -> float:
+def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
     """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds until its exit."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -69,8 +69,8 @@ def pilot_drains(manager: Manager, pilot: Pilot) -> float:
         fetch.object.able.pop(peer.id, None)
     for object in peer.has.values():
         object.open.pop(peer.id, None)
-    object_plan.last_resort(transfers, peer)
-    return object_plan.begin_hand_on(manager, peer)
+    object_plan.replan_waiting_fetches(transfers, peer)
+    return object_plan.begin_object_handover(manager, peer)
 
 
 def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
@@ -78,7 +78,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
     object.manifest = object.manifest or manifest
 
 
-def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
+def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
     """Plan the fetches that a pilot requests, or send existing plans again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -94,7 +94,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
             transfers.changed[fetch] = None
 
 
-def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
+def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
     """Plan fetches of a recipe's objects that a pilot lacks. Return the objects' names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -117,7 +117,7 @@ def _plan_fetch(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
     transfers.fetch(peer, object)
 
 
-def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
+def record_arrived_objects(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
     for arrival in message.arrivals:
         object_arrived(manager, pilot, arrival)
 
@@ -137,13 +137,13 @@ def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> No
     fetch = peer.fetches.get(arrival.name)
     if fetch is not None:
         if arrival.peer_bytes:
-            _count_failed_sources(transfers, fetch)
+            _update_source_scores(transfers, fetch)
         transfers.end(fetch, complete=True)
     if arrival.name not in peer.has:
         transfers.hold(peer, object)
 
 
-def _count_failed_sources(transfers: Transfers, fetch: Fetch) -> None:
+def _update_source_scores(transfers: Transfers, fetch: Fetch) -> None:
     for source in fetch.sources.values():
         source.served += 1
     for id in fetch.failed:
@@ -167,7 +167,7 @@ def _stop_serving(transfers: Transfers, peer: Peer) -> None:
         transfers.withdraw(peer, fetch.object)
 
 
-def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
+def remove_lost_objects(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -181,7 +181,7 @@ def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
         peer.wants.pop(name, None)
 
 
-def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
+def handle_failed_fetch(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None

@@ -29,13 +29,13 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
     known = client.maps.get(report.map)
     if report.over:
         client.maps.pop(report.map, None)
-        _note_unsent(state, report.context)
+        _update_unsent_call_count(state, report.context)
         return
     if known is None:
         if len(client.maps) >= MOST_MAPS:
             del client.maps[next(iter(client.maps))]
         client.maps[report.map] = MapRecord(report, state.now, WorkPace(state.now))
-        _note_unsent(state, report.context)
+        _update_unsent_call_count(state, report.context)
         return
     if report.done > report.kept and known.report.done == known.report.kept:  # the first results need a loaded model
         context = state.contexts.get(report.context)
@@ -44,15 +44,15 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
         known.pace.wait(max(known.began_at, min(ready, default=known.began_at)))
     known.pace.add((report.done - report.kept) - (known.report.done - known.report.kept), state.now)
     known.report = report
-    _note_unsent(state, report.context)
+    _update_unsent_call_count(state, report.context)
 
 
-def note_maps_gone(state: State, client: Client) -> None:
+def recount_unsent_calls(state: State, client: Client) -> None:
     for key in {record.report.context: None for record in client.maps.values()}:
-        _note_unsent(state, key)
+        _update_unsent_call_count(state, key)
 
 
-def _note_unsent(state: State, key: RecipeKey) -> None:
+def _update_unsent_call_count(state: State, key: RecipeKey) -> None:
     context = state.contexts.get(key)
     if context is not None:
         counts = [record.report.unsent for _, record in _open_maps(state) if record.report.context == key]
@@ -66,7 +66,7 @@ def _open_maps(state: State) -> Iterator[tuple[Client, MapRecord]]:
                 yield client, record
 
 
-def _unsubmitted(state: State, context: Context) -> int:
+def _count_unsubmitted_calls(state: State, context: Context) -> int:
     key = context.recipe.key
     return sum(max(0, record.report.unsent) for _, record in _open_maps(state) if record.report.context == key)
 
@@ -97,18 +97,18 @@ class Outlook(NamedTuple):
     pilot_in_s: float = 0.0
 
 
-def session_outlook(state: State) -> Outlook:
+def estimate_session_time_left(state: State) -> Outlook:
     if not state.calls:
         return Outlook()
-    devices, pilot_in_s = _devices_here(state), 0.0
+    devices, pilot_in_s = _count_present_devices(state), 0.0
     if not devices:
-        pilot_in_s = _first_pilot_in_s(state)
+        pilot_in_s = _seconds_until_first_pilot(state)
         devices = _devices_expected(state)
     longest = device_s = 0.0
     for context in state.contexts.values():
         if not (open_calls := _open(state, context)):
             continue
-        left_s = context_outlook_s(state, context)
+        left_s = seconds_until_context_done(state, context)
         if not left_s:
             return Outlook(0.0, pilot_in_s)
         longest = max(longest, left_s)
@@ -117,32 +117,34 @@ def session_outlook(state: State) -> Outlook:
     return Outlook(max(longest, device_s / max(1, devices)), pilot_in_s)
 
 
-def context_outlook_s(state: State, context: Context) -> float:
+def seconds_until_context_done(state: State, context: Context) -> float:
     open_calls = _open(state, context)
     rate, _ = _rate(state, context)
     maps = (record.report for _, record in _open_maps(state))
     has_unknown_length = any(each.total < 0 and each.context == context.recipe.key for each in maps)
     if open_calls and rate and not has_unknown_length:
-        return _ready_in_s(state, context) + max(open_calls / rate, _last_held_s(state, context))
+        return _seconds_until_library_ready(state, context) + max(
+            open_calls / rate, _seconds_until_held_calls_end(state, context)
+        )
     return 0.0
 
 
-def _last_held_s(state: State, context: Context) -> float:
+def _seconds_until_held_calls_end(state: State, context: Context) -> float:
     """Return the seconds until the last held call ends; 0 without known speeds, or if calls wait."""
-    if not context.speeds.of or context.queue.count or _unsubmitted(state, context):
+    if not context.speeds.of or context.queue.count or _count_unsubmitted_calls(state, context):
         return 0.0
     running = [x for x in context.libraries.values() if x.slots == len(x.held) == 1]
     ends_s = (expected_run_s(x, call) - (state.now - call.sent_at) for x in running for call in x.held.values())
     return max(ends_s, default=0.0)
 
 
-def start_in_s(state: State, context: Context, before: int) -> float:
+def seconds_until_call_start(state: State, context: Context, before: int) -> float:
     """Return the seconds until a call with `before` calls ahead starts; 0 = unknown."""
     rate, _ = _rate(state, context)
-    return _ready_in_s(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
+    return _seconds_until_library_ready(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
 
 
-def held_calls(context: Context) -> int:
+def count_held_calls(context: Context) -> int:
     """Return the number of held calls. A gang counts once."""
     return sum(_held(library) for library in context.libraries.values())
 
@@ -156,7 +158,7 @@ def _held(library: Library) -> int:
 
 
 def _open(state: State, context: Context) -> int:
-    return context.queue.count + held_calls(context) + _unsubmitted(state, context)
+    return context.queue.count + count_held_calls(context) + _count_unsubmitted_calls(state, context)
 
 
 def _libraries(context: Context) -> list[tuple[int, LibraryState]]:
@@ -173,11 +175,13 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
     if slots and len(slots) < gang:
         return 0.0, count
     if not slots:
-        count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
+        count = max(
+            1, (_count_present_devices(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices)
+        )
         slots = [context.slots] * count
-    is_measured = pace.recent_since_s(context.rate, now=state.now) >= _MEASURED_S
+    is_measured = pace.seconds_since_first_count(context.rate, now=state.now) >= _MEASURED_S
     if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MEASURED_ROUNDS * sum(ready):
-        return pace.recent_per_second(context.rate, now=state.now), count
+        return pace.recent_rate_per_second(context.rate, now=state.now), count
     here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE and x.held)
     first = (next(iter(x.held.values())) for x in here if x.state is LibraryState.READY)
     longest_s = max((state.now - call.sent_at for call in first), default=0.0)  # a long call delays later calls
@@ -190,7 +194,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
     return (sum(slots) / gang / run_s if run_s else 0.0), count
 
 
-def _ready_in_s(state: State, context: Context) -> float:
+def _seconds_until_library_ready(state: State, context: Context) -> float:
     libraries = [library for library in context.libraries.values() if library.usable]
     if any(library.state is LibraryState.READY for library in libraries):
         return 0.0
@@ -198,7 +202,7 @@ def _ready_in_s(state: State, context: Context) -> float:
     return max(0.0, min(ready_at, default=state.now + context.load_s) - state.now)
 
 
-def _devices_here(state: State) -> int:
+def _count_present_devices(state: State) -> int:
     here = (pilot for pilot in state.pilots.values() if pilot.state in _HERE)
     return sum(not device.facts.spare for pilot in here for device in pilot.devices.values())
 
@@ -209,7 +213,7 @@ def _devices_expected(state: State) -> int:
     return max(1, min((count for count in known if count), default=1))
 
 
-def _first_pilot_in_s(state: State) -> float:
+def _seconds_until_first_pilot(state: State) -> float:
     waits = [
         block.expected_at - state.now
         for block in state.blocks.values()

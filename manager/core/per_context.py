@@ -64,7 +64,7 @@ class LoadIndex(Generic[L]):
     def __len__(self) -> int:
         return len(self._level_of)
 
-    def level_of(self, library: L) -> int | None:
+    def load_level_of(self, library: L) -> int | None:
         """Return `FREE`, `CLOSED` or the number of waiting calls; None if the library is not listed."""
         return self._level_of.get(library.id)
 
@@ -74,7 +74,7 @@ class LoadIndex(Generic[L]):
         if before == level:
             levels[level].move_to_end(id)
             if self._ranked and level == FREE:
-                self._rank_of(library).move_to_end(id)
+                self._free_libraries_of_speed(library).move_to_end(id)
             return
         if before is None:
             self.of_kind.setdefault(library.kind, {})[id] = library
@@ -84,9 +84,9 @@ class LoadIndex(Generic[L]):
                 self._close(before)
         if self._ranked:
             if before == FREE:
-                del self._rank_of(library)[id]
+                del self._free_libraries_of_speed(library)[id]
             elif level == FREE:
-                self._rank_of(library)[id] = library
+                self._free_libraries_of_speed(library)[id] = library
         self._level_of[id] = level
         stand = levels.get(level)
         if stand is None:
@@ -102,7 +102,7 @@ class LoadIndex(Generic[L]):
         if level >= FULL and not self._levels[level]:
             self._close(level)
         if self._ranked and level == FREE:
-            del self._rank_of(library)[library.id]
+            del self._free_libraries_of_speed(library)[library.id]
         of_kind = self.of_kind[library.kind]
         del of_kind[library.id]
         if not of_kind:
@@ -118,9 +118,9 @@ class LoadIndex(Generic[L]):
         )
         if speeds:
             for id, library in self.free.items():
-                self._rank_of(library)[id] = library
+                self._free_libraries_of_speed(library)[id] = library
 
-    def _rank_of(self, library: L) -> OrderedDict[LibraryId, L]:
+    def _free_libraries_of_speed(self, library: L) -> OrderedDict[LibraryId, L]:
         return self._ranked[self._speeds.get(library.kind, 1.0)]
 
     def gave(self, library: L, calls: int, now: float) -> None:
@@ -137,7 +137,7 @@ class LoadIndex(Generic[L]):
     def hottest(self) -> Iterator[L]:
         return reversed(self.free.values())
 
-    def hottest_by_speed(self) -> list[Iterator[L]]:
+    def free_libraries_by_speed(self) -> list[Iterator[L]]:
         """Return the free libraries of each speed, fastest first; empty if all kinds are equally fast."""
         return [reversed(free.values()) for free in self._ranked.values()]
 
@@ -227,7 +227,7 @@ class Paces:
             return None
         if size not in self._known:
             nearest = min(self._known, key=lambda known: (abs(math.log(known / size)), known))
-            scale = _relative_time(size) / _relative_time(nearest)
+            scale = _time_relative_to_one_replica(size) / _time_relative_to_one_replica(nearest)
         else:
             nearest, scale = size, 1.0
         mean, deviation, _ = self._known[nearest]
@@ -243,7 +243,7 @@ def work_of(features: Features | None) -> float:
     return float(features.items * max(1, features.input_length)) if features is not None else 1.0
 
 
-def _relative_time(size: int) -> float:
+def _time_relative_to_one_replica(size: int) -> float:
     """Return the time of a unit on `size` replicas relative to one replica (Amdahl's law)."""
     return _SERIAL_SHARE + (1 - _SERIAL_SHARE) / size
 

@@ -13,25 +13,25 @@ from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_client, to_manager, to_pilot
 
 
-def are_pieces(event: FromPilot | FromClient) -> bool:
+def has_only_result_pieces(event: FromPilot | FromClient) -> bool:
     if event.sequence or not event.messages:
         return False
     lane = to_manager.CallYielded if isinstance(event, FromPilot) else to_manager.PiecesTaken
     return all(type(message) is lane for message in event.messages)
 
 
-def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
+def forward_result_pieces(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
     out: list[Command] = []
     if isinstance(event, FromPilot):
         pilot = state.pilots.get(event.pilot)
         if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
             return out
         for said in event.messages:
-            if type(said) is to_manager.CallYielded and not bounds.wrong_with(said):
+            if type(said) is to_manager.CallYielded and not bounds.describe_invalid_message(said):
                 _forward_pieces(state, pilot.libraries.get(said.library), said, out, now)
     else:
         for taken in event.messages:
-            if type(taken) is to_manager.PiecesTaken and not bounds.wrong_with(taken):
+            if type(taken) is to_manager.PiecesTaken and not bounds.describe_invalid_message(taken):
                 call = state.calls.get(taken.call)
                 if call is not None and call.group.client.id == event.client:
                     _forward_acknowledgement(state, call, taken, out)
@@ -47,7 +47,7 @@ def _forward_pieces(
     call = library.held.get(message.call) if library is not None else None
     if call is None or not call.group.options.stream or call.holder is not library:
         return
-    facts = holding.stream_of(state, call.id, message.run)
+    facts = holding.get_or_create_stream(state, call.id, message.run)
     facts.sent = max(facts.sent, message.first + len(message.items))
     if message.waits and facts.sent > facts.taken and facts.waits_since is None:
         facts.waits_since = now

@@ -48,8 +48,8 @@ NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
 MOST_HELLOS = 4  # Maximum requests in a row for a newer hello
 
 
-def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
+def pilot_refusal_reason(state: State, id: PilotId, message: PilotHello) -> str:
+    if wrong := why_not(message, session=state.session) or bounds.describe_invalid_message(message):
         return wrong
     if state.ending:
         return f"the session is over: {state.ending}"
@@ -72,13 +72,13 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
         refuse_pilot(manager, id, NOT_BACK)
 
 
-def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
+def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
     manager.state.refuse("message of a pilot with an invalid value")
     refuse_pilot(manager, pilot.id, wrong)
     pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
-def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
+def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
     """Request a newer hello if frames sent after this hello were processed. Return True if requested.
 
     An old hello would leave wrong records.
@@ -105,10 +105,10 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
     return pilot
 
 
-def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
-    kept = pilots.pilot_rejoins(manager, pilot)
-    blocks.undo_loss(manager, pilot)
-    block_orders.pilot_rejoined(manager, pilot)
+def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
+    kept = pilots.readmit_lost_pilot(manager, pilot)
+    blocks.uncount_pilot_loss(manager, pilot)
+    block_orders.readmit_pilot_to_block(manager, pilot)
     pilot.note(manager.state.now, "reconnected after it was counted as lost")
     libraries.readmit_libraries(manager, pilot, kept, message.libraries)
     return pilot
@@ -117,13 +117,13 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
 _ORDER_OF_STATES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
 
 
-def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
+def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
-            libraries.lose_library(manager, library, reason="it reconnected without the library")
+            libraries.remove_lost_library(manager, library, reason="it reconnected without the library")
     for id, facts in there.items():
-        if id not in pilot.libraries and pilots.adopt_library(manager, pilot, facts, message) is None:
+        if id not in pilot.libraries and pilots.adopt_library_from_hello(manager, pilot, facts, message) is None:
             manager.say(pilot, StopLibrary(id, "the manager does not know it"))
     libraries_here = list(pilot.libraries.values())
     _requeue_missing(manager, libraries_here, there)
@@ -133,7 +133,7 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     # free memory come first, in the order of the manager's original orders.
     for library in sorted(libraries_here, key=lambda x: _ORDER_OF_STATES.get(x.state, len(_ORDER_OF_STATES))):
         if pilot.libraries.get(library.id) is library:
-            _continue_library(manager, library, there[library.id])
+            _resume_library_after_hello(manager, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
         manager.say(pilot, Exit("the manager drains this pilot", drain=True))
 
@@ -141,12 +141,12 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
 def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None:
     call = manager.state.calls.get(id)
     if call is None:
-        if pilots.is_unheard_of(manager.state, id):
-            pilots.take_orphan(manager, library, id)
+        if pilots.is_unsubmitted_call_id(manager.state, id):
+            pilots.record_orphan_call(manager, library, id)
         else:
             holding.drop(manager, library, id, running=False)
-    elif call.state is CallState.WAITING and holding.may_go_on(library, call):
-        queues.leave_queue(manager, call)
+    elif call.state is CallState.WAITING and holding.can_continue_call(library, call):
+        queues.remove_call_from_queue(manager, call)
         holding.resume(manager, library, call, why="the call has kept running there and continues")
     else:  # the call runs on another library now; a gang starts again as a whole
         is_gang = call.group.options.gang[1] > 1
@@ -157,7 +157,7 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
     """Requeue calls that never reached their libraries. A gang call is requeued once."""
     missing: dict[Call, Library] = {}
     for library in here:
-        for call in holding.now_holds(library, set(there[library.id].calls)):
+        for call in holding.remove_unlisted_calls(library, set(there[library.id].calls)):
             missing.setdefault(call, library)
     for call, library in missing.items():
         holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
@@ -166,10 +166,10 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
 def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
-    holding.now_occupies(library, listed)
-    holding.forget_sent(library)
+    holding.free_unlisted_slots(library, listed)
+    holding.forget_sent_functions(library)
     libraries.set_slots(library, facts.slots)
-    libraries.take_cache(library, facts.cache)
+    libraries.record_token_cache(library, facts.cache)
     for running in (False, True):
         orphans = manager.state.orphans
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
@@ -177,38 +177,40 @@ def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) 
             manager.say(library.pilot, CancelCalls(library.id, again, running))
     for id in unknown:
         _handle_unknown_call(manager, library, id)
-    gangs.remind_of_rank0(manager, library)
-    libraries.resize_again(manager, library)
-    queues.relist_library(manager, library)
+    gangs.resend_rank0_address(manager, library)
+    libraries.repeat_resize_order(manager, library)
+    queues.update_load_index(manager, library)
 
 
-def _continue_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _resume_library_after_hello(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
-        sleepers.take_as_awake(library)
+        sleepers.mark_library_awake(library)
         _start_serving(manager, library)
     elif sleepers.compare(manager, library, facts):
         return
     elif library.state is LibraryState.LOADING and facts.ready:
-        _handle_hot_library(manager, library)
+        _handle_loaded_library(manager, library)
     else:
         dispatch.feed_library(manager, library)
 
 
-def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
+def handle_hello_device_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
     """Record the device faults in a hello. `lost`: the manager may have missed a repair."""
     for device in list(pilot.devices.values()):
-        pilots.device_reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
+        pilots.record_device_health(
+            manager, device, faults.get(device.id, device.facts.fault if lost else device.reported)
+        )
 
 
-def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
+def handle_device_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
     device = pilot.devices.get(DeviceId(message.device))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
     else:
-        pilots.device_reported(manager, device, message.reason)
-        nodes.judge_reports(manager, pilot)
+        pilots.record_device_health(manager, device, message.reason)
+        nodes.judge_pilot_after_test(manager, pilot)
 
 
 _CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
@@ -220,33 +222,34 @@ def is_heartbeat(event: FromPilot) -> bool:
     return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
 
 
-def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
+def needs_heartbeat_record(state: State, event: FromPilot, now: float) -> bool:
     """True if a heartbeat has new values, or run costs are due."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
     if state.unrecorded and now - state.recorded_at >= RECORD_S:
         return True
-    if message.refused_frames != pilot.refused_frames or _has_changed(pilot.cache_bytes, message.cache_bytes):
+    if message.refused_frames != pilot.refused_frames or _has_memory_changed(pilot.cache_bytes, message.cache_bytes):
         return True
     uses = ((pilot.libraries.get(use.library), use) for use in message.libraries)
     return any(
-        _has_changed(library.memory_bytes, use.memory_bytes) or _has_changed(library.device_bytes, use.device_bytes)
+        _has_memory_changed(library.memory_bytes, use.memory_bytes)
+        or _has_memory_changed(library.device_bytes, use.device_bytes)
         for library, use in uses
         if library is not None
     )
 
 
-def _has_changed(before: int, after: int) -> bool:
+def _has_memory_changed(before: int, after: int) -> bool:
     return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _CHANGE_DIVISOR)
 
 
-def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
+def handle_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     pilot.cache_bytes, pilot.refused_frames = message.cache_bytes, message.refused_frames
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
         if library is not None:
-            libraries.record_use(library, use.memory_bytes, use.device_bytes, now=manager.state.now)
+            libraries.record_memory_use(library, use.memory_bytes, use.device_bytes, now=manager.state.now)
     ending.record_runs(manager)
 
 
@@ -257,15 +260,15 @@ BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.P
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
-def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
+def handle_ready_library(manager: Manager, library: Library, message: LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
         if library.state is not LibraryState.STOPPING:  # a stopping library was ordered to stop meanwhile
             state.refuse("library ready twice")
         return
-    libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
+    libraries.record_memory_use(library, message.resident_bytes, message.device_bytes, now=state.now)
     libraries.set_slots(library, message.slots)
-    sleepers.set_sleeps(library, message.sleeps)
+    sleepers.set_sleep_support(library, message.sleeps)
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
     if message.cache is not None and message.cache.is_fixed:
         at_once += f"; its cache of {message.cache.tokens:,} tokens cannot be resized"
@@ -278,10 +281,10 @@ def library_ready(manager: Manager, library: Library, message: LibraryReady) -> 
             message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
         )
     )  # fmt: skip
-    _handle_hot_library(manager, library)
+    _handle_loaded_library(manager, library)
 
 
-def _handle_hot_library(manager: Manager, library: Library) -> None:
+def _handle_loaded_library(manager: Manager, library: Library) -> None:
     wanted = manager.policies.residency.measured(manager.state, library)
     if wanted < library.promised_bytes:  # without a declared size, reserve only the measured bytes
         manager.supply_changed = True
@@ -297,22 +300,22 @@ def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> 
 def _start_serving(manager: Manager, library: Library) -> None:
     context = library.context
     libraries.mark_ready(manager, library)
-    blocks.note_useful(manager, library.pilot)
+    blocks.mark_block_useful(manager, library.pilot)
     manager.changed("libraries", library.id)
-    queues.relist_library(manager, library)
-    holding.places_changed(manager, context)
+    queues.update_load_index(manager, library)
+    holding.mark_special_placement_due(manager, context)
     dispatch.feed_library(manager, library)
 
 
-def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
+def handle_ended_library(manager: Manager, library: Library, message: LibraryGone) -> None:
     """Requeue the calls of an ended library, or fail the calls that killed it."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
-    broken = holding.gang_calls_broken_by(state, library, message.running)
+    broken = holding.pop_broken_gang_calls(state, library, message.running)
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     moves = library.state is LibraryState.ASLEEP or library.is_waking
     if moves and failure is not None and failure.kind is FailureKind.CONTEXT:
-        sleepers.sleep_failed(library, failure.message)
+        sleepers.record_sleep_failure(library, failure.message)
     survivors = libraries.detach_library(manager, library)
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
@@ -322,34 +325,34 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
         crowding = failure
     back = []
     if failure is None and not message.loading:
-        retries.note_cut_calls(manager, library, [call for call in survivors if call.id in running])
+        retries.record_walltime_cuts(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if (
-            crowding is not None
-            and call.id in running
-            and _killed_for_memory_of_others(manager, library, call, crowding)
-        ):
+        if crowding is not None and call.id in running and _handle_memory_killed_call(manager, library, call, crowding):
             continue
         killer = blamed is not None and call.id in running
         if failure is not None and failure.kind in OF_OTHERS and call.id in running:
-            retries.cut_beside(manager, library, call, failure)
-        if not (killer and blamed and retries.blame_killer(manager, library, call, blamed, alone=len(running) == 1)):
+            retries.record_cut_by_other_call(manager, library, call, failure)
+        if not (
+            killer
+            and blamed
+            and retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(running) == 1)
+        ):
             back.append(call)
     if blamed is not None:
         for call in broken:
-            retries.blame_killer(manager, library, call, blamed, alone=len(message.running) == 1)
+            retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(message.running) == 1)
     if crowding is not None:
         for call in broken:
-            gangs.gang_lost_memory(manager, library, call, crowding)
+            gangs.count_memory_killed_rank(manager, library, call, crowding)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
-        libraries.count_runs_again(manager, sum(call.id in running for call in back))
+        libraries.count_rerun_calls(manager, sum(call.id in running for call in back))
     if failure is not None and failure.kind is FailureKind.PILOT:
-        libraries.record_pilot_lack(context, failure)
+        libraries.record_last_load_failure(context, failure)
         again_s = 0.0
         if message.cache_lacks_bytes > 0:
             again_s = _make_cache_room(manager, library.pilot, context, message.cache_lacks_bytes)
-        blame.blame_pilot(state, library, failure, loading=message.loading, waits_s=again_s)
+        blame.mark_pilot_unfit(state, library, failure, loading=message.loading, waits_s=again_s)
         manager.changed("contexts", context.recipe.key)
     elif message.loading and failure is not None:
         _load_failed(manager, context, library, failure)
@@ -358,12 +361,12 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
         pilots.pilot_leaves(manager, library.pilot)
 
 
-def _killed_for_memory_of_others(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
     """Handle a call whose library was killed because other processes used the memory. If False, the caller requeues the
     call.
     """
     if call.group.options.gang[1] > 1:
-        return gangs.gang_lost_memory(manager, library, call, failure)
+        return gangs.count_memory_killed_rank(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
     retries.requeue_after_fault(manager, library, call, CallEnd(call.id, False, failure=evidence))
     return True
@@ -381,8 +384,8 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         each
         for each in (context, *context.listed_by.values())
         if each.queue.count
-        and all(map(libraries.has_given_up, (each, *each.lists.values())))
-        and not any(x.state in _MAY_SERVE for x in queues.libraries_for(each))
+        and all(map(libraries.has_too_many_failed_loads, (each, *each.lists.values())))
+        and not any(x.state in _MAY_SERVE for x in queues.libraries_serving_context(each))
     ]
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
     evidence = Failure(
@@ -399,7 +402,7 @@ BUSY_S = 10.0  # Seconds between tries while busy libraries use their files
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     users: dict[Context, list[Library]] = {}
-    for library in _libraries_with_objects(manager.state, pilot):
+    for library in _libraries_using_object_cache(manager.state, pilot):
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
     coming = {ref.name for ref in context.recipe.objects}
@@ -438,7 +441,7 @@ def _objects(state: State, context: Context) -> dict[str, int]:
     return found
 
 
-def _libraries_with_objects(state: State, pilot: Pilot) -> Iterator[Library]:
+def _libraries_using_object_cache(state: State, pilot: Pilot) -> Iterator[Library]:
     peer = state.transfers.peers.get(pilot.id)
     near = state.transfers.caches.get(peer.cache, {}) if peer is not None else {}
     for id in {pilot.id: None, **dict.fromkeys(near)}:

@@ -45,13 +45,13 @@ def pilot_joins(manager: Manager, pilot: Pilot) -> None:
     manager.state.pilots[pilot.id] = pilot
 
 
-def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
+def mark_pilot_reconnected(manager: Manager, pilot: Pilot) -> None:
     pilot.note(manager.state.now, "reconnected")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
 
 
-def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
+def readmit_lost_pilot(manager: Manager, pilot: Pilot) -> Kept:
     """Readmit a pilot that was counted as lost. Return the pilot's former libraries."""
     state = manager.state
     kept, pilot.kept = pilot.kept or {}, None
@@ -70,15 +70,15 @@ def forget_old_pilots(state: State, *, kept_s: float) -> None:
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
-        queues.note_starving(manager, context)
-        holding.places_changed(manager, context)
+        queues.update_starved_since(manager, context)
+        holding.mark_special_placement_due(manager, context)
         if context.queue.gangs:
-            holding.serve_after(manager, context)
+            holding.schedule_queue_serving(manager, context)
     manager.supply_changed = True
     manager.changed("pilots", pilot.id)
 
 
-def pilot_disconnected(manager: Manager, id: PilotId) -> None:
+def mark_pilot_disconnected(manager: Manager, id: PilotId) -> None:
     pilot = manager.state.pilots.get(id)
     if pilot is None or pilot.state is not PilotState.HERE:
         return
@@ -86,7 +86,7 @@ def pilot_disconnected(manager: Manager, id: PilotId) -> None:
     pilot.note(manager.state.now, "its connection broke")
     objects.pilot_cut(manager, pilot)
     for library in pilot.libraries.values():
-        queues.relist_library(manager, library)
+        queues.update_load_index(manager, library)
     supply_changed(manager, pilot)
 
 
@@ -114,9 +114,9 @@ def pilot_lost(
     objects.pilot_left(manager, pilot)
     pilot.state = PilotState.GONE
     pilot.note(state.now, f"gone: {reason}")
-    retries.note_pilot_loss(manager, pilot)
+    retries.record_call_losses_of_pilot(manager, pilot)
     for library in list(pilot.libraries.values()):
-        libraries.lose_library(manager, library, reason=reason)
+        libraries.remove_lost_library(manager, library, reason=reason)
     libraries.update_tiers(manager, pilot.devices.values())
     state.gone_pilots[id] = pilot
     if len(state.gone_pilots) > KEPT_PILOTS:
@@ -124,17 +124,17 @@ def pilot_lost(
     supply_changed(manager, pilot)
 
 
-def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None:
+def remove_leaving_pilot(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None:
     pilot_lost(manager, pilot.id, message.reason, loss=message.loss, may_return=False)
 
 
-def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
+def lose_pilots_of_ended_blocks(manager: Manager, blocks: Collection[str]) -> None:
     for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
         if pilot.state is PilotState.CUT:
             pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
 
 
-def release_pilots_of(manager: Manager, block: str) -> None:
+def release_block_pilots(manager: Manager, block: str) -> None:
     for pilot in manager.state.pilots.values():
         if pilot.block == block:
             release_pilot(manager, pilot, f"block {block} is released")
@@ -157,10 +157,10 @@ def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
 def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
     pilot.state = PilotState.DRAINING
     pilot.note(manager.state.now, f"draining: {reason}")
-    hand_on_s = objects.pilot_drains(manager, pilot)
+    hand_on_s = objects.exclude_draining_pilot(manager, pilot)
     for library in pilot.libraries.values():
-        holding.unsend(manager, library, why=f"back in the queue: {why}")
-        queues.relist_library(manager, library)
+        holding.requeue_unsent_calls(manager, library, why=f"back in the queue: {why}")
+        queues.update_load_index(manager, library)
     return hand_on_s
 
 
@@ -168,25 +168,25 @@ _POLL_S = 1.0
 _TIMER_MARGIN_S = 0.001  # A timer may fire early by this rounding error; a new timer would then fire again immediately
 
 
-def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
+def set_pilot_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
     if ends_in_s <= 0:
         pilot.ends_at = 0.0
         return
     now = manager.state.now
     pilot.ends_at = now + ends_in_s
     pilot.lasts_s = max(pilot.lasts_s, ends_in_s)
-    manager.set_timer(f"walltime/{pilot.id}", deadlines.drain_soonest_at(pilot, now))
+    manager.set_timer(f"walltime/{pilot.id}", deadlines.earliest_drain_time(pilot, now))
 
 
-def walltime_changed(manager: Manager, pilot: Pilot, message: WalltimeUpdate) -> None:
-    note_walltime(manager, pilot, message.ends_in_s)
+def update_pilot_walltime(manager: Manager, pilot: Pilot, message: WalltimeUpdate) -> None:
+    set_pilot_walltime(manager, pilot, message.ends_in_s)
     supply_changed(manager, pilot)
 
 
 def check_walltime(manager: Manager, id: str) -> None:
     pilot = manager.state.pilots.get(PilotId(id))
     now = manager.state.now
-    in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
+    in_s = deadlines.seconds_until_drain(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
         return
     if in_s > _TIMER_MARGIN_S:  # check again early, because calls may take longer than expected
@@ -194,14 +194,14 @@ def check_walltime(manager: Manager, id: str) -> None:
         return
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and not library.is_waking:
-            libraries.record_cut_load(library, now)
+            libraries.record_load_cut_by_walltime(library, now)
     release_pilot(manager, pilot, f"its walltime is over in {deadlines.walltime_left_s(pilot, now):.0f} s")
 
 
 QUARANTINE_TIMER = "quarantine"
 
 
-def device_reported(manager: Manager, device: Device, reason: str) -> None:
+def record_device_health(manager: Manager, device: Device, reason: str) -> None:
     """Record that a device failed its probe, or works again if `reason` is empty."""
     pilot, id = device.pilot, device.id
     if device.reported == reason:  # the hello already reported this
@@ -264,14 +264,14 @@ def _update_fault(device: Device) -> None:
 KEPT_FORGOTTEN = 100_000  # Ended calls remembered because their clients have the results
 
 
-def ask_client_again(manager: Manager, client: Client) -> None:
+def begin_client_resubmission(manager: Manager, client: Client) -> None:
     """Note a client's calls before it submits them again. Calls that it omits have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
 
 
-def client_resubmitted(manager: Manager, client: Client) -> None:
+def end_client_resubmission(manager: Manager, client: Client) -> None:
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
@@ -280,11 +280,11 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
     for id in sorted(unnamed):
         call = state.calls.get(id)
         if call is not None:
-            ending.end_silently(manager, call)
+            ending.end_call_without_result(manager, call)
         state.forgotten[id] = None
     for end in client.unacked:
         if end.call in unnamed and end.failure is not None:
-            ending.forget_failure(state, end)
+            ending.uncount_call_failure(state, end)
     client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
     if client.unacked and client.connected:
         manager.tell(client, Results(client.first_unacked, list(client.unacked)))
@@ -297,7 +297,7 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
             _drop_call(manager, orphan.library, CallId(id), running=False)
 
 
-def is_unheard_of(state: State, id: int) -> bool:
+def is_unsubmitted_call_id(state: State, id: int) -> bool:
     """True if no client has submitted a call with this id."""
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
@@ -306,8 +306,8 @@ def is_unheard_of(state: State, id: int) -> bool:
     return client.unnamed is not None or id > client.last_call
 
 
-def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
-    holding.occupy(library, id)
+def record_orphan_call(manager: Manager, library: Library, id: CallId) -> None:
+    holding.occupy_library_slot(library, id)
     manager.state.orphans[id] = Orphan(library)
     manager.state.notice(JOURNAL_LOST)
 
@@ -330,14 +330,14 @@ def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
         return True
     if manager.state.libraries.get(library.id) is not library or call.id not in library.zombies:
         return False
-    if not holding.may_go_on(library, call):
+    if not holding.can_continue_call(library, call):
         _drop_call(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
     holding.resume(manager, library, call, why="the call ran there without a record in the manager, and continues")
     return True
 
 
-def end_orphan(state: State, outcome: CallEnd) -> bool:
+def end_orphan_call(state: State, outcome: CallEnd) -> bool:
     """Keep the end of an orphan, or drop the orphan after a fault. Return False if the call is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
@@ -352,7 +352,9 @@ def _drop_call(manager: Manager, library: Library, id: CallId, *, running: bool)
         holding.drop(manager, library, id, running=running, of_gang=running)
 
 
-def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
+def adopt_library_from_hello(
+    manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello
+) -> Library | None:
     state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
     context = state.contexts.get(facts.recipe)
@@ -362,13 +364,13 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
-    libraries.record_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
+    libraries.record_memory_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
     sleepers.found(library, facts)
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:
         return None
     if facts.ready:
-        blocks.note_useful(manager, pilot)
+        blocks.mark_block_useful(manager, pilot)
     manager.state.notice(JOURNAL_LOST)
     return library

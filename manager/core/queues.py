@@ -22,9 +22,9 @@ STUCK_S = 1.0  # A library is stuck if all its slots are occupied for at least t
 LINGERS = 4  # After this multiple of the usual run time, the end of a call cannot be predicted
 
 
-def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
+def is_unlikely_to_free_slot(now: float, library: Library, *, load_s: float) -> bool:
     """True if another library may be loaded, because this one may not free a slot soon."""
-    full = full_since(library)
+    full = all_slots_occupied_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
     running = islice(library.held.values(), library.slots)
@@ -32,7 +32,7 @@ def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
     return now - full >= LINGERS * usual_s
 
 
-def full_since(library: Library) -> float | None:
+def all_slots_occupied_since(library: Library) -> float | None:
     place = library.slots - 1 - len(library.zombies)
     if place < 0:
         return library.ended_at
@@ -52,7 +52,7 @@ def has_room(manager: Manager, library: Library) -> bool:
     return not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
 
 
-def relist_library(manager: Manager, library: Library) -> bool:
+def update_load_index(manager: Manager, library: Library) -> bool:
     """Update the load index. Return True if the library has capacity."""
     index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
@@ -81,7 +81,7 @@ def rank_libraries(context: Context) -> None:
     context.index.rank(context.speeds.of)
 
 
-def note_given(library: Library, count: int, now: float) -> None:
+def record_call_burst(library: Library, count: int, now: float) -> None:
     library.context.index.gave(library, count, now)
 
 
@@ -91,28 +91,28 @@ def schedule_backlog_check(manager: Manager) -> None:
 
 def mark_stuck(manager: Manager, library: Library) -> None:
     library.stuck = True
-    relist_library(manager, library)
+    update_load_index(manager, library)
 
 
 def unmark_stuck(library: Library) -> None:
     library.stuck = False
 
 
-def note_variants(context: Context, others: Iterable[Context]) -> None:
+def link_variant_contexts(context: Context, others: Iterable[Context]) -> None:
     for other in others:
         if other is not context:
             context.lists[other.recipe.key] = other
             other.listed_by[context.recipe.key] = context
 
 
-def forget_variants(context: Context) -> None:
+def unlink_variant_contexts(context: Context) -> None:
     for other in context.lists.values():
         other.listed_by.pop(context.recipe.key, None)
     for other in context.listed_by.values():
         other.lists.pop(context.recipe.key, None)
 
 
-def serving_contexts(group: Group) -> Iterator[Context]:
+def contexts_serving_group(group: Group) -> Iterator[Context]:
     yield group.context
     for key in group.options.variants:
         other = group.context.lists.get(key)
@@ -120,7 +120,7 @@ def serving_contexts(group: Group) -> Iterator[Context]:
             yield other
 
 
-def libraries_for(context: Context) -> Iterator[Library]:
+def libraries_serving_context(context: Context) -> Iterator[Library]:
     """Yield the libraries that can run a context's calls, its own libraries first."""
     yield from context.libraries.values()
     for other in context.lists.values():
@@ -131,7 +131,7 @@ def enqueue(context: Context, calls: list[Call]) -> None:
     context.queue.extend(calls)
 
 
-def enqueue_in_place(call: Call) -> None:
+def requeue_call_in_order(call: Call) -> None:
     call.group.context.queue.put_back(call)
 
 
@@ -147,10 +147,10 @@ def dequeue_call(call: Call) -> None:
     call.group.context.queue.leave(call)
 
 
-def leave_queue(manager: Manager, call: Call) -> None:
+def remove_call_from_queue(manager: Manager, call: Call) -> None:
     context = call.group.context
     context.queue.leave(call)
-    note_fed(manager, context)
+    record_queue_shrinkage(manager, context)
 
 
 def demote_call(call: Call) -> None:
@@ -161,19 +161,19 @@ def mark_late(call: Call) -> None:
     call.group.context.queue.mark_late(call)
 
 
-def note_waiting(manager: Manager, context: Context) -> None:
+def record_queue_growth(manager: Manager, context: Context) -> None:
     """Record that calls wait. If the number of waiting calls doubled, run the policies."""
     if context.recipe.key not in manager.state.waiting_contexts:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True
-        note_starving(manager, context)
+        update_starved_since(manager, context)
     if context.queue.count >= context.ask_at:
         context.ask_at = 2 * context.queue.count
         manager.dirty[context] = None
         manager.demand_changed = True
 
 
-def note_fed(manager: Manager, context: Context) -> None:
+def record_queue_shrinkage(manager: Manager, context: Context) -> None:
     count = context.queue.count
     if not count:
         context.ask_at = 1
@@ -183,21 +183,21 @@ def note_fed(manager: Manager, context: Context) -> None:
         context.ask_at = 2 * count
 
 
-def note_starving(manager: Manager, changed: Context) -> None:
+def update_starved_since(manager: Manager, changed: Context) -> None:
     """Update the time since which the calls of a context lack a usable library."""
     for context in (changed, *changed.listed_by.values()):
-        if not context.queue.count or any(library.usable for library in libraries_for(context)):
+        if not context.queue.count or any(library.usable for library in libraries_serving_context(context)):
             context.starved_since = None
         elif context.starved_since is None:
             context.starved_since = manager.state.now
 
 
-def wait_again_apart(manager: Manager, call: Call) -> None:
+def put_call_back_in_queue(manager: Manager, call: Call) -> None:
     context = call.group.context
     trial = manager.state.trials.get(call.id)
-    if trial is None or not blame.is_held_back(manager, call, trial):
+    if trial is None or not blame.needs_special_placement(manager, call, trial):
         context.queue.put_back(call)
     else:
         context.queue.hold_back(call)
         manager.apart_due = True
-    note_waiting(manager, context)
+    record_queue_growth(manager, context)

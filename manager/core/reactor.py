@@ -84,7 +84,7 @@ class Core:
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
         """Return commands that forward pieces of results, which are not in the journal."""
-        return pieces.pass_pieces_on(self.state, event, now)
+        return pieces.forward_result_pieces(self.state, event, now)
 
     def start(self) -> list[Command]:
         """Return commands that set the first timers of policies."""
@@ -95,7 +95,7 @@ class Core:
         """Set the heartbeat interval and the lease of new pilots."""
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
-    def forget_half(self) -> None:
+    def discard_pending_commands(self) -> None:
         """Drop the commands of an event that raised, so that no part of it is carried out."""
         self.manager.out.clear()
 
@@ -112,39 +112,39 @@ def react(manager: Manager, event: Event) -> None:
         case FromClient():
             on_client_frame(manager, event)
         case events.PilotCut(pilot=pilot):
-            pilots.pilot_disconnected(manager, pilot)
+            pilots.mark_pilot_disconnected(manager, pilot)
         case events.PilotLost(pilot=pilot, reason=reason):
             pilots.pilot_lost(manager, pilot, reason)
         case events.ClientGone(client=client):
-            clients.client_gone(manager, client)
+            clients.handle_gone_client(manager, client)
         case events.TimerFired(key=key):
             on_timer(manager, key)
         case events.AdviceArrived():
-            actions.take_advice(manager, event)
+            actions.handle_arrived_advice(manager, event)
         case events.FormerAdvice(recipe=recipe, by_kind=by_kind, source=source):
             about = events.OfContext(recipe)
-            actions.take_advice(manager, events.AdviceArrived(about, events.CostAdvice(by_kind), source))
+            actions.handle_arrived_advice(manager, events.AdviceArrived(about, events.CostAdvice(by_kind), source))
         case events.ManagerRestarted():
             on_manager_restarted(manager)
         case events.SessionDefined(sources=sources, lease_s=lease_s):
             state.lease_s = lease_s or state.lease_s
             blocks.set_sources(manager, sources)
-            nodes.watch_sources(manager)
+            nodes.check_nodes_of_all_sources(manager)
         case events.NodesHeard() | events.ProbeClaimed():
-            nodes.hear_of_nodes(manager, event)
+            nodes.handle_node_event(manager, event)
         case events.FactoryTrouble(reason=reason):
             state.factory_trouble = reason
         case events.EventRefused():
-            clients.event_refused(manager, event)
+            clients.handle_refused_event(manager, event)
         case events.FramesRefused(counts=counts):
             for what, count in counts.items():
                 state.refuse(what, count)
         case events.Noticed(text=text):
             state.notice(text)
         case events.RecordsLost():
-            clients.records_lost(state)
+            clients.mark_journal_records_lost(state)
         case events.EndsKept(ends=ends):
-            clients.ends_kept(state, ends)
+            clients.store_kept_results(state, ends)
         case events.SessionKept():
             state.kept = True
         case events.SessionEnded(reason=reason):
@@ -156,13 +156,13 @@ def react(manager: Manager, event: Event) -> None:
 
 def on_manager_restarted(manager: Manager) -> None:
     state = manager.state
-    state.skip_numbers()
+    state.skip_ids_after_restart()
     for pilot in state.pilots.values():
-        pilots.pilot_disconnected(manager, pilot.id)
+        pilots.mark_pilot_disconnected(manager, pilot.id)
     for client in state.clients.values():
         client.connected = False
         client.known_ends = client.first_unacked + len(client.unacked)
-    registry.ask_advice_again(manager)
+    registry.repeat_advice_requests(manager)
 
 
 def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
@@ -185,8 +185,8 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
     for message in messages:
         if pilot.state is PilotState.GONE:  # the pilot left in this frame
             break
-        if wrong := bounds.wrong_with(message):
-            pilot_reports.give_up_unsound(manager, pilot, wrong)
+        if wrong := bounds.describe_invalid_message(message):
+            pilot_reports.reject_invalid_pilot(manager, pilot, wrong)
             return
         on_pilot_message(manager, pilot, message)
     if event.sequence:
@@ -197,32 +197,32 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     """Admit a pilot that joins, reconnects or returns. Return None if the hello is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
-    if wrong := pilot_reports.why_refused(state, id, message):
+    if wrong := pilot_reports.pilot_refusal_reason(state, id, message):
         state.refuse("hello of a refused pilot")
         pilot_reports.refuse_pilot(manager, id, wrong)
         return None
     known = pilot or gone
-    if known is not None and pilot_reports.asks_newer_hello(manager, known, message):
+    if known is not None and pilot_reports.request_newer_hello(manager, known, message):
         return None
     if gone is not None:
-        pilot = pilot_reports.rejoin(manager, gone, message)
+        pilot = pilot_reports.restore_rejoined_pilot(manager, gone, message)
     elif pilot is None:
         pilot = pilot_reports.join(manager, id, message)
     else:
-        pilots.pilot_reconnects(manager, pilot)
+        pilots.mark_pilot_reconnected(manager, pilot)
     lost = pilot.inbox.skip_to(message.acknowledged)
     if lost:
         state.notice(JOURNAL_LOST)
-    libraries.note_numbers(state, message)
-    pilots.note_walltime(manager, pilot, message.ends_in_s)
+    libraries.skip_used_library_ids(state, message)
+    pilots.set_pilot_walltime(manager, pilot, message.ends_in_s)
     objects.pilot_joined(manager, pilot, message)
     manager.say(
         pilot,
         to_pilot.PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number),
     )
-    pilot_reports.reconcile(manager, pilot, message)
-    pilot_reports.report_faults(manager, pilot, message.faults, lost=lost)
-    nodes.pilot_reported(manager, pilot)
+    pilot_reports.reconcile_pilot_with_hello(manager, pilot, message)
+    pilot_reports.handle_hello_device_faults(manager, pilot, message.faults, lost=lost)
+    nodes.judge_pilot_at_hello(manager, pilot)
     pilots.supply_changed(manager, pilot)
     return pilot
 
@@ -238,31 +238,31 @@ def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
 
 
 _PILOT_STEPS: dict[type, Callable[[Manager, Pilot, Any], object]] = {
-    to_manager.Heartbeat: pilot_reports.take_heartbeat,
-    to_manager.PilotLeaving: pilots.pilot_leaving,
-    to_manager.DeviceFault: pilot_reports.report_fault,
-    to_manager.WalltimeUpdate: pilots.walltime_changed,
-    to_manager.WantObjects: objects.objects_wanted,
-    to_manager.ObjectsHere: objects.objects_here,
-    to_manager.ObjectsGone: objects.objects_gone,
-    to_manager.FetchFailed: objects.fetch_failed,
-    to_manager.SnapshotHere: libraries.snapshot_made,
+    to_manager.Heartbeat: pilot_reports.handle_heartbeat,
+    to_manager.PilotLeaving: pilots.remove_leaving_pilot,
+    to_manager.DeviceFault: pilot_reports.handle_device_fault,
+    to_manager.WalltimeUpdate: pilots.update_pilot_walltime,
+    to_manager.WantObjects: objects.plan_requested_fetches,
+    to_manager.ObjectsHere: objects.record_arrived_objects,
+    to_manager.ObjectsGone: objects.remove_lost_objects,
+    to_manager.FetchFailed: objects.handle_failed_fetch,
+    to_manager.SnapshotHere: libraries.register_snapshot,
     PilotHello: lambda manager, _pilot, _message: manager.state.refuse("hello in the middle of a frame"),
 }
 _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.CallsEnded: dispatch.calls_ended,
-    to_manager.CallsReturned: dispatch.calls_returned,
-    to_manager.OfferAccepted: dispatch.offer_accepted,
-    to_manager.CallsProgress: dispatch.calls_progressed,
+    to_manager.CallsReturned: dispatch.requeue_returned_calls,
+    to_manager.OfferAccepted: dispatch.handle_accepted_offer,
+    to_manager.CallsProgress: dispatch.handle_call_progress,
     to_manager.CallEvicted: dispatch.call_evicted,
-    to_manager.GangMeets: gangs.rank0_listens,
+    to_manager.GangMeets: gangs.forward_rank0_address,
     to_manager.LibraryUpdate: libraries.update_phase,
-    to_manager.LibraryReady: pilot_reports.library_ready,
-    to_manager.LibraryGone: pilot_reports.library_gone,
+    to_manager.LibraryReady: pilot_reports.handle_ready_library,
+    to_manager.LibraryGone: pilot_reports.handle_ended_library,
     to_manager.LibraryResized: libraries.resized,
-    to_manager.LibraryAsleep: sleepers.library_asleep,
+    to_manager.LibraryAsleep: sleepers.record_library_asleep,
     to_manager.LibraryAwake: pilot_reports.library_awake,
-    to_manager.LibraryBatch: libraries.take_batch,
+    to_manager.LibraryBatch: libraries.record_engine_load,
     to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame for the journal"),
 }
 
@@ -284,7 +284,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
         manager.tell(client, to_client.Ack(client.inbox.last))
         return
     for message in messages:
-        wrong = "" if type(message) is Submit else bounds.wrong_with(message)
+        wrong = "" if type(message) is Submit else bounds.describe_invalid_message(message)
         if wrong:
             state.refuse("message of a client with an invalid value")
             manager.tell(client, to_client.Rejected(wrong))
@@ -297,7 +297,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
 def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
     """Admit a client that joins or reconnects. Return None if the hello is refused."""
     state = manager.state
-    wrong = why_not(message, session=state.session) or bounds.wrong_with(message)
+    wrong = why_not(message, session=state.session) or bounds.describe_invalid_message(message)
     if wrong:
         state.refuse("client of another session or version")
     if wrong := wrong or state.banned.get(id, ""):
@@ -309,9 +309,9 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
     if client is None:
         return None
     lost = client.inbox.skip_to(message.acknowledged)
-    lost |= clients.reconcile_received(manager, client, message.received, is_new=is_new)
+    lost |= clients.reconcile_received_results(manager, client, message.received, is_new=is_new)
     if lost and not client.observer:
-        pilots.ask_client_again(manager, client)
+        pilots.begin_client_resubmission(manager, client)
     elif lost and not is_new:
         state.notice(JOURNAL_LOST)
     if client.unnamed is not None:
@@ -322,7 +322,7 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
         manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
         state.factory_trouble = ""
-        block_orders.factory_connected(manager, client)
+        block_orders.send_blocks_to_factory(manager, client)
     if state.ending:
         manager.tell(client, to_client.SessionOver(state.ending))
     return client
@@ -334,7 +334,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case Submit():
             on_submit(manager, client, message)
         case to_manager.Received(total=total, unused=unused):
-            clients.acknowledge_results(client, total)
+            clients.drop_acknowledged_results(client, total)
             if unused:
                 clients.forget_functions(manager, client, unused)
         case to_manager.DefineFunction(key=key, name=name, blob=blob, place=place):
@@ -352,7 +352,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.AskCalls(limit=limit, state=only):
             manager.tell(client, report.list_calls(state, limit=limit, only=only))
         case to_manager.WantPilots():
-            on_own_blocks(manager, client, message)
+            on_program_blocks(manager, client, message)
         case to_manager.BlockUpdate() | to_manager.SourceTrouble() if not client.factory:
             state.refuse("update of blocks from a client that is not the factory")
         case to_manager.BlockUpdate():
@@ -362,13 +362,13 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.DefineManifest(object=name, manifest=manifest):
             objects.define_manifest(manager, name, manifest)
         case to_manager.ReleaseBlock(block=block):
-            pilots.release_pilots_of(manager, block)
+            pilots.release_block_pilots(manager, block)
         case to_manager.EndSession(reason=reason):
             clients.end_session(manager, reason or "its client ended it")
         case to_manager.PiecesTaken():
             state.refuse("pieces in a frame for the journal")
         case to_manager.Resubmitted():
-            pilots.client_resubmitted(manager, client)
+            pilots.end_client_resubmission(manager, client)
         case ClientHello():
             state.refuse("hello in the middle of a frame")
         case _:
@@ -377,36 +377,36 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
 
 def on_submit(manager: Manager, client: Client, message: Submit) -> None:
     state = manager.state
-    options = clients.options_of(message, now=state.now)
-    if clients.must_be_repeated(state, client, message):
+    options = clients.build_call_options(message, now=state.now)
+    if clients.needs_resubmission(state, client, message):
         return
     group = state.groups.get((client.number, message.function, message.recipe, options))
-    failure = clients.why_submit_fails(manager, client, message, options, is_known=group is not None)
-    message = clients.without_ended(client, message)
+    failure = clients.find_submit_failure(manager, client, message, options, is_known=group is not None)
+    message = clients.remove_ended_calls(client, message)
     if failure is not None:
-        clients.end_unaccepted(manager, client, (spec.call for spec in message.calls), failure)
+        clients.fail_unaccepted_calls(manager, client, (spec.call for spec in message.calls), failure)
         return
     if group is None:
         group = registry.add_group(manager, client, message, options)
-    fresh = clients.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
+    fresh = clients.deliver_kept_results(manager, client, message.calls) if state.kept_ends else message.calls
     if fresh:
         dispatch.submit_calls(manager, group, fresh)
 
 
-def on_own_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
+def on_program_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
     """Record the blocks that a program starts without the manager."""
     state = manager.state
     state.reported_blocks = dict(message.blocks)
     registry.set_most_pilots(state, client, message.most_pilots)
-    pilots.lose_pilots_of(manager, message.ended)
+    pilots.lose_pilots_of_ended_blocks(manager, message.ended)
     manager.supply_changed |= bool(state.waiting_contexts)
 
 
 def on_block_update(manager: Manager, message: to_manager.BlockUpdate) -> None:
-    nodes.exclude_none_if_no_node_is_left(manager, message)
+    nodes.allow_nodes_if_none_left(manager, message)
     block = manager.state.blocks.get(message.block)
     block_orders.record_block_update(manager, message)
-    nodes.check_probe(manager, block, message)
+    nodes.record_ended_probe(manager, block, message)
 
 
 # ---- timers
@@ -422,7 +422,7 @@ def on_timer(manager: Manager, key: str) -> None:
         manager.state.refuse(f"unknown timer: {owner}")
 
 
-def on_round(manager: Manager, name: str) -> None:
+def on_policy_round(manager: Manager, name: str) -> None:
     """Run the round of a policy with the changes since its last round. A policy that rests gets no timer until
     something changes.
     """
@@ -437,16 +437,16 @@ def on_round(manager: Manager, name: str) -> None:
 
 
 _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
-    "round": on_round,
+    "round": on_policy_round,
     "gone": clients.forget_gone_client,
     "walltime": pilots.check_walltime,
-    "loss": blocks.settle_losses_of,
+    "loss": blocks.finalize_loss_reasons_by_id,
     "deadline": deadlines.check_queue_deadlines,
-    "emptied": block_orders.check_emptied_block,
-    retries.FAULTS_TIMER: retries.retry_after_faults,
+    "emptied": block_orders.release_block_without_pilots,
+    retries.FAULTS_TIMER: retries.mark_fault_retries_due,
     pilots.QUARANTINE_TIMER: pilots.end_quarantine,
-    nodes.NODES_TIMER: nodes.watch_nodes,
-    blame.PRINTING_TIMER: blame.ask_about_printing,
+    nodes.NODES_TIMER: nodes.check_nodes_of_source,
+    blame.PRINTING_TIMER: blame.ask_advisor_about_output,
     queues.STUCK_TIMER: dispatch.requeue_stuck_backlogs,
 }
 
@@ -454,13 +454,13 @@ _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
 # ---- the end of an event
 def settle(manager: Manager) -> None:
     """Finish an event: serve queues, run policies, and send messages."""
-    if manager.state.reserved and retries.may_begin_alone(manager.state):
+    if manager.state.reserved and retries.has_idle_reserved_pilot(manager.state):
         manager.apart_due = True
     if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
         _ask_policies(manager)
-    object_plan.settle_transfers(manager)
+    object_plan.plan_pending_transfers(manager)
     if manager.drops:
-        holding.send_drops(manager)
+        holding.send_call_drop_orders(manager)
     if manager.forecasts:
         deadlines.send_forecasts(manager)
     if manager.sends:
@@ -468,7 +468,7 @@ def settle(manager: Manager) -> None:
     if manager.results:
         ending.send_results(manager)
     if manager.resting:
-        manager.wake_resting()
+        manager.resume_resting_policies()
 
 
 def _ask_policies(manager: Manager) -> None:
@@ -482,7 +482,7 @@ def _ask_policies(manager: Manager) -> None:
                 dispatch.serve_queue(manager, context)
         elif manager.apart_due:
             manager.apart_due = False
-            retries.settle_apart(manager)
+            retries.process_special_placements(manager)
         elif manager.supply_changed:
             manager.supply_changed, manager.demand_changed = False, True
             manager.dirty.update(dict.fromkeys(manager.state.waiting_contexts.values()))
@@ -500,4 +500,4 @@ def _ask_policies(manager: Manager) -> None:
         else:
             return
     manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False
-    manager.illegal(PolicyError("the policy keeps returning actions for one event"), seam="residency")
+    manager.report_illegal_action(PolicyError("the policy keeps returning actions for one event"), seam="residency")

@@ -69,14 +69,14 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
     return context
 
 
-def ask_advice_again(manager: Manager) -> None:
+def repeat_advice_requests(manager: Manager) -> None:
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:
             manager.out.append(AskAdvice(OfContext(RecipeKey(context.recipe.key)), context.recipe.name))
     for cost in state.costs.values():
         if not cost.runs:
-            manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.measured_as))
+            manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.timing_key))
 
 
 def add_group(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Group:
@@ -86,14 +86,16 @@ def add_group(manager: Manager, client: Client, message: Submit, options: CallOp
     cost = state.costs.get(about)
     if cost is None:
         cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
-        manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.measured_as))
+        manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.timing_key))
     key = client.number, function.key, context.recipe.key, options
     group = state.groups[key] = Group(key, client, context, cost, options)
-    queues.note_variants(context, [state.contexts[other] for other in options.variants if other in state.contexts])
+    queues.link_variant_contexts(
+        context, [state.contexts[other] for other in options.variants if other in state.contexts]
+    )
     return group
 
 
-def group_closed(state: State, group: Group) -> None:
+def forget_closed_group(state: State, group: Group) -> None:
     if len(state.groups) > KEPT_GROUPS:
         state.groups.pop(group.key, None)
 
@@ -117,13 +119,13 @@ def forget_functions(state: State, dropped: set[FunctionKey]) -> None:
     state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
 
 
-def forget_groups(state: State) -> None:
+def forget_groups_of_gone_clients(state: State) -> None:
     for key, group in list(state.groups.items()):
         if not group.open_calls and state.clients.get(group.client.id) is not group.client:
             del state.groups[key]
 
 
-def forget_unused(manager: Manager) -> bool:
+def forget_unused_definitions(manager: Manager) -> bool:
     """Remove unused functions and contexts. Return True if a remaining function or context has no definition."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
@@ -151,7 +153,7 @@ def forget_unused(manager: Manager) -> bool:
 def _forget_context(manager: Manager, context: Context) -> None:
     state, key = manager.state, context.recipe.key
     del state.contexts[key]
-    queues.forget_variants(context)
+    queues.unlink_variant_contexts(context)
     manager.dirty.pop(context, None)
     manager.returned.pop(context, None)
     for about in [about for about in state.transfers.snapshots if about[0] == key]:
@@ -173,7 +175,7 @@ _HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
     """Set the limits of a program for a context. Return True if the combined limits changed."""
     if limits == NO_LIMITS:
-        if not _are_honoured(manager):
+        if not _are_limits_honoured(manager):
             context.reported_limits.pop(client.id, None)
         return False
     known = manager.state.clients
@@ -189,7 +191,7 @@ def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
 
 
 def _update_limits(manager: Manager, context: Context) -> bool:
-    if not _are_honoured(manager):
+    if not _are_limits_honoured(manager):
         return False  # calls with limits are refused
     clients = manager.state.clients
     here = [each for id, each in context.reported_limits.items() if id in clients and not clients[id].gone]
@@ -200,7 +202,7 @@ def _update_limits(manager: Manager, context: Context) -> bool:
     return True
 
 
-def _are_honoured(manager: Manager) -> bool:
+def _are_limits_honoured(manager: Manager) -> bool:
     return manager.policies.residency.honours >= _HONOURED
 
 

@@ -16,7 +16,7 @@ from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
 from stoker.protocol import pace, to_client
 from stoker.protocol.calls import ListedCall, ListedState
-from stoker.protocol.ids import show_call, show_library
+from stoker.protocol.ids import format_library_id, show_call
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words, show_line
@@ -26,7 +26,7 @@ _MOST_GROUPS, _MOST_LONGEST = 20, 10  # Maximum numbers of failure groups and of
 
 def session_status(state: State) -> to_client.Status:
     queued = sum(context.queue.count for context in state.contexts.values())
-    left = outlook.session_outlook(state)
+    left = outlook.estimate_session_time_left(state)
     refused = dict(state.refused)
     by_pilots = sum(pilot.refused_frames for pilot in state.pilots.values())
     if by_pilots:
@@ -34,12 +34,12 @@ def session_status(state: State) -> to_client.Status:
     return to_client.Status(
         session=state.session, uptime_s=state.now - state.started_at, queued=queued, running=len(state.calls) - queued,
         done=state.done - state.failures - state.cancelled, failed=state.failures,
-        rate=pace.recent_per_second(state.rate, now=state.now), left_s=left.left_s,
+        rate=pace.recent_rate_per_second(state.rate, now=state.now), left_s=left.left_s,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
-        contexts=tuple(_context(state, x) for x in state.contexts.values()), blocks=story.own_block_states(state),
+        contexts=tuple(_context(state, x) for x in state.contexts.values()), blocks=story.program_block_states(state),
         lost_pilots=state.lost_pilots, rerun_calls=state.rerun_calls, refused=refused, cancelled=state.cancelled,
-        gone_pilots=state.pilots_gone, emptied_blocks=story.emptied_own_blocks(state),
+        gone_pilots=state.pilots_gone, emptied_blocks=story.emptied_program_blocks(state),
         jobs=tuple(story.block_status(state.now, block) for block in state.blocks.values()), trouble=_trouble(state),
         objects=object_plan.object_statuses(state), ended_blocks=dict(state.ended_blocks),
         losses={reason.value: count for reason, count in state.losses.items() if count}, pilot_in_s=left.pilot_in_s,
@@ -53,15 +53,15 @@ def session_status(state: State) -> to_client.Status:
 def _trouble(state: State) -> dict[str, str]:
     said = {name: source.trouble or story.source_failure(source) for name, source in state.sources.items()}
     said["factory"] = state.factory_trouble
-    said["peers"] = object_plan.object_trouble(state)
-    said |= blame.pilot_troubles(state)
+    said["peers"] = object_plan.unreachable_peers_warning(state)
+    said |= blame.unfit_reasons_by_pilot(state)
     for pilot in state.pilots.values():
         if pilot.troubles:
             said[pilot.id] = "; ".join(filter(None, (*pilot.troubles, said.get(pilot.id, ""))))
     return {name: text for name, text in said.items() if text}
 
 
-def device_seconds(state: State) -> dict[str, float]:
+def device_seconds_by_tier(state: State) -> dict[str, float]:
     seconds = dict(state.tier_seconds)
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
@@ -73,7 +73,7 @@ def _pilot(state: State, pilot: Pilot) -> PilotStatus:
     return PilotStatus(
         pilot=pilot.id, host=pilot.host, block=pilot.block, state=pilot.state.value,
         devices=tuple(_device(d) for d in pilot.devices.values()), folder=pilot.folder, ended=pilot.ended,
-        rate=pace.recent_per_second(pilot.rate, now=state.now),
+        rate=pace.recent_rate_per_second(pilot.rate, now=state.now),
         ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0, source=pilot.source,
         objects=len(state.transfers.peers[pilot.id].has) if pilot.id in state.transfers.peers else 0,
         draining=pilot.notes[-1][1] if pilot.state is PilotState.DRAINING else "",
@@ -91,7 +91,7 @@ def _device(device: Device) -> DeviceStatus:
 def _library(state: State, library: Library) -> LibraryStatus:
     return LibraryStatus(
         library=library.id, recipe=library.context.recipe.name, state=library.state.value,
-        phase=object_plan.fetch_phase(state, library) if library.state is LibraryState.LOADING else "",
+        phase=object_plan.describe_loading_phase(state, library) if library.state is LibraryState.LOADING else "",
         pilot=library.pilot.id, devices=tuple(d.id for d in library.devices),
         running=min(len(library.held), library.slots), served=library.served, memory_bytes=library.memory_bytes,
         device_bytes=library.device_bytes,
@@ -105,13 +105,14 @@ def _context(state: State, context: Context) -> ContextStatus:
     return ContextStatus(
         key=context.recipe.key, name=context.recipe.name, hot=states.count(LibraryState.READY),
         asleep=states.count(LibraryState.ASLEEP), wake_s=context.wake_s,
-        loading=states.count(LibraryState.LOADING), queued=context.queue.count, running=outlook.held_calls(context),
+        loading=states.count(LibraryState.LOADING), queued=context.queue.count,
+        running=outlook.count_held_calls(context),
         loads=context.loads, ended=context.ended, load_s=context.load_s, load_total_s=context.load_total_s,
         run_s=context.run_s, run_total_s=context.run_total_s, memory_bytes=context.resident_bytes,
         waits_for=show_line(waits_for(state, context)) if context.queue.count else "",
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
-        arguments=context.recipe.arguments, rate=pace.recent_per_second(context.rate, now=state.now),
-        left_s=outlook.context_outlook_s(state, context), served=context.served,
+        arguments=context.recipe.arguments, rate=pace.recent_rate_per_second(context.rate, now=state.now),
+        left_s=outlook.seconds_until_context_done(state, context), served=context.served,
         speeds=story.kind_speeds(context), refused_offers=dict(context.refusals),
     )  # fmt: skip
 
@@ -187,4 +188,4 @@ def _listed(
 
 
 def _place(library: Library) -> str:
-    return f"{library.pilot.id}/{show_library(library.id)}"
+    return f"{library.pilot.id}/{format_library_id(library.id)}"

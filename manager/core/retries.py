@@ -6,7 +6,7 @@ seconds. The call fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` fa
 *Losses*: if a pilot is lost without a harmless reason, each call that may have run on it gets a loss, because a call
 that kills its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that
 pilot or its library also dies, the call fails as poison. The death of a library alone is better evidence
-(`blame_killer`), unless the process was killed from outside while other libraries ran.
+(`blame_call_for_library_death`), unless the process was killed from outside while other libraries ran.
 
 *Cuts*: a call fails after two cuts by walltimes, if it had most of the walltime each time.
 
@@ -27,7 +27,7 @@ from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilo
 from stoker.manager.core.state import Fault, Loss, State, Trial
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.ids import show_call, show_library
+from stoker.protocol.ids import format_library_id, show_call
 from stoker.units import show_seconds
 
 MOST_PILOTS = 3  # A call fails after faults on this number of pilots
@@ -45,8 +45,8 @@ def is_fault(outcome: CallEnd) -> bool:
 def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> None:
     assert outcome.failure is not None
     state, pilot, failure = manager.state, library.pilot, outcome.failure
-    trial = holding.trial_of(manager, call)
-    there = _faults_of_pilot(trial, library)
+    trial = holding.get_or_create_trial(manager, call)
+    there = _count_faults_on_pilot(trial, library)
     devices = frozenset(device.id for device in library.devices) if failure.device else frozenset()
     avoided_until = state.now + AVOIDS_S[min(there, len(AVOIDS_S) - 1)]
     pause_s = PAUSE_S[min(len(trial.faults), len(PAUSE_S) - 1)]
@@ -61,14 +61,14 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
         return
     where = ", ".join(sorted(devices)) + f" of {pilot.id}" if devices else str(pilot.id)
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
-    libraries.count_runs_again(manager, 1)
+    libraries.count_rerun_calls(manager, 1)
     for at in (avoided_until, state.now + pause_s):
         key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer per second: thousands of calls may wait for one file server
         if at > state.now and key not in state.timers:
             manager.set_timer(key, float(int(at) + 1))
 
 
-def _is_avoided(trial: Trial, library: Library, now: float) -> bool:
+def _is_library_avoided(trial: Trial, library: Library, now: float) -> bool:
     return any(
         now < fault.pauses_until
         or (
@@ -80,15 +80,15 @@ def _is_avoided(trial: Trial, library: Library, now: float) -> bool:
     )
 
 
-def _faults_of_pilot(trial: Trial, library: Library) -> int:
+def _count_faults_on_pilot(trial: Trial, library: Library) -> int:
     return sum(fault.pilot == library.pilot.id for fault in trial.faults)
 
 
-def retry_after_faults(manager: Manager, _: str) -> None:
+def mark_fault_retries_due(manager: Manager, _: str) -> None:
     manager.apart_due = True
 
 
-def _other_pilot_may_run(manager: Manager, trial: Trial) -> bool:
+def _can_run_on_other_pilot(manager: Manager, trial: Trial) -> bool:
     now, faults = manager.state.now, trial.faults
     if any(now < fault.pauses_until for fault in faults):
         return False
@@ -115,17 +115,17 @@ def _evidence(call: Call, trial: Trial) -> Failure:
     )
 
 
-def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
+def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
     """Record the losses and cuts of a pilot's calls before the calls are requeued."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
-    cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
+    cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_walltime_end(pilot, manager.state.now)
     if not cut and (pilot.loss is None or pilot.loss.explained):
         return
-    ran = {call: library for library in pilot.libraries.values() for call in _calls_that_may_run(manager, library)}
+    ran = {call: library for library in pilot.libraries.values() for call in _possibly_running_calls(manager, library)}
     if cut:
         for call, library in ran.items():
-            _note_cut(manager, library, call)
+            _record_walltime_cut(manager, library, call)
         return
     loading = [x for x in pilot.libraries.values() if x.state is LibraryState.LOADING]
     others = any(library.zombies for library in pilot.libraries.values())
@@ -133,74 +133,74 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
     for call, library in ran.items():
         _record_loss(manager, library, call, alone=alone)
     if len(loading) == 1 and not ran and not others:
-        libraries.record_lost_load(loading[0].context, pilot)
-        _judge_loads(manager, loading[0].context)
+        libraries.record_load_lost_with_pilot(loading[0].context, pilot)
+        _fail_calls_after_lost_loads(manager, loading[0].context)
 
 
-def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> None:
-    if deadlines.is_near_its_end(library.pilot, manager.state.now):
+def record_walltime_cuts(manager: Manager, library: Library, running: list[Call]) -> None:
+    if deadlines.is_near_walltime_end(library.pilot, manager.state.now):
         for call in running:
-            _note_cut(manager, library, call)
+            _record_walltime_cut(manager, library, call)
 
 
-def loss_explained(manager: Manager, pilot: Pilot) -> None:
+def recheck_calls_of_lost_pilot(manager: Manager, pilot: Pilot) -> None:
     if manager.state.trials:
         manager.apart_due = True
     for context in manager.state.waiting_contexts.values():
         if pilot in context.lost_loads:
-            _judge_loads(manager, context)
+            _fail_calls_after_lost_loads(manager, context)
             return
 
 
-def undo_pilot_loss(state: State, pilot: Pilot) -> None:
+def remove_call_losses_of_pilot(state: State, pilot: Pilot) -> None:
     for trial in state.trials.values():
         trial.losses[:] = [loss for loss in trial.losses if loss.pilot is not pilot or loss.failure is not None]
-    libraries.undo_lost_load(state, pilot)
+    libraries.undo_load_lost_with_pilot(state, pilot)
 
 
-def may_begin_alone(state: State) -> bool:
+def has_idle_reserved_pilot(state: State) -> bool:
     """True if a reserved pilot has no running calls."""
     return any(not _load(pilot) for pilot in state.reserved.values())
 
 
-def offer_apart(manager: Manager, library: Library) -> None:
+def send_call_to_retry(manager: Manager, library: Library) -> None:
     """Send a free library a call that was cut off or failed on another pilot."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
         if (
             (trial.cuts or trial.faults)
-            and not blame.is_suspect(trial)
+            and not blame.needs_exclusive_pilot(trial)
             and library.admits(call)
             and holding.serves(library, call.group)
-            and not blame.judge_trial(manager.state, call, trial)
-            and _may_run_in(manager, library, call, trial)
+            and not blame.terminal_call_failure(manager.state, call, trial)
+            and _can_run_in_library(manager, library, call, trial)
         ):
             _send_call(manager, library, call)
             return
 
 
-def settle_apart(manager: Manager) -> None:
+def process_special_placements(manager: Manager) -> None:
     for context in tuple(manager.state.waiting_contexts.values()):
         context.apart_lacks = False
         for call in tuple(context.queue.apart.values()):
             trial = manager.state.trials[call.id]
-            verdict = blame.judge_trial(manager.state, call, trial)
+            verdict = blame.terminal_call_failure(manager.state, call, trial)
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
-            elif not blame.is_held_back(manager, call, trial):  # the call did not cause its losses
+            elif not blame.needs_special_placement(manager, call, trial):  # the call did not cause its losses
                 queues.dequeue_call(call)
                 holding.free_reserved_pilot(manager, trial)
-                queues.enqueue_in_place(call)
+                queues.requeue_call_in_order(call)
                 manager.returned[context] = None
-            elif blame.is_suspect(trial):
-                if not blame.awaits_batch_reason(trial):
+            elif blame.needs_exclusive_pilot(trial):
+                if not blame.is_waiting_for_loss_reason(trial):
                     _send_alone(manager, call, trial)
             else:
-                _send_where_it_fits(manager, call, trial)
+                _send_to_fitting_library(manager, call, trial)
 
 
-def _calls_that_may_run(manager: Manager, library: Library) -> list[Call]:
+def _possibly_running_calls(manager: Manager, library: Library) -> list[Call]:
     if library.state not in (LibraryState.READY, LibraryState.STOPPING):
         return []
     unsent = manager.sends.get(library, ())
@@ -211,24 +211,24 @@ def _record_loss(
     manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None
 ) -> None:
     now, pilot = manager.state.now, library.pilot
-    memory = libraries.used_since(library, max(call.sent_at, library.ended_at))
-    printed = failure.printed if failure is not None else blame.printed_in(library)
-    trial = holding.trial_of(manager, call)
+    memory = libraries.peak_memory_since(library, max(call.sent_at, library.ended_at))
+    printed = failure.printed if failure is not None else blame.call_output_location(library)
+    trial = holding.get_or_create_trial(manager, call)
     trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
     del trial.losses[: -2 * MOST_LOSSES]
     count = len(trial.counted)
     more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; the call runs alone from now on"
-    who = pilot.id if failure is None else show_library(library.id)
+    who = pilot.id if failure is None else format_library_id(library.id)
     call.note(now, f"may have run when {who} died ({count}){more}")
 
 
-def _note_cut(manager: Manager, library: Library, call: Call) -> None:
-    cut = deadlines.cut_of(manager.state, library, call)
-    holding.trial_of(manager, call).cuts.append(cut)
+def _record_walltime_cut(manager: Manager, library: Library, call: Call) -> None:
+    cut = deadlines.build_walltime_cut(manager.state, library, call)
+    holding.get_or_create_trial(manager, call).cuts.append(cut)
     call.note(manager.state.now, f"ran {show_seconds(cut.ran_s)} and was cut off by the walltime of {cut.pilot}")
 
 
-def _judge_loads(manager: Manager, context: Context) -> None:
+def _fail_calls_after_lost_loads(manager: Manager, context: Context) -> None:
     counted = libraries.lost_pilots(context)
     if not counted:
         return
@@ -241,7 +241,7 @@ def _judge_loads(manager: Manager, context: Context) -> None:
 def _candidates(call: Call) -> list[Library]:
     return [
         library
-        for context in queues.serving_contexts(call.group)
+        for context in queues.contexts_serving_group(call.group)
         for library in context.libraries.values()
         if library.state is LibraryState.READY
         and library.pilot.state is PilotState.HERE
@@ -256,7 +256,7 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         here = [each for each in manager.state.pilots.values() if each.state is PilotState.HERE]
         if sum(each.reserved is not None for each in here) >= max(1, len(here) // 2):
             return
-        free = [x for x in able if x.pilot.reserved is None and _may_run_in(manager, x, call, trial)]
+        free = [x for x in able if x.pilot.reserved is None and _can_run_in_library(manager, x, call, trial)]
         if not free:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
@@ -269,22 +269,24 @@ def _load(pilot: Pilot) -> int:
     return sum(library.load for library in pilot.libraries.values())
 
 
-def _may_run_in(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
+def _can_run_in_library(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
     state = manager.state
-    return not _is_avoided(trial, library, state.now) and deadlines.trial_fits(state, library, call, trial)
+    return not _is_library_avoided(trial, library, state.now) and deadlines.has_time_for_retry(
+        state, library, call, trial
+    )
 
 
-def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
-    able = [x for x in _candidates(call) if _may_run_in(manager, x, call, trial)]
+def _send_to_fitting_library(manager: Manager, call: Call, trial: Trial) -> None:
+    able = [x for x in _candidates(call) if _can_run_in_library(manager, x, call, trial)]
     free = [library for library in able if library.load < library.slots and library.admits(call)]
     if free:
-        _send_call(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
+        _send_call(manager, min(free, key=lambda x: _count_faults_on_pilot(trial, x)), call)
     elif not able:
-        call.group.context.apart_lacks = _other_pilot_may_run(manager, trial)
+        call.group.context.apart_lacks = _can_run_on_other_pilot(manager, trial)
 
 
 def _send_call(manager: Manager, library: Library, call: Call) -> None:
-    queues.leave_queue(manager, call)
+    queues.remove_call_from_queue(manager, call)
     holding.give(manager, library, call)
 
 
@@ -295,7 +297,9 @@ CUTS_BESIDE = 2  # A call runs alone after other calls ended its library this nu
 POISON_KILLS = 2
 
 
-def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
+def blame_call_for_library_death(
+    manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool
+) -> bool:
     """Count the death of a library against a call. Return True if the call fails as poison."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
@@ -324,7 +328,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
     return True
 
 
-def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
+def record_cut_by_other_call(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
     """Record that another call ended the library of this call."""
     past = call.remember()
     past.cuts_beside += 1

@@ -377,7 +377,7 @@ WISHES = {
 """Description of every wish, by its name."""
 
 
-def wished(
+def wishes_in_options(
     options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
 ) -> Iterator[str]:
     """Yield the wishes that these options express. `deadline`: True if the calls get a deadline later."""
@@ -408,7 +408,9 @@ def refusal(
 ) -> str:
     """Return why calls with these options are refused; empty if accepted."""
     ignored = [
-        wish for wish in wished(options, deadline=deadline, features=features, limits=limits) if wish not in honoured
+        wish
+        for wish in wishes_in_options(options, deadline=deadline, features=features, limits=limits)
+        if wish not in honoured
     ]
     if not ignored:
         return ""

@@ -54,10 +54,12 @@ def order_sleep(manager: Manager, library: Library) -> None:
             f"library {library.id} cannot sleep: it is {library.state.value}, with load {library.load}"
             f"{', being resized' * bool(library.resizing)}{'' if library.sleeps else ', and its context cannot'}"
         )
-    if host > pilot.sleeper_budget_bytes:
-        raise PolicyError(f"{pilot.id} has {pilot.sleeper_budget_bytes} bytes left for sleepers, {host} are needed")
+    if host > pilot.free_host_bytes_for_sleep:
+        raise PolicyError(
+            f"{pilot.id} has {pilot.free_host_bytes_for_sleep} bytes left for sleepers, {host} are needed"
+        )
     library.awake_bytes, library.host_bytes = library.promised_bytes, host
-    _fall_asleep(manager, library, keeps, slept=False)
+    _mark_library_asleep(manager, library, keeps, slept=False)
     library.note(manager.state.now, "falls asleep")
     manager.say(pilot, SleepLibrary(library.id, keeps, host))
 
@@ -71,15 +73,15 @@ def order_wake(manager: Manager, library: Library) -> None:
     if library.state is not LibraryState.ASLEEP or not library.slept:
         raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
     libraries.promise(library, max(library.awake_bytes, library.promised_bytes))
-    libraries.begin_to_wake(manager, library)
-    _tell_to_wake(manager, library)
+    libraries.mark_library_waking(manager, library)
+    _send_wake_order(manager, library)
 
 
-def _tell_to_wake(manager: Manager, library: Library) -> None:
+def _send_wake_order(manager: Manager, library: Library) -> None:
     manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
 
 
-def _fall_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
+def _mark_library_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
     for call in tuple(library.held.values()):  # only after a lost journal; the pilot refuses these calls
         holding.withdraw(manager, call, running=True)
         holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
@@ -88,14 +90,14 @@ def _fall_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool)
     libraries.put_to_sleep(manager, library)
 
 
-def library_asleep(manager: Manager, library: Library, message: LibraryAsleep) -> None:
+def record_library_asleep(manager: Manager, library: Library, message: LibraryAsleep) -> None:
     keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
     library.context.asleep[library.devices[0].facts.kind] = keeps, host
     if library.state is LibraryState.READY:  # the journal lost the manager's order to sleep
-        _fall_asleep(manager, library, keeps, slept=True)
+        _mark_library_asleep(manager, library, keeps, slept=True)
     if library.state is not LibraryState.ASLEEP:
         return
-    room = library.host_bytes + library.pilot.sleeper_budget_bytes
+    room = library.host_bytes + library.pilot.free_host_bytes_for_sleep
     library.slept, library.host_bytes = True, min(host, max(0, room))
     libraries.holds(manager, library, keeps)
     where = f" and {show_bytes(host)} of host memory" if host else ""
@@ -118,22 +120,22 @@ def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> 
     return True
 
 
-def take_as_awake(library: Library) -> None:
+def mark_library_awake(library: Library) -> None:
     """Record that a waking library is awake, because its pilot has calls of it."""
     library.host_bytes = 0
 
 
-def sleep_failed(library: Library, reason: str) -> None:
+def record_sleep_failure(library: Library, reason: str) -> None:
     library.context.sleep_failure = reason
 
 
 def found(library: Library, facts: LibraryFacts) -> None:
-    room = max(0, library.pilot.sleeper_budget_bytes)
+    room = max(0, library.pilot.free_host_bytes_for_sleep)
     library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
     library.host_bytes = min(facts.host_bytes, room)
 
 
-def set_sleeps(library: Library, sleeps: bool) -> None:
+def set_sleep_support(library: Library, sleeps: bool) -> None:
     library.sleeps = sleeps
 
 
@@ -141,9 +143,9 @@ def compare(manager: Manager, library: Library, facts: LibraryFacts) -> bool:
     """Compare a library with its pilot's hello; repeat unanswered orders. Return True if it sleeps or wakes."""
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes
-        _fall_asleep(manager, library, library.promised_bytes, slept=False)
+        _mark_library_asleep(manager, library, library.promised_bytes, slept=False)
     if library.is_waking:
-        _tell_to_wake(manager, library)
+        _send_wake_order(manager, library)
         return True
     if library.state is LibraryState.ASLEEP:
         manager.say(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))

@@ -90,7 +90,7 @@ class Speeds:
         self._advised = {
             (kind, fastest): (known[fastest] / speed, 1.0) for kind, speed in known.items() if kind != fastest
         }
-        self._update()
+        self._update_relative_speeds()
 
     def learn(self, work: _Work, kind: str, *, calls: int, seconds: float, present: Collection[str]) -> bool:
         """Count calls of one function and size; return True if speeds changed. `present`: kinds of ready libraries."""
@@ -121,15 +121,15 @@ class Speeds:
             self._unrecorded[first, second] = None
         del kinds[kind]
         before = self.of
-        self._update()
+        self._update_relative_speeds()
         return self.of != before
 
-    def take_unrecorded(self) -> list[tuple[Pair, float]]:
+    def take_unrecorded_ratios(self) -> list[tuple[Pair, float]]:
         changed, self._unrecorded = self._unrecorded, {}
         ratios = ((pair, self._logs[pair]) for pair in changed)
         return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST_ROUNDS]
 
-    def _update(self) -> None:
+    def _update_relative_speeds(self) -> None:
         ratios = dict(self._advised)
         for pair, logs in self._logs.items():
             if len(logs) >= _LEAST_ROUNDS:

@@ -183,7 +183,7 @@ class Trial:
     saved: bytes = b""  # Progress that was saved before the last loss, cut or fault
     pilot: Pilot | None = None  # Pilot that is reserved for the call
 
-    def gets_on(self, saved: bytes) -> None:
+    def reset_after_progress(self, saved: bytes) -> None:
         """Clear losses, cuts and faults after the call saved progress."""
         self.saved = saved
         self.losses.clear()
@@ -272,7 +272,7 @@ class State:
         self.ending = ""  # Why the session ends; empty until the session ends
         self.kept = False  # True if the session continues without clients
 
-    def skip_numbers(self) -> None:
+    def skip_ids_after_restart(self) -> None:
         """After a restart, skip ids that may already be in use."""
         if self.next_library > 1 or self.next_client:
             self.next_library += 1000 - self.next_library % 1000

@@ -11,7 +11,7 @@ from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, L
 from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, BlockStatus
-from stoker.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
+from stoker.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, format_library_id, parse_call_id, show_block, show_call
 from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
 from stoker.protocol.status import KindSpeed, StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
@@ -21,19 +21,23 @@ _OVER = ("completed", "failed", "cancelled", "timeout", "missing", "scaled_in")
 _RUNNING = "running"
 
 
-def own_block_states(state: State) -> dict[str, str]:
+def program_block_states(state: State) -> dict[str, str]:
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
-    return {block: _own_block_state(state, text, came=block in came) for block, text in state.reported_blocks.items()}
+    return {
+        block: _program_block_state(state, text, came=block in came) for block, text in state.reported_blocks.items()
+    }
 
 
-def emptied_own_blocks(state: State) -> tuple[str, ...]:
+def emptied_program_blocks(state: State) -> tuple[str, ...]:
     here = {pilot.block for pilot in state.pilots.values()}
     left = {pilot.block for pilot in state.gone_pilots.values()} - here
     return tuple(block for block in state.reported_blocks if block in left)
 
 
-def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
-    found = next(((block, how) for block, how in own_block_states(state).items() if show_block(block) == subject), None)
+def _program_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
+    found = next(
+        ((block, how) for block, how in program_block_states(state).items() if show_block(block) == subject), None
+    )
     if found is None:
         return None
     block, how = found
@@ -43,7 +47,7 @@ def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | Non
     return f"block that the program started itself: {how}{names}", notes
 
 
-def _own_block_state(state: State, said: str, *, came: bool) -> str:
+def _program_block_state(state: State, said: str, *, came: bool) -> str:
     word = said.partition(":")[0]
     if word in _OVER:
         return said
@@ -62,7 +66,7 @@ def block_status(now: float, block: Block) -> BlockStatus:
     )  # fmt: skip
 
 
-def _block_in_words(now: float, block: Block) -> str:
+def _describe_block_state(now: float, block: Block) -> str:
     words = block.phase.value + (f": {block.reason}" if block.reason else "")
     if block.expected_at > now and block.phase is BlockPhase.PENDING:
         words += f", expected to start in {show_seconds(block.expected_at - now)}"
@@ -103,16 +107,19 @@ def tell_story(state: State, subject: str) -> to_client.Story:
     """Return the history that `stoker explain` prints. `subject`: a name or an unambiguous prefix."""
     told = _by_name(state, subject)
     if told is not None:
-        return _story(subject, told)
+        return _build_story(subject, told)
     try:
-        id = parse_call(subject)
+        id = parse_call_id(subject)
     except ValueError:
-        return _by_prefix(state, subject)
+        return _find_story_by_prefix(state, subject)
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
-        story = _with_payload(_story(show_call(id), _of_call(state, call)), call)
+        story = _add_call_arguments(_build_story(show_call(id), _call_headline_and_notes(state, call)), call)
         return msgspec.structs.replace(
-            story, waits_for=_why_not_running(state, call), runs_in=_runs_in(call), runs_from=_runs_from(call)
+            story,
+            waits_for=_reason_not_running(state, call),
+            runs_in=_runs_in(call),
+            runs_from=_output_start_position(call),
         )
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
@@ -126,38 +133,38 @@ def _by_name(state: State, subject: str) -> _HeadlineAndNotes | None:
         pilot = pilots.get(PilotId(subject))
         on_host = [each for each in pilots.values() if each.host == subject] if pilot is None else [pilot]
         if len(on_host) == 1:
-            return _of_pilot(state, on_host[0])
+            return _pilot_headline_and_notes(state, on_host[0])
     for context in state.contexts.values():
         if subject in (context.recipe.name, context.recipe.key, context.recipe.title):
             return _of_context(state, context)
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
-        return _of_block(state, block)
-    told = _own_block_story(state, subject)
+        return _block_headline_and_notes(state, block)
+    told = _program_block_story(state, subject)
     if told is not None:
         return told
     if subject.startswith("lib-"):
         for libraries in (state.libraries, state.gone_libraries):
-            library = next((x for x in libraries.values() if show_library(x.id) == subject), None)
+            library = next((x for x in libraries.values() if format_library_id(x.id) == subject), None)
             if library is not None:
-                return _of_library(library)
+                return _library_headline_and_notes(library)
     return None
 
 
-def _by_prefix(state: State, subject: str) -> to_client.Story:
+def _find_story_by_prefix(state: State, subject: str) -> to_client.Story:
     contexts = [name for context in state.contexts.values() for name in (context.recipe.name, context.recipe.key)]
     for names in ([*state.pilots, *contexts], list(state.gone_pilots)):
         matches = {name: told for name in names if subject and name.startswith(subject)
                    and (told := _by_name(state, name)) is not None}  # fmt: skip
         if len(matches) == 1:
-            return _story(*matches.popitem())
+            return _build_story(*matches.popitem())
         if matches:
             some = ", ".join(list(matches)[:_SHOWN_NAMES])
             return to_client.Story(subject, False, f"matches {some}; write a longer prefix", ())
     return to_client.Story(subject, False, "no call, pilot, library, context or block of this name", ())
 
 
-def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
+def _add_call_arguments(story: to_client.Story, call: Call) -> to_client.Story:
     payload = call.spec.payload
     if not isinstance(payload, bytes):
         return msgspec.structs.replace(story, arguments=f"({show_bytes(payload.size_bytes)} of arguments)")
@@ -166,25 +173,25 @@ def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
     return msgspec.structs.replace(story, payload=payload)
 
 
-def _story(subject: str, told: _HeadlineAndNotes) -> to_client.Story:
+def _build_story(subject: str, told: _HeadlineAndNotes) -> to_client.Story:
     headline, notes = told
     lines = tuple(StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
     return to_client.Story(subject, True, headline, lines)
 
 
-def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
+def _call_headline_and_notes(state: State, call: Call) -> tuple[str, list[Note]]:
     group, context = call.group, call.group.context
     what = f"{group.function.name}  wants {context.recipe.title}"
     notes: list[Note] = [(call.submitted_at, "submitted")]
     notes += call.notes
-    expected = _expected_end(state, call) if call.state is not CallState.ENDED else ""
+    expected = _describe_expected_end(state, call) if call.state is not CallState.ENDED else ""
     if expected:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
-        before, apart = _before(call), blame.why_apart(state, call)
-        notes.append((state.now, f"waits for {since}: {_why_not_running(state, call)}"))
-        starts_in_s = 0.0 if apart else outlook.start_in_s(state, context, before)
+        before, apart = _before(call), blame.special_placement_reason(state, call)
+        notes.append((state.now, f"waits for {since}: {_reason_not_running(state, call)}"))
+        starts_in_s = 0.0 if apart else outlook.seconds_until_call_start(state, context, before)
         if starts_in_s and not expected:
             notes.append((state.now, f"is expected to start in about {show_about(starts_in_s)}"))
         return f"{what}  waiting for {since}", notes
@@ -194,17 +201,17 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
             notes.append((call.sent_at, f"sent to {place_of(call.holder)}"))
         ahead = _ahead(call)
         if ahead:
-            notes.append((state.now, _why_not_running(state, call)))
+            notes.append((state.now, _reason_not_running(state, call)))
             return f"{what}  sent {since} ago, {ahead} before it", notes
         report = state.reports.get(call.id) or state.printed.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
-        return f"{what}  running for {since}{done}{_stream_state(state, call)}", notes
+        return f"{what}  running for {since}{done}{_describe_stream(state, call)}", notes
     if not call.sent_at:
         notes.append((call.submitted_at, "the call was not sent to a library"))
     return f"{what}  ended", notes
 
 
-def _stream_state(state: State, call: Call) -> str:
+def _describe_stream(state: State, call: Call) -> str:
     facts = state.streams.get(call.id)
     if facts is None:
         return ""
@@ -216,11 +223,11 @@ def _stream_state(state: State, call: Call) -> str:
     return said
 
 
-def _why_not_running(state: State, call: Call) -> str:
+def _reason_not_running(state: State, call: Call) -> str:
     if call.state is CallState.WAITING:
         before = _before(call)
         behind = f"behind {_calls(before)} of the same context; " if before else ""
-        return blame.why_apart(state, call) or behind + waits_for(state, call.group.context)
+        return blame.special_placement_reason(state, call) or behind + waits_for(state, call.group.context)
     ahead = _ahead(call) if call.state is CallState.HELD else 0
     return f"{ahead} {'call is' if ahead == 1 else 'calls are'} before it in that library" if ahead else ""
 
@@ -232,17 +239,17 @@ def _before(call: Call) -> int:
 def _runs_in(call: Call) -> tuple[str, ...]:
     holder = call.holder if call.state is CallState.HELD else None
     members = holder.members if isinstance(holder, Gang) else (holder,)
-    return tuple(show_library(library.id) for library in members if library is not None)
+    return tuple(format_library_id(library.id) for library in members if library is not None)
 
 
-def _runs_from(call: Call) -> int:
+def _output_start_position(call: Call) -> int:
     holder = call.holder if call.state is CallState.HELD else None
     if not isinstance(holder, Library):
         return 0
     return holder.printed_to if holder.slots == 1 else -1
 
 
-def _expected_end(state: State, call: Call) -> str:
+def _describe_expected_end(state: State, call: Call) -> str:
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
         return f"is due in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
@@ -281,7 +288,7 @@ def waits_for(state: State, context: Context) -> str:
         at, what = last.notes[-1]
         ago = f"{show_seconds(state.now - at)} ago: {what.removeprefix('gone: ')}"
         return f"no pilot is connected any more (the last one, {last.id}, {ago}; {blocks})"
-    able = list(queues.libraries_for(context))
+    able = list(queues.libraries_serving_context(context))
     ready = [x for x in able if x.state is LibraryState.READY]
     loading = [x for x in able if x.state is LibraryState.LOADING]
     asleep = [x for x in able if x.state is LibraryState.ASLEEP]
@@ -300,7 +307,7 @@ def waits_for(state: State, context: Context) -> str:
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
             return f"the next call needs {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
-        if slower := _waits_for_faster(context, ready):
+        if slower := _reason_to_wait_for_faster(context, ready):
             return slower + more
         which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
         if len(ready) == 1:
@@ -314,7 +321,9 @@ def waits_for(state: State, context: Context) -> str:
         since = show_seconds(state.now - first.started_at)
         if first.is_waking:
             return f"{name} wakes on {devices} for {since}{usual}"
-        return f"{name} is starting ({object_plan.fetch_phase(state, first)}) on {devices} for {since}{usual}"
+        return (
+            f"{name} is starting ({object_plan.describe_loading_phase(state, first)}) on {devices} for {since}{usual}"
+        )
     if asleep:
         first = asleep[0]
         where = f"{first.devices[0].id} of {first.pilot.id}"
@@ -322,7 +331,7 @@ def waits_for(state: State, context: Context) -> str:
         return f"{name} {doing}"
     if stopping:
         return f"a library of {name} is stopping{_limit_note(context)}"
-    lacking = [why for pilot in here if (why := blame.why_unfit(pilot, context.recipe.key, state.now))]
+    lacking = [why for pilot in here if (why := blame.pilot_unfit_reason(pilot, context.recipe.key, state.now))]
     if lacking:
         return f"{len(lacking)} of {len(here)} connected pilots cannot load {name}: {lacking[0]}"
     if context.last_failure is not None:
@@ -338,7 +347,7 @@ def waits_for(state: State, context: Context) -> str:
     return f"no device has room for {name} next to its busy libraries (most free: {show_bytes(free)})"
 
 
-def _waits_for_faster(context: Context, ready: list[Library]) -> str:
+def _reason_to_wait_for_faster(context: Context, ready: list[Library]) -> str:
     """Return why a call waits although slower libraries are free; empty if it does not."""
     speeds = context.speeds
     free = [x for x in ready if x.id in context.idle]
@@ -365,9 +374,11 @@ def _limit_note(context: Context) -> str:
 
 
 def _blocks(state: State) -> str:
-    said = [f"block {show_block(block)}: {what}" for block, what in own_block_states(state).items()]
+    said = [f"block {show_block(block)}: {what}" for block, what in program_block_states(state).items()]
     said += [
-        f"block {block.id}: {_block_in_words(state.now, block)}" for block in state.blocks.values() if not block.probes
+        f"block {block.id}: {_describe_block_state(state.now, block)}"
+        for block in state.blocks.values()
+        if not block.probes
     ]
     for name, source in state.sources.items():
         said += [f"{name}: {text}" for text in (source.trouble, source_failure(source)) if text]
@@ -385,16 +396,16 @@ def _calls(count: int) -> str:
     return f"{count:,} call{'s' * (count != 1)}"
 
 
-def _of_block(state: State, block: Block) -> tuple[str, list[Note]]:
+def _block_headline_and_notes(state: State, block: Block) -> tuple[str, list[Note]]:
     now, notes = state.now, list(block.notes)
     if block.phase is BlockPhase.ASKED and state.factory_trouble:
         notes.append((now, state.factory_trouble))
     pilots = f", pilots {', '.join(block.pilots)}" if block.pilots else ""
     job = f", job {block.job}" if block.job else ""
-    return f"block of source {block.source.source.name}{job}: {_block_in_words(now, block)}{pilots}", notes
+    return f"block of source {block.source.source.name}{job}: {_describe_block_state(now, block)}{pilots}", notes
 
 
-def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
+def _pilot_headline_and_notes(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
     devices = ", ".join(
         f"{d.id} {d.facts.kind} {show_bytes(d.promised_bytes)} of {show_bytes(d.facts.memory_bytes)} promised"
         for d in pilot.devices.values()
@@ -403,12 +414,13 @@ def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
     gone = [library for library in state.gone_libraries.values() if library.pilot is pilot]
     for library in (*gone, *pilot.libraries.values()):
         notes += [
-            (at, f"{show_library(library.id)} ({library.context.recipe.title}): {text}") for at, text in library.notes
+            (at, f"{format_library_id(library.id)} ({library.context.recipe.title}): {text}")
+            for at, text in library.notes
         ]
     return f"{pilot.state.value}; {_calls(pilot.ended)} ended there; {devices}", notes
 
 
-def _of_library(library: Library) -> tuple[str, list[Note]]:
+def _library_headline_and_notes(library: Library) -> tuple[str, list[Note]]:
     devices = ", ".join(d.id for d in library.devices)
     busy = f", {min(len(library.held), library.slots)} of {library.slots} slots taken" if library.slots > 1 else ""
     head = (
@@ -422,7 +434,7 @@ def _of_library(library: Library) -> tuple[str, list[Note]]:
 def _batch(load: EngineLoad) -> str:
     rows = f"{load.running} of {load.rows} rows" if load.rows else f"{load.running} row{'s' * (load.running != 1)}"
     waiting = f", {load.waiting} {'waits' if load.waiting == 1 else 'wait'}" if load.waiting else ""
-    mean = f"; mean {load.mean_rows:.1f} over {load.decode_steps:,} steps" if load.decode_steps else ""
+    mean = f"; mean {load.mean_rows_per_decode_step:.1f} over {load.decode_steps:,} steps" if load.decode_steps else ""
     speed = f"; {load.tokens_per_s:,.0f} tokens/s" if load.busy_s else ""
     return f"batch: {rows} running{waiting}{mean}{speed}"
 
@@ -441,7 +453,7 @@ def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
     notes: list[Note] = []
     gone = [library for library in state.gone_libraries.values() if library.context is context]
     for library in (*gone, *context.libraries.values()):
-        notes += [(at, f"{show_library(library.id)} on {library.pilot.id}: {text}") for at, text in library.notes]
+        notes += [(at, f"{format_library_id(library.id)} on {library.pilot.id}: {text}") for at, text in library.notes]
     notes += [(state.now, each.text) for each in kind_speeds(context)]
     if context.refusals:
         cases = ", ".join(f"{count:,} {case}" for case, count in sorted(context.refusals.items()))

@@ -74,13 +74,13 @@ class Fetch:
         """Order in which pilots get the object, smallest first."""
         return _READER_RANK if self.way is Way.READER else self.number
 
-    def is_rooted_in(self, source: Peer) -> bool:
+    def can_rely_on_source(self, source: Peer) -> bool:
         if source.id in self.object.whole:
             return True
         other = self.object.fetches.get(source.id)
         return other is not None and other.rank < self.rank
 
-    def may_come_from(self, peer: Peer) -> bool:
+    def can_fetch_from(self, peer: Peer) -> bool:
         """True unless the peer is the fetch's own pilot, is already a source, or failed it."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
@@ -135,12 +135,12 @@ class Object:
         self.peer_bytes = 0
 
     @property
-    def scarcity(self) -> int:
+    def serving_holder_count(self) -> int:
         return len(self.whole)
 
 
 class Transfers:
-    """All records of the plan. Events change them; then `settle_transfers` plans."""
+    """All records of the plan. Events change them; then `plan_pending_transfers` plans."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -178,14 +178,14 @@ class Transfers:
         peer.has[object.ref.name] = object
         if peer.serving:
             object.whole[peer.id] = peer
-            self._list_sure_source(peer, object)
+            self._list_reliable_source(peer, object)
 
-    def _list_sure_source(self, peer: Peer, object: Object) -> None:
+    def _list_reliable_source(self, peer: Peer, object: Object) -> None:
         """List a new sure source. Plan the waiting fetches that it serves again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
-        self.list_source(peer, object)
+        self.list_peer_as_source(peer, object)
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
@@ -193,7 +193,7 @@ class Transfers:
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
-        self._replace_source(peer, object)
+        self._replace_lost_cache_source(peer, object)
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
@@ -215,7 +215,7 @@ class Transfers:
         """Start a fetch, or follow an earlier fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._leader(fetch)  # before the fetch is listed
+        fetch.leader = self._find_leading_fetch(fetch)  # before the fetch is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
@@ -248,7 +248,7 @@ class Transfers:
                 self.unlink(fetch, source)
             self.send(fetch, Way.FOLLOWING)
             self.withdraw(fetch.peer, object)
-            self.next_alone(object)
+            self.start_origin_reads(object)
         if fetch.number < leader.number:
             self.fetches += 1
             fetch.number = self.fetches
@@ -257,7 +257,7 @@ class Transfers:
         fetch.leader, fetch.said = leader, None  # the last plan is invalid, so send the plan again
         self.changed.pop(fetch, None)
 
-    def _leader(self, fetch: Fetch) -> Fetch | None:
+    def _find_leading_fetch(self, fetch: Fetch) -> Fetch | None:
         under_way = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
@@ -284,13 +284,13 @@ class Transfers:
         self.changed.pop(fetch, None)
         if object.reader is fetch:
             object.reader = None
-        self._end_followers(fetch, complete=complete)
+        self._reassign_followers(fetch, complete=complete)
         if not complete:
             self.withdraw(peer, object)
             self.forget(object)
-        self.next_alone(object)
+        self.start_origin_reads(object)
 
-    def _end_followers(self, leader: Fetch, *, complete: bool) -> None:
+    def _reassign_followers(self, leader: Fetch, *, complete: bool) -> None:
         """Give followers of an ended fetch the object, or make one of them the leader."""
         fetches = [x for x in self._fetches_into_cache(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
@@ -302,11 +302,11 @@ class Transfers:
             else:
                 fetch.leader = fetches[0]
 
-    def _replace_source(self, peer: Peer, object: Object) -> None:
+    def _replace_lost_cache_source(self, peer: Peer, object: Object) -> None:
         """Find new sources for followers that this pilot's cache served."""
         for fetch in self._fetches_into_cache(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
-                leader = self._leader(fetch)
+                leader = self._find_leading_fetch(fetch)
                 if leader is None:
                     self.go(fetch)
                 else:
@@ -335,13 +335,13 @@ class Transfers:
         if way in (Way.WAITING, Way.PEERS) and fetch.able:
             object.able[id] = fetch
         if way is Way.READER:
-            self._list_sure_source(fetch.peer, object)
+            self._list_reliable_source(fetch.peer, object)
         elif way is Way.PEERS and way is not before:
-            self.list_source(fetch.peer, object)
+            self.list_peer_as_source(fetch.peer, object)
             self.freed[fetch.peer] = None
         self._update_needy(object)
 
-    def next_alone(self, object: Object) -> None:
+    def start_origin_reads(self, object: Object) -> None:
         while object.stranded and len(object.alone) < self.limits.readers:
             fetch = next(iter(object.stranded.values()))
             self.send(fetch, Way.ALONE)
@@ -367,14 +367,14 @@ class Transfers:
         self.freed[source] = None
         parked, source.parked = source.parked, {}
         for object in parked.values():
-            self.list_source(source, object)
+            self.list_peer_as_source(source, object)
 
     def has_room(self, peer: Peer, object: Object) -> bool:
         fetch = object.fetches.get(peer.id)
         sure = fetch is None or fetch.way is Way.READER
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves
 
-    def list_source(self, peer: Peer, object: Object) -> None:
+    def list_peer_as_source(self, peer: Peer, object: Object) -> None:
         """List a peer as a source, or park the object until the peer has a free place."""
         if not peer.serving or peer.draining:
             return
@@ -390,9 +390,13 @@ class Transfers:
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
         """Return a peer that can serve this fetch now, or None. `root`: a sure peer."""
         below = fetch.rank if root else self.fetches + 1
-        return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
+        return (
+            self._find_peer_with_whole_object(fetch)
+            or self._find_relay_peer(fetch, below=below)
+            or self._find_leaving_peer(fetch)
+        )
 
-    def _find_whole(self, fetch: Fetch) -> Peer | None:
+    def _find_peer_with_whole_object(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
         for _ in range(len(candidates)):  # few candidates are skipped: current sources, and peers that failed it
             id, peer = next(iter(candidates.items()))
@@ -401,11 +405,11 @@ class Transfers:
                 peer.parked[fetch.object.ref.name] = fetch.object
                 continue
             candidates.move_to_end(id)
-            if fetch.may_come_from(peer):
+            if fetch.can_fetch_from(peer):
                 return peer
         return None
 
-    def _find_relay(self, fetch: Fetch, *, below: int) -> Peer | None:
+    def _find_relay_peer(self, fetch: Fetch, *, below: int) -> Peer | None:
         object, found = fetch.object, None
         heap, skipped = object.relays, list[tuple[int, PilotId]]()
         while heap and found is None and heap[0][0] < below:
@@ -415,7 +419,7 @@ class Transfers:
                 heapq.heappop(heap)
                 if object.queued.get(id) == rank:
                     del object.queued[id]
-            elif fetch.may_come_from(source.peer):
+            elif fetch.can_fetch_from(source.peer):
                 found = source.peer
             else:
                 skipped.append(heapq.heappop(heap))
@@ -432,13 +436,13 @@ class Transfers:
         peer.parked[object.ref.name] = object
         return False
 
-    def _find_leaving(self, fetch: Fetch) -> Peer | None:
+    def _find_leaving_peer(self, fetch: Fetch) -> Peer | None:
         object, reader = fetch.object, fetch.object.reader
         reads = [reader.peer] if reader is not None else []
         staying = (peer for peer in chain(reads, object.open.values()) if not peer.draining)
         if any(peer is not fetch.peer and peer.id not in fetch.failed for peer in staying):
             return None
         for peer in chain(reads, islice(object.whole.values(), 2 * self.limits.tries)):
-            if peer.draining and fetch.may_come_from(peer) and self.has_room(peer, object):
+            if peer.draining and fetch.can_fetch_from(peer) and self.has_room(peer, object):
                 return peer
         return None

@@ -16,14 +16,20 @@ from parsl.dataflow.dflow import DataFlowKernel
 
 from stoker.contexts.encoder import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
-from stoker.contexts.function_code import gives_pieces, how_it_yields
-from stoker.contexts.payloads import dumps_arguments, plain_bytes
+from stoker.contexts.function_code import describe_generator, is_generator_function
+from stoker.contexts.payloads import dumps_arguments, pickle_if_plain
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.executor import check_labels, stoker_executors
 from stoker.manager.executor.futures import AppCallFuture
-from stoker.manager.executor.kernel import launch_at_once, loaded_kernel
-from stoker.manager.executor.options import SpecificationError, Wants, check_count, check_truth, read_wants
+from stoker.manager.executor.kernel import enable_immediate_launch, loaded_kernel
+from stoker.manager.executor.options import (
+    SpecificationError,
+    Wants,
+    check_boolean_option,
+    check_integer_option,
+    parse_call_specification,
+)
 from stoker.manager.executor.packing import bare, modules_pickled_with, name_of
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction
@@ -129,19 +135,19 @@ def app(
         hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(options)}")
         raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
     if batch_size is not None:
-        check_count("batch_size", batch_size, least=1)
-    check_truth("cache", cache)
+        check_integer_option("batch_size", batch_size, least=1)
+    check_boolean_option("cache", cache)
     ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
     executors = names_in("executors", None if executors == "all" else executors)
     if executors == []:
         raise ConfigError("executors: the list is empty, so no executor could run a call; omit this option to use all")
     if ignore_for_cache and not cache:
         raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or omit ignore_for_cache")
-    wants = _wants_of(asked)
+    wants = _parse_app_options(asked)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
         own = wants
-        if callable(function) and check_stream(function, stream=stream, gang=wants.options.gang):
+        if callable(function) and resolve_stream_option(function, stream=stream, gang=wants.options.gang):
             own = wants.streaming(True)
         return StokerApp(
             function,
@@ -202,9 +208,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
                 check_labels(kernel, self._labels, name=self.__name__)
             self.executors = self._labels or [each.label for each in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, self.executors)
-            launch_at_once(kernel)
+            enable_immediate_launch(kernel)
         wants = self.specification.wants
-        if wants.can_choose(args, kwargs):  # otherwise the executor chooses the context later
+        if wants.can_choose_context(args, kwargs):  # otherwise the executor chooses the context later
             wants = wants.chosen(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:
@@ -213,7 +219,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             function = self._with_walltime(kwargs.get("walltime", self.kwargs.get("walltime")))
             prepared = kernel.executors[self._found[1][0]].preparer.function(function)
             kwargs.pop(SPECIFICATION, None)
-            specification = self._specification_now(function, prepared, wants)
+            specification = self._app_wants_for_call(function, prepared, wants)
             packed = self._packed(args, kwargs, specification, prepared)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
@@ -239,7 +245,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             return made
         again: StokerApp = object.__new__(type(self))
         again.__dict__.update(self.__dict__)
-        again.specification = AppWants(_wants_of(merged).streaming(self.specification.wants.options.stream))
+        again.specification = AppWants(_parse_app_options(merged).streaming(self.specification.wants.options.stream))
         again.kwargs = {**self.kwargs, SPECIFICATION: again.specification}
         again.options = merged
         again._last = None
@@ -258,7 +264,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._timed = (walltime, timeout(self.func, walltime))
         return self._timed[1]
 
-    def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
+    def _app_wants_for_call(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
         """Pickle the function at submission, because the program may rebind captured names later."""
         try:
             blob = prepared.blob(function, wants)
@@ -280,7 +286,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         """
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
-        plain = plain_bytes((args, kwargs))
+        plain = pickle_if_plain((args, kwargs))
         if plain is not None:
             return plain
         if any(isinstance(value, Future | File) for value in (*args, *kwargs.values())):
@@ -292,7 +298,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             packed = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
         except SerializationError:  # the call's future raises this error
             return None
-        prepared.add_modules(brought)
+        prepared.add_modules_to_pickle(brought)
         return packed
 
     @property
@@ -309,7 +315,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         """Put the context before `self`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
-            self.func = wrap_error(_context_first(self.function))
+            self.func = wrap_error(_accept_context_before_self(self.function))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None or self._is_static else functools.partial(self, instance)
@@ -333,7 +339,7 @@ def _again(function: Callable[..., Any], wants: Wants, given: dict[str, Any]) ->
     return StokerApp(function, specification=AppWants(wants), **given)
 
 
-def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
+def _accept_context_before_self(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
         return method(instance, context, *args, **kwargs)
@@ -341,7 +347,7 @@ def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def labels_of(app: PythonApp | None) -> list[str] | None:
+def app_executor_labels(app: PythonApp | None) -> list[str] | None:
     if isinstance(app, StokerApp):
         return app.labels
     return app.executors if app is not None and isinstance(app.executors, list) else None
@@ -363,7 +369,7 @@ _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency",
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 
-def _wants_of(options: Mapping[str, Any]) -> Wants:
+def _parse_app_options(options: Mapping[str, Any]) -> Wants:
     """Parse the options of `@app` that are sent with calls. Raises SpecificationError with the option's name."""
     context, stream = options["context"], options["stream"]
     recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
@@ -371,7 +377,7 @@ def _wants_of(options: Mapping[str, Any]) -> Wants:
     given |= {name: options[here] for name, here in _HERE.items()}
     try:
         streams = False if stream is None else stream
-        return read_wants({**given, "context": recipe, "stream": streams}, takes_context=True)
+        return parse_call_specification({**given, "context": recipe, "stream": streams}, takes_context=True)
     except SpecificationError as error:
         key = str(error.facts.get("key", ""))
         name = _HERE.get(key, key)
@@ -388,8 +394,8 @@ def names_in(option: str, value: Any) -> list[str] | None:
 
 
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
-    name, yields = name_of(function), how_it_yields(function)
-    if yields and not gives_pieces(function):
+    name, yields = name_of(function), describe_generator(function)
+    if yields and not is_generator_function(function):
         raise ConfigError(f"{name} is {yields}, which cannot be the result of a call: return a value, or yield pieces")
     try:
         parameters = inspect.signature(function).parameters
@@ -412,10 +418,10 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
         raise ConfigError(f"{what}: ignore_for_cache: {unknown!r} is not one of its parameters ({has})", key=unknown)
 
 
-def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
+def resolve_stream_option(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
     """True if calls send pieces. Raises ConfigError for a gang, which cannot send pieces."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
-    streams = gives_pieces(bare) if stream is None else stream
+    streams = is_generator_function(bare) if stream is None else stream
     if streams and gang[1] > 1:
         raise ConfigError(
             f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"

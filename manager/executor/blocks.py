@@ -57,7 +57,7 @@ class BlockOwner(Protocol):
     def set_bad_state_and_fail_all(self, exception: Exception) -> None: ...
 
 
-def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
+def fail_calls_if_all_blocks_failed(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
     if executor.seen_blocks or not status:
         return
     enough = max(1, getattr(executor.provider, "init_blocks", 1))
@@ -108,7 +108,7 @@ def most_pilots(provider: ExecutionProvider) -> int:
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
 
-def with_pilots(link: Link) -> set[str]:
+def blocks_with_pilots(link: Link) -> set[str]:
     try:
         status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
         return {pilot.block for pilot in status.pilots}
@@ -125,10 +125,10 @@ def end_all(executor: BlockOwner, *, told: set[str]) -> None:
     until = time.monotonic() + PILOT_END_S
     try:
         ending = [job for block, job in jobs.items() if local and block in told]
-        others = _not_ended(provider, [job for job in jobs.values() if job not in ending])
+        others = _unfinished_jobs(provider, [job for job in jobs.values() if job not in ending])
         if others:
             provider.cancel(others)
-        while (ending := _not_ended(provider, ending)) and time.monotonic() < until:
+        while (ending := _unfinished_jobs(provider, ending)) and time.monotonic() < until:
             time.sleep(0.02)
         if ending:
             provider.cancel(ending)
@@ -136,7 +136,7 @@ def end_all(executor: BlockOwner, *, told: set[str]) -> None:
         logger.exception("jobs %s could not be cancelled; look for them in the batch system", sorted(jobs.values()))
 
 
-def _not_ended(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
+def _unfinished_jobs(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
     try:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
     except OSError:  # missing status files: cancelling an ended job is harmless
@@ -156,7 +156,7 @@ def workers_per_node(site: Site) -> int:
     return 1 if pilot.devices == "gpu" or pilot.mixed else len(os.sched_getaffinity(0))
 
 
-def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
+def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> None:
     """Wait until the factory of an ended session reports that its jobs have ended."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
@@ -196,7 +196,7 @@ class BlockUpkeep:
             self._cancel_at[block] = time.monotonic() + within_s
             link.tell(ReleaseBlock(block))
 
-    def cancel_silent(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
+    def cancel_blocks_without_pilots(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
         """Cancel jobs of the blocks in `emptied`, which have lost all their pilots."""
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since

@@ -58,7 +58,7 @@ class Link:
         self.folder = folder
         self.membership = Membership(folder)
         if not observer and not self.session.is_for_this_python:
-            raise membership.other_python(self.session)
+            raise membership.python_mismatch_error(self.session)
         self.large = LargeArguments(folder.objects)
         self.waiting = OpenCalls(self.large)
         self.settling = WorkerThreads("results")
@@ -130,10 +130,10 @@ class Link:
         self.waiting.add(call)
         self._out.queue.append(call)
         if len(self.waiting.calls) < DIRECT_BELOW:
-            self._send_now()
+            self._send_queued_messages()
         elif not self._woken:
             self.wake()
-        self._fail_if_over()
+        self._fail_calls_if_session_over()
         return number
 
     def submit_many(
@@ -149,8 +149,8 @@ class Link:
         ]
         self.waiting.add_all(calls)
         self._out.queue.extend(calls)
-        self._send_now()
-        self._fail_if_over()
+        self._send_queued_messages()
+        self._fail_calls_if_session_over()
         return [call.spec.call for call in calls]
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
@@ -160,13 +160,13 @@ class Link:
 
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
         self._taken.append(taken)
-        self._send_now()
+        self._send_queued_messages()
 
     def tell(self, message: Any) -> None:
         self._out.queue.append(message)
-        self._send_now()
+        self._send_queued_messages()
 
-    def tell_later(self, message: Any) -> None:
+    def queue_message(self, message: Any) -> None:
         self._out.queue.append(message)
 
     def ask_status(self) -> Future[to_client.Status]:
@@ -187,9 +187,9 @@ class Link:
     def leave(self, timeout_s: float) -> None:
         if self.waiting and self.over is None:
             self._out.queue.append(to_manager.Cancel(list(self.waiting.calls), True))
-        self._send_now()
+        self._send_queued_messages()
         until = time.monotonic() + timeout_s
-        while self.over is None and (self.waiting or self._has_unsent()) and time.monotonic() < until:
+        while self.over is None and (self.waiting or self._has_undelivered_messages()) and time.monotonic() < until:
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class Link:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.settling.close(limit_s=SETTLE_LIMIT_S)
-        callbacks.wait_done(limit_s=SETTLE_LIMIT_S)
+        callbacks.wait_for_open_work(limit_s=SETTLE_LIMIT_S)
 
     def wake(self) -> None:
         self._woken = True
@@ -209,12 +209,12 @@ class Link:
             pass
 
     def forked(self) -> None:
-        self.over = membership.forked_process(self.session.session)
+        self.over = membership.forked_process_error(self.session.session)
         self.waiting.calls.clear()  # the child must not cancel calls of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # a forked child must not use the socket
 
-    def _fail_if_over(self) -> None:
+    def _fail_calls_if_session_over(self) -> None:
         """Fail calls that were added while the session ended, because `fail_all` may have missed them."""
         if self.over is not None:
             self.fail_all(self.over)
@@ -226,13 +226,13 @@ class Link:
             return future
         with self._lock:
             self._questions.ask(question, future, answer=answer)
-        self._send_now()
-        self._fail_if_over()
+        self._send_queued_messages()
+        self._fail_calls_if_session_over()
         return future
 
     # ---- sending
 
-    def _send_now(self) -> None:
+    def _send_queued_messages(self) -> None:
         if not self._lock.acquire(blocking=False):
             self.wake()
             return
@@ -243,7 +243,7 @@ class Link:
         if more:
             self.wake()
 
-    def _has_unsent(self) -> bool:
+    def _has_undelivered_messages(self) -> bool:
         with self._lock:
             return bool(self._out.queue) or self._out.has_unacknowledged
 
@@ -257,7 +257,11 @@ class Link:
             sent = True
         if self._may_lack_pieces:  # request pieces after calls that were resubmitted
             self._may_lack_pieces = False
-            asked = [call.inbox.ask_again() for call in tuple(self.waiting.calls.values()) if call.inbox is not None]
+            asked = [
+                call.inbox.request_lost_pieces()
+                for call in tuple(self.waiting.calls.values())
+                if call.inbox is not None
+            ]
             self._taken.extend(each for each in asked if each is not None)
         if self._taken:
             latest: dict[tuple[CallId, bool], to_manager.PiecesTaken] = {}
@@ -302,9 +306,9 @@ class Link:
             time.sleep(GATHER_S)
         self._woken = False  # reset after the eventfd read, so that no wake-up is lost
         if self._monitor_fd in ready:
-            self._read_monitor()
+            self._handle_connection_changes()
         if not self._joined.is_set():
-            self._find_manager()
+            self._update_manager_address()
         with self._lock:
             frames = self._dealer.receive()
         fed: list[PieceInbox] = []
@@ -317,7 +321,7 @@ class Link:
         if again:
             self.wake()
 
-    def _read_monitor(self) -> None:
+    def _handle_connection_changes(self) -> None:
         for change in self._dealer.changes():
             if change is ConnectionChange.MADE:
                 number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1
@@ -337,16 +341,16 @@ class Link:
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:
-                self.fail_all(membership.refused_key(self.folder, self.session.session))
+                self.fail_all(membership.refused_key_error(self.folder, self.session.session))
 
-    def _find_manager(self) -> None:
+    def _update_manager_address(self) -> None:
         try:
-            found = self.membership.find_manager(time.monotonic())
+            found = self.membership.read_session_file_if_due(time.monotonic())
         except SessionError as error:
             self.fail_all(error)
             return
         if self.membership.why_over:
-            self._session_over(self.membership.why_over)
+            self._handle_session_end(self.membership.why_over)
         if found is not None:
             with self._lock:
                 self._dealer.move_to(found.address)
@@ -359,7 +363,7 @@ class Link:
             return
         for message in messages:
             if type(message) is to_client.Pieces:
-                self._take_pieces(message, fed)
+                self._receive_pieces(message, fed)
             else:
                 self._handle(message)
 
@@ -378,7 +382,7 @@ class Link:
                 replace = msgspec.structs.replace
                 self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
             case to_client.ClientWelcome():
-                self._welcome(message)
+                self._handle_welcome(message)
             case to_client.Rejected():
                 logger.warning("the manager did not accept a message: %s", message.reason)
                 self.waiting.reject(message.calls, message.reason)
@@ -389,13 +393,13 @@ class Link:
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
             case to_client.SessionOver():
-                self._session_over(message.reason)
+                self._handle_session_end(message.reason)
 
-    def _session_over(self, reason: str) -> None:
+    def _handle_session_end(self, reason: str) -> None:
         self._finished.set()
         self.fail_all(membership.session_over(self.session.session, reason))
 
-    def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
+    def _receive_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)
         if call is None or call.inbox is None:
             return
@@ -409,7 +413,7 @@ class Link:
         if taken is not None:
             self._taken.append(taken)  # the end of this turn sends the acknowledgement
 
-    def _welcome(self, message: to_client.ClientWelcome) -> None:
+    def _handle_welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._first_id = message.number << CLIENT_SHIFT
             self.journal_trouble = ""  # the manager reports journal errors after the welcome

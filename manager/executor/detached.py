@@ -23,13 +23,13 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.locks import is_locked
 from stoker.manager.executor.processes import (
+    error_with_log_tail,
     register,
     spawn_manager,
-    with_log,
 )
 from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.live.lease import TAKEN_OVER
-from stoker.protocol.session import SessionFolder, changed_at, find_session, is_begun
+from stoker.protocol.session import SessionFolder, find_session, is_begun, modification_time
 from stoker.site import Engine, Site
 
 # ---- sessions whose manager does not listen yet
@@ -40,17 +40,17 @@ _LISTENS_S = 60.0
 _POLL_S = 0.02
 
 
-def is_coming_up(folder: Path) -> bool:
+def is_session_starting(folder: Path) -> bool:
     if not is_begun(folder):
         return False
-    age_s = time.time() - changed_at(folder / "manager.json")
+    age_s = time.time() - modification_time(folder / "manager.json")
     return 0 <= age_s < _MANAGER_STARTS_S or (age_s < _LISTENS_S and is_locked(folder / "manager.lock") is True)
 
 
-def wait_for_begun(name: str = "") -> None:
+def wait_for_starting_sessions(name: str = "") -> None:
     """Wait while a session is starting whose id begins with `name`."""
     links = state_folder() / "sessions"
-    while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
+    while any(is_session_starting(link) for link in links.glob("*") if link.name.startswith(name)):
         time.sleep(_POLL_S)
 
 
@@ -91,7 +91,7 @@ def unreachable(folder: SessionFolder) -> str:
     if not folder.file.exists():
         return ""
     file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
-    if holder is None or not lease.is_alive(holder) or not (why := interfaces.no_way_to(file.address)):
+    if holder is None or not lease.is_alive(holder) or not (why := interfaces.explain_missing_route(file.address)):
         return ""
     return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
 
@@ -131,11 +131,11 @@ def sites_of(folder: SessionFolder) -> dict[str, Site]:
 
 
 def forget(folder: SessionFolder) -> None:
-    _unregister(folder)
+    _remove_session_links(folder)
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def _unregister(folder: SessionFolder) -> None:
+def _remove_session_links(folder: SessionFolder) -> None:
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and link.resolve() == folder.path.resolve():
             link.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def _unregister(folder: SessionFolder) -> None:
 def find(name: str) -> tuple[SessionFolder, Site]:
     """Find a session by id or folder; restart its manager if the manager has exited. Return the session's folder, and
     a Site with the session's name. Raises SessionError."""
-    wait_for_begun(name)
+    wait_for_starting_sessions(name)
     folder = find_session(name)
     if not is_up(folder):
         start(folder, waiting=log.warning)
@@ -165,7 +165,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     if why := unreachable(folder):
         raise SessionError(why, session=launch.session)
     path = lease.lease_file(folder)
-    before, said_before = lease.read(path), _written_at(folder)
+    before, said_before = lease.read(path), _session_file_mtime_ns(folder)
     if before is not None and before.over:
         raise _session_over_error(launch, before.over)
     patience_s = START_LIMIT_S
@@ -179,7 +179,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     process, tries_left = _spawn(folder, launch), _TRIES
     until = time.monotonic() + patience_s
     try:
-        while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
+        while _session_file_mtime_ns(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
                 other = lease.read(path)
                 if other is not None and other.over:  # another process started a manager and ended the session
@@ -191,19 +191,19 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     tries_left -= 1
                     if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
-                        raise with_log(what, folder.manager_log, said_at=said_at)
+                        raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
                     process = _spawn(folder, launch)  # this manager or a concurrent manager was killed
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
-                raise with_log(what, folder.manager_log, said_at=said_at)
+                raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
-        if _written_at(folder) == said_before:  # otherwise commands find the session by id
+        if _session_file_mtime_ns(folder) == said_before:  # otherwise commands find the session by id
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
         if not folder.file.exists():  # the manager never listened, so commands must not wait for it
-            _unregister(folder)
+            _remove_session_links(folder)
         raise
     register(folder)
     return holder
@@ -219,5 +219,5 @@ def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
     return spawn_manager([*command, *options], folder.manager_log)
 
 
-def _written_at(folder: SessionFolder) -> int:
+def _session_file_mtime_ns(folder: SessionFolder) -> int:
     return folder.file.stat().st_mtime_ns if folder.file.exists() else 0

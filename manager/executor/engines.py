@@ -26,10 +26,10 @@ if TYPE_CHECKING:  # importing Parsl takes a second; the command line does not n
 def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
     sites = tuple(sites)
     refuse(sites, provider=provider)
-    must_be_here(sites)
+    require_taskvine_programs(sites)
 
 
-def must_be_here(sites: Iterable[Site]) -> None:
+def require_taskvine_programs(sites: Iterable[Site]) -> None:
     if any(site.engine is Engine.TASKVINE for site in sites):
         factory.find_programs()
 
@@ -54,7 +54,7 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
         refusals.refuse_site(site)
 
 
-def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
+def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
     """Raise ConfigError if this site cannot honour the options in `wants`. `honours`: options that the site's policy
     uses; None if only the manager of a joined session knows them."""
     if honours is not None:

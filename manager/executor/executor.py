@@ -33,30 +33,41 @@ from stoker.config import Site, load_site, load_sites, write_sites
 from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, SessionError
-from stoker.folders import refuse_odd_path, working_folder
+from stoker.folders import refuse_non_utf8_path, working_folder
 from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import blocks, detached, engines
 from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.kernel import task_being_launched
-from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_parsls, check_session
+from stoker.manager.executor.options import (
+    CallPlace,
+    check_local_policy,
+    check_options,
+    check_parsl_arguments,
+    check_session,
+)
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
-from stoker.manager.executor.packing import is_same, modules_pickled_with, pack_arguments, place_arguments
+from stoker.manager.executor.packing import (
+    inline_or_store_arguments,
+    is_same_function,
+    modules_pickled_with,
+    pack_arguments,
+)
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import (
     ManagerProcess,
+    link_joined_session,
     make_folder,
     manager_options,
     new_session_id,
-    note_joined,
     register,
 )
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
-from stoker.manager.live.session_policies import honoured_in, keep_policies, policies_for
+from stoker.manager.live.session_policies import honoured_call_options, keep_policies, policies_for
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
@@ -116,7 +127,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 "session= joins a session, which has its own sites: leave out site= and provider=, or session="
             )
         check_options(label=label, working_dir=working_dir, drain_s=drain_s, provider=provider, progress=progress)
-        check_parsls(storage_access, block_error_handler, remote_monitoring_radio)
+        check_parsl_arguments(storage_access, block_error_handler, remote_monitoring_radio)
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
@@ -132,7 +143,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             provider = engines.local_provider(self.site)
         super().__init__(
             provider=provider,
-            block_error_handler=blocks.on_failed_blocks if block_error_handler is True else block_error_handler,
+            block_error_handler=blocks.fail_calls_if_all_blocks_failed
+            if block_error_handler is True
+            else block_error_handler,
         )
         self.label = label
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
@@ -182,13 +195,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         super().start()
         named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
         place = named or working_folder()
-        refuse_odd_path(place, what="the folder in which calls run", advice="start the program in another folder")
+        refuse_non_utf8_path(place, what="the folder in which calls run", advice="start the program in another folder")
         self.call_place = CallPlace(named, program_folder())
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)
-                note_joined(self.folder, Path(self.run_dir) / self.label)
-                self._honours = honoured_in(self.folder)
+                link_joined_session(self.folder, Path(self.run_dir) / self.label)
+                self._honours = honoured_call_options(self.folder)
                 self._link = Link(self.folder)
             else:
                 self._start_session()
@@ -201,8 +214,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _begin(self, link: Link) -> None:
         self.preparer = Preparer(
-            lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
-            on_replaced=lambda function, by: link.tell_later(Replaced(function, by)),
+            lambda wants: engines.refuse_unsupported_options(self.site, wants, honours=self._honours),
+            on_replaced=lambda function, by: link.queue_message(Replaced(function, by)),
             leave_source=ProgramSources(link.folder.sources).leave,
         )
         link.wait_joined(START_LIMIT_S)
@@ -246,7 +259,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._news is not None:
             self._news.stop()
         if self._raised_gc_thresholds:
-            restore_collector()
+            restore_gc_thresholds()
         if not self._joins:
             self._end_session()
         elif self._link is not None:
@@ -256,14 +269,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _end_session(self) -> None:
         if self._manager is not None:
-            self._manager.expect_end()
+            self._manager.expect_manager_exit()
         if self._starting is not None:
             wait([self._starting])
         told: set[str] = set()
         joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
         is_up = self._manager is not None and self._manager.is_running()
         if self._link is not None and joined and is_up and not self._link.wait_finished(0):
-            told = blocks.with_pilots(self._link)
+            told = blocks.blocks_with_pilots(self._link)
             self._link.tell(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
@@ -272,7 +285,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             # period.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
-            blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
+            blocks.wait_until_factory_jobs_end(self.folder, limit_s=FACTORY_LIMIT_S)
         if self._link is not None:
             self._link.close()
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
@@ -323,13 +336,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         blob = None
         if of_app is not None:
             kwargs.pop(SPECIFICATION, None)
-            if is_same(of_app.made_of, func):  # otherwise Parsl has wrapped `func`, for example to stage files
+            if is_same_function(of_app.made_of, func):  # otherwise Parsl has wrapped `func`, for example to stage files
                 blob = of_app.function
         else:
             spec = prepared.parsl_spec(args, kwargs)
             if spec is not None:
-                wants = self.preparer.paper_wants(spec)
-                args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
+                wants = self.preparer.wants_from_parsl_spec(spec)
+                args, kwargs = prepared.replace_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
         if wants.family is not None:
             wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
@@ -340,9 +353,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             payload = pack_arguments(
                 args, kwargs, name=prepared.name, large=link.large, by_name=by_name, brought=brought
             )
-            prepared.add_modules(brought)
+            prepared.add_modules_to_pickle(brought)
         else:
-            payload = place_arguments(packed, name=prepared.name, large=link.large)
+            payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
         if (
             task is not None and task["resource_specification"] is CANCELLED
@@ -414,7 +427,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if early is not None and n == self.provider.init_blocks and len(self._status) == n:
             return early
         started: list[str] = super().scale_out_facade(n)
-        self.tell_blocks()
+        self.send_block_states()
         return started
 
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
@@ -438,16 +451,16 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
             self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
-            self._upkeep.cancel_silent(status, emptied=answer.emptied_blocks)
+            self._upkeep.cancel_blocks_without_pilots(status, emptied=answer.emptied_blocks)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
                     job.message = job.message or "the job ended before its pilot reached the manager"
         self._upkeep.cancel_drained()
-        self.tell_blocks()
+        self.send_block_states()
         return status
 
-    def tell_blocks(self) -> None:
+    def send_block_states(self) -> None:
         """Send the states of the blocks to the manager."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
@@ -504,7 +517,7 @@ def raise_gc_thresholds() -> None:
         _gc_users += 1
 
 
-def restore_collector() -> None:
+def restore_gc_thresholds() -> None:
     global _gc_users
     with _lock:
         if _gc_users > 0:

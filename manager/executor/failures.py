@@ -26,11 +26,11 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
-from stoker.manager.executor.pieces import open_value
+from stoker.manager.executor.pieces import unpickle_result_or_piece
 from stoker.manager.executor.session_files import read_result
 from stoker.pilot.library.failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
-from stoker.protocol.ids import show_call, show_library
+from stoker.protocol.ids import format_library_id, show_call
 from stoker.units import show_bytes
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
@@ -53,7 +53,7 @@ _NAMES_SOMETHING = b"\x93"
 """The opcode STACK_GLOBAL. A pickle of protocol 4 or later without this byte contains only builtin types."""
 
 
-def opens_at_once(end: CallEnd) -> bool:
+def can_unpickle_without_user_code(end: CallEnd) -> bool:
     """True if unpickling this end runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
@@ -64,11 +64,11 @@ def opens_at_once(end: CallEnd) -> bool:
 def outcome(end: CallEnd, *, session: str = "") -> Any:
     """Return the call's result, or raise the call's exception or a StokerError."""
     if end.ok:
-        return open_value(_bytes(end), call=end.call)
+        return unpickle_result_or_piece(_bytes(end), call=end.call)
     if end.failure is not None:
         cause = payloads.load_exception(_bytes(end)) if end.payload else None
-        raise failure_error(end.failure, call=end.call, session=session, printed=end.printed) from cause
-    error = with_its_command(payloads.load_exception(_bytes(end)))
+        raise error_from_failure(end.failure, call=end.call, session=session, printed=end.printed) from cause
+    error = add_command_to_bash_error(payloads.load_exception(_bytes(end)))
     if isinstance(error, Exception):
         call = show_call(end.call)
         printed = f" (its output: {_command('logs', call, session)})" if end.printed else ""
@@ -111,12 +111,14 @@ def _command(name: str, call: str, session: str) -> str:
     return f"stoker {name} {call}{f' --session {session}' if session else ''}"
 
 
-def failure_error(failure: Failure, *, call: int, session: str = "", printed: Printed | None = None) -> StokerError:
+def error_from_failure(
+    failure: Failure, *, call: int, session: str = "", printed: Printed | None = None
+) -> StokerError:
     names = ("pilot", "device", "signal", "exit_code", "tail", "log")
     facts: dict[str, Any] = {"call": show_call(call)}
     facts |= {name: value for name in names if (value := getattr(failure, name))}
     if failure.library:
-        facts["library"] = show_library(failure.library)
+        facts["library"] = format_library_id(failure.library)
     if failure.kind is FailureKind.DROPPED:
         facts |= {"reason": failure.message, "retry_after_s": failure.retry_after_s}
     where = f" on {failure.pilot}" if failure.pilot and failure.pilot not in failure.message else ""
@@ -172,7 +174,7 @@ class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is
         return in_words(super().__str__(), command=self.command, last_lines=self.last_lines)
 
 
-def with_its_command(error: BaseException) -> BaseException:
+def add_command_to_bash_error(error: BaseException) -> BaseException:
     facts = vars(error)
     if type(error) is not errors.BashExitFailure or "command" not in facts:
         return error

@@ -16,10 +16,10 @@ from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
 
 from stoker.errors import ConfigError
-from stoker.manager.executor.failures import opens_at_once, outcome
-from stoker.manager.executor.kernel import make_safe
+from stoker.manager.executor.failures import can_unpickle_without_user_code, outcome
+from stoker.manager.executor.kernel import install_safe_memoizer
 from stoker.manager.executor.outgoing import end_future
-from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_value
+from stoker.manager.executor.pieces import PieceInbox, PieceReader, unpickle_result_or_piece
 from stoker.manager.executor.session_files import discard_result
 from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
@@ -58,14 +58,14 @@ class CallFuture(Future[Any]):
         Args:
             fn: A function that receives the future; `fn` may wait for other calls.
         """
-        record = _record_of(fn)
+        record = _task_record_of_callback(fn)
         if record is None:
             add_callback(self, fn, register=super().add_done_callback)
             return
         record["exec_fu"] = self
         kernel = getattr(getattr(fn, "func", None), "__self__", None)
         if isinstance(kernel, DataFlowKernel):
-            make_safe(kernel)
+            install_safe_memoizer(kernel)
         super().add_done_callback(fn)
         # The app's future may be cancelled while the executor submits the call. `AppCallFuture.cancel` marks the record
         # and then looks for this future. This method stores the future and then looks for the mark. Therefore at least
@@ -102,7 +102,12 @@ class CallFuture(Future[Any]):
             False: `flush` is not needed.
         """
         settling = self._link.settling
-        if self._inbox is not None or settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
+        if (
+            self._inbox is not None
+            or settling.has_slow_callbacks
+            or not can_unpickle_without_user_code(end)
+            or self._triggers_user_callbacks()
+        ):
             settling.add(functools.partial(self._set_outcome_unless_done, end))
             return False
         before = time.monotonic()
@@ -111,9 +116,9 @@ class CallFuture(Future[Any]):
             settling.has_slow_callbacks = True
         return False
 
-    def _runs_users_code(self) -> bool:
+    def _triggers_user_callbacks(self) -> bool:
         for callback in callbacks_of(self):
-            app = (_record_of(callback) or {}).get("app_fu")
+            app = (_task_record_of_callback(callback) or {}).get("app_fu")
             if isinstance(app, Future) and not isinstance(app, AppCallFuture):
                 return any(map(is_users_callback, callbacks_of(app)))
         return False
@@ -127,8 +132,8 @@ class CallFuture(Future[Any]):
     def _set_outcome(self, end: CallEnd) -> None:
         try:
             if end.ok and self._inbox is not None:
-                packed = self._inbox.values_at_end(end)
-                value: Any = [open_value(each, call=end.call, piece=n) for n, each in enumerate(packed)]
+                packed = self._inbox.pickled_pieces_at_end(end)
+                value: Any = [unpickle_result_or_piece(each, call=end.call, piece=n) for n, each in enumerate(packed)]
             else:
                 value = outcome(end, session=self._link.session.session)
         except BaseException as error:
@@ -165,7 +170,7 @@ class CallFuture(Future[Any]):
         return f"<call {self.parsl_executor_task_id or 'not sent'} {self._state.lower()}>"
 
 
-def _record_of(callback: Callable[..., object]) -> dict[str, Any] | None:
+def _task_record_of_callback(callback: Callable[..., object]) -> dict[str, Any] | None:
     given = callback.args[0] if isinstance(callback, functools.partial) and callback.args else None
     return given if isinstance(given, dict) and "app_fu" in given else None
 

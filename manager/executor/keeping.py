@@ -18,7 +18,7 @@ from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.kept_file import KeptFile, KeptHeader, open_kept, record, refused
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, open_and_lock_kept_file, record, refused
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_window import MapInbox, size_of
 from stoker.manager.executor.packing import logger
@@ -119,9 +119,9 @@ class Keeping:
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()
-        self.file = open_kept(path)
+        self.file = open_and_lock_kept_file(path)
         try:
-            begin_or_continue(self.file, header, reuse=reuse)
+            start_or_resume_kept_file(self.file, header, reuse=reuse)
         except BaseException:
             self.file.close()
             raise
@@ -137,12 +137,12 @@ class Keeping:
         at = self.file.find(key)
         return None if at is None else KeptItem(self.file, at, items)
 
-    def how_to_continue(self) -> str:
+    def continuation_hint(self) -> str:
         kept = len(self.file) + self.file.added
         return f"{kept:,} results are in {self.file.path}; run it again to continue"
 
 
-def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
+def start_or_resume_kept_file(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
     there = file.header
     if there is None:
         file.begin(header)

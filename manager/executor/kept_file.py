@@ -75,17 +75,17 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 def record(key: str, item: int, data: Any) -> Iterator[bytes]:
     """Yield the line of a result in parts, to save memory."""
-    text = _as_json(data)
+    text = _convert_pickle_to_json(data)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())
     digest.update(head)
-    for part in _pickle_parts(data) if text is None else (text,):
+    for part in _quoted_base64_chunks(data) if text is None else (text,):
         digest.update(part)
         yield part
     yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
 
 
-def _pickle_parts(data: Any) -> Iterator[bytes]:
+def _quoted_base64_chunks(data: Any) -> Iterator[bytes]:
     yield b'"'
     view = memoryview(data)
     for start in range(0, len(view), CHUNK_BYTES):
@@ -127,13 +127,13 @@ class Scan:
                     self.header = msgspec.json.decode(b"".join(whole), type=KeptHeader)
                 except (msgspec.DecodeError, ValueError):
                     self.damaged += 1
-            elif (found := _head_of(head)) is not None:
+            elif (found := _parse_kept_line_head(head)) is not None:
                 yield *found, at
             else:
                 self.damaged += 1
 
 
-def _head_of(head: bytes) -> tuple[str, int] | None:
+def _parse_kept_line_head(head: bytes) -> tuple[str, int] | None:
     key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
     if not head.startswith(_BEGIN) or not number.isdigit():
@@ -148,7 +148,7 @@ def _head_of(head: bytes) -> tuple[str, int] | None:
 def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool = True) -> Any:
     file.seek(at)
     try:
-        return _value_of(file.readline(), key=key, opens=opens)
+        return _decode_kept_line(file.readline(), key=key, opens=opens)
     except Exception as error:  # classes in the result may raise any error
         if payloads.is_interrupt(error):
             raise
@@ -159,7 +159,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
         ) from error
 
 
-def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
+def _decode_kept_line(line: bytes, *, key: str = "", opens: bool = True) -> Any:
     """Return the value in a line; DAMAGED if the line is incomplete or has another key. With `opens=False`, only check
     the line and return None."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
@@ -180,12 +180,12 @@ def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
 # ---- writing lines
 
 
-def _as_json(data: Any) -> bytes | None:
+def _convert_pickle_to_json(data: Any) -> bytes | None:
     if len(data) > _JSON_BYTES or data[:1] != PLAIN:
         return None
     try:
         value = _PlainUnpickler(io.BytesIO(data)).load()
-        if not _is_json(value):
+        if not _survives_json_round_trip(value):
             return None
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except (pickle.UnpicklingError, ValueError, RecursionError):  # a class, a lone surrogate, or a recursive value
@@ -199,15 +199,15 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
 
 
-def _is_json(value: Any) -> bool:
+def _survives_json_round_trip(value: Any) -> bool:
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is int:
         return True
     if kind is float:
         return math.isfinite(value)
     if kind is list:
-        return all(map(_is_json, value))
-    return kind is dict and all(type(name) is str and _is_json(part) for name, part in value.items())
+        return all(map(_survives_json_round_trip, value))
+    return kind is dict and all(type(name) is str and _survives_json_round_trip(part) for name, part in value.items())
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -232,7 +232,7 @@ class KeptFile:
         self._reader.seek(0)
         first = self._reader.read(len(BEGINS))
         if not first.startswith(BEGINS[: len(first)]):
-            raise not_kept(self.path)
+            raise not_a_kept_file_error(self.path)
         scan = Scan(self._reader)
         for key, _, at in scan:
             self._index.add(key, at)
@@ -310,7 +310,7 @@ class KeptFile:
             self._file = -1
 
 
-def open_kept(path: Path) -> KeptFile:
+def open_and_lock_kept_file(path: Path) -> KeptFile:
     """Open and lock a file of kept results. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -346,7 +346,7 @@ class KeptResults:
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot be read: {error.strerror}", file=str(self._path)) from None
         if not self._file.read(len(BEGINS)) == BEGINS:
-            raise not_kept(self._path)
+            raise not_a_kept_file_error(self._path)
         scan = Scan(self._file)
         items, places = array("Q"), array("Q")
         for _, item, at in scan:
@@ -396,7 +396,7 @@ def refused(path: Path, why: str) -> ConfigError:
     return ConfigError(f"keep: {path}: {why}", key="keep", file=str(path))
 
 
-def not_kept(path: Path) -> ConfigError:
+def not_a_kept_file_error(path: Path) -> ConfigError:
     return ConfigError(
         f"{path}: is not a file of kept results, because the first line differs; name a new file",
         key="keep",

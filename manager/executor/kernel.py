@@ -2,8 +2,8 @@
 
 - The kernel passes each result to its memoizer before it sets the call's future. If the memoizer raises (pickle refuses
   a result, the disk is full), the future never ends. With `SafeMemoizer` the program receives its result and a warning.
-- The kernel submits tasks on another thread. `launch_at_once` submits calls of Stoker apps with pickled arguments on
-  the caller's thread, because these calls wait for no other task.
+- The kernel submits tasks on another thread. `enable_immediate_launch` submits calls of Stoker apps with pickled
+  arguments on the caller's thread, because these calls wait for no other task.
 - Executors do not receive the kernel's record of a task, which notes cancellations. `task_being_launched` returns the
   record.
 """
@@ -41,7 +41,7 @@ def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
         ) from None
 
 
-def launch_at_once(kernel: DataFlowKernel) -> None:
+def enable_immediate_launch(kernel: DataFlowKernel) -> None:
     launch_now: Callable[[TaskRecord], None] | None = getattr(kernel, "_launch_if_ready_async", None)
     if launch_now is None or "launch_if_ready" in vars(kernel):
         return
@@ -130,7 +130,7 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
             )
 
 
-def make_safe(kernel: DataFlowKernel) -> None:
+def install_safe_memoizer(kernel: DataFlowKernel) -> None:
     if not isinstance(kernel.memoizer, SafeMemoizer):
         kernel.memoizer = SafeMemoizer(kernel.memoizer)
 

@@ -15,7 +15,7 @@ from parsl.dataflow.dflow import DataFlowKernel
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, RecipeError
-from stoker.manager.executor.apps import StokerApp, labels_of
+from stoker.manager.executor.apps import StokerApp, app_executor_labels
 from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
 from stoker.manager.executor.kept_file import KeptHeader
 from stoker.manager.executor.kernel import loaded_kernel
@@ -28,20 +28,22 @@ from stoker.protocol.session import PYTHON
 _PLAIN = Wants()
 
 
-def app_in(function: Callable[..., Any]) -> PythonApp | None:
+def unwrap_parsl_app(function: Callable[..., Any]) -> PythonApp | None:
     """Return the app in `function`, also in a `functools.partial`; None for a plain function."""
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
 
 
-def executor_for(function: Callable[..., Any], asked: str, *, inside: str) -> tuple[DataFlowKernel, StokerExecutor]:
+def find_kernel_and_executor(
+    function: Callable[..., Any], asked: str, *, inside: str
+) -> tuple[DataFlowKernel, StokerExecutor]:
     """Return Parsl's kernel, and the first executor that the app names. Without names, return the first loaded
     executor.
 
     `inside`: advice for code inside a call. Raises ConfigError for app options that have no effect in a map,
     SessionError if no site is loaded.
     """
-    app, name = app_in(function), name_of(function)
+    app, name = unwrap_parsl_app(function), name_of(function)
     if app is not None and app.cache:
         raise ConfigError(
             f"{asked}: {name} has cache=True, which has no effect here (calls bypass Parsl's kernel): call the app"
@@ -56,7 +58,7 @@ def executor_for(function: Callable[..., Any], asked: str, *, inside: str) -> tu
         )
     kernel = loaded_kernel(f"{asked}({name}, ...)", inside=inside)
     ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
-    labels = labels_of(app)
+    labels = app_executor_labels(app)
     if labels is None:
         return kernel, next(iter(ours.values()))
     here = [label for label in labels if label in ours]
@@ -77,7 +79,7 @@ class MapCalls:
         wants = _PLAIN
         self._before: tuple[Any, ...] = ()
         self._with: dict[str, Any] = {}
-        app = app_in(function)
+        app = unwrap_parsl_app(function)
         if app is not None:
             wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
             if isinstance(function, functools.partial):  # a method or a partial of an app
@@ -87,7 +89,7 @@ class MapCalls:
         self.features = wants.features
         self.context_key = wants.recipe.key
         self.is_family = wants.family is not None
-        """True if the context of each call depends on its input (`submission_of`)."""
+        """True if the context of each call depends on its input (`submission_for_arguments`)."""
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
@@ -107,7 +109,7 @@ class MapCalls:
             brought=self._brought,
         )
         if self._brought:  # send modules that the arguments need once, with the function
-            self._prepared.add_modules(self._brought)
+            self._prepared.add_modules_to_pickle(self._brought)
             self._brought.clear()
             self._renew_submission()
         return packed
@@ -136,7 +138,7 @@ class MapCalls:
         """Return the submission for calls that are sent now. The deadline counts from now."""
         return self._due(self._submission)
 
-    def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
+    def submission_for_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
         if not self.is_family:
             return self.submission()
         wants = self._wants.chosen((*self._before, *args), {**self._with, **kwargs})
@@ -146,19 +148,19 @@ class MapCalls:
             blob = (
                 function if modules_pickled_with(function, wants.recipe) == self._by_name else None
             )  # pickle the function once per map
-            made = self._of_length[id(wants)] = self._batched(self._make_submission(wants, blob=blob))
+            made = self._of_length[id(wants)] = self._with_batch_size(self._make_submission(wants, blob=blob))
         return self._due(made)
 
     def _due(self, made: Submission) -> Submission:
         limit_s = self._wants.deadline_s
         return dataclasses.replace(made, due_at=time.monotonic() + limit_s) if limit_s else made
 
-    def _batched(self, made: Submission) -> Submission:
+    def _with_batch_size(self, made: Submission) -> Submission:
         if not self._batch_size:
             return made
         return dataclasses.replace(made, options=msgspec.structs.replace(made.options, batch=self._batch_size))
 
     def _renew_submission(self) -> None:
-        self._submission = self._batched(self._make_submission(self._wants))
+        self._submission = self._with_batch_size(self._make_submission(self._wants))
         self._of_length: dict[int, Submission] = {}
         self._by_name = modules_pickled_with(self._submission.function, self._submission.recipe)

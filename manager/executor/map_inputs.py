@@ -44,7 +44,7 @@ def settled(items: Iterable[Any]) -> Iterator[Any]:
         yield result
 
 
-def refuse_lost(items: Iterable[Any]) -> None:
+def raise_lost_item_error(items: Iterable[Any]) -> None:
     for item in items:
         if type(item) is LostItem:
             raise item.error
@@ -84,28 +84,30 @@ def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
         raise ConfigError(
             f"stoker.map: a text would be mapped letter by letter; to map the rows of the file write Path({items!r})"
         )
-    if _is_a(items, "pandas", "DataFrame"):
+    if _is_library_instance(items, "pandas", "DataFrame"):
         _check_names(items.columns)
         starts = range(0, len(items), CHUNK_ROWS)
         return Rows((items.iloc[start : start + CHUNK_ROWS].to_dict("records") for start in starts), len(items))
-    if _is_a(items, "polars", "LazyFrame"):
+    if _is_library_instance(items, "polars", "LazyFrame"):
         raise ConfigError("stoker.map: a LazyFrame has no rows yet; write stoker.map(function, frame.collect())")
-    if _is_a(items, "polars", "DataFrame"):
+    if _is_library_instance(items, "polars", "DataFrame"):
         return Rows((part.to_dicts() for part in items.iter_slices(CHUNK_ROWS)), items.height)
-    if _is_a(items, "datasets", "DatasetDict") or _is_a(items, "datasets", "IterableDatasetDict"):
+    if _is_library_instance(items, "datasets", "DatasetDict") or _is_library_instance(
+        items, "datasets", "IterableDatasetDict"
+    ):
         raise ConfigError(
             f"stoker.map: a data set of the splits {', '.join(items)} has no rows of its own; pass one of the splits"
         )
-    if _is_a(items, "pyarrow", "Table"):
+    if _is_library_instance(items, "pyarrow", "Table"):
         _check_names(items.column_names)
         return Rows((part.to_pylist() for part in items.to_batches(max_chunksize=CHUNK_ROWS)), items.num_rows)
-    if _is_a(items, "pyarrow", "RecordBatch"):
+    if _is_library_instance(items, "pyarrow", "RecordBatch"):
         _check_names(items.schema.names)
         return Rows(_chunks(items), items.num_rows)
-    if _is_a(items, "pyarrow", "RecordBatchReader"):
+    if _is_library_instance(items, "pyarrow", "RecordBatchReader"):
         _check_names(items.schema.names)
         return (row for batch in items for chunk in _chunks(batch) for row in chunk)
-    if _is_a(items, "pyarrow.dataset", "Dataset"):
+    if _is_library_instance(items, "pyarrow.dataset", "Dataset"):
         _check_names(items.schema.names)
         return (row for batch in items.to_batches(batch_size=CHUNK_ROWS) for row in batch.to_pylist())
     return None
@@ -123,7 +125,7 @@ def _check_names(names: Iterable[Any]) -> None:
         )
 
 
-def _is_a(value: Any, library: str, kind: str) -> bool:
+def _is_library_instance(value: Any, library: str, kind: str) -> bool:
     wanted = getattr(sys.modules.get(library), kind, None)
     return isinstance(wanted, type) and isinstance(value, wanted)
 
@@ -164,7 +166,9 @@ class PulledInputs(Iterator[Any]):
         self._closed = False
         self._changed = threading.Condition()
         run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=(self._pull,), name="stoker-map-input", daemon=True)
+        self._thread = threading.Thread(
+            target=run, args=(self._read_inputs_ahead,), name="stoker-map-input", daemon=True
+        )
         self._thread.start()
 
     def allow(self, count: int) -> None:
@@ -192,7 +196,7 @@ class PulledInputs(Iterator[Any]):
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
-    def _pull(self) -> None:
+    def _read_inputs_ahead(self) -> None:
         inputs, self._inputs = self._inputs, None
         assert inputs is not None
         try:

@@ -62,17 +62,17 @@ class Window:
         if calls:
             self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
 
-    def starved(self) -> None:
-        flying, most = len(self.in_flight), self._most_calls_now()
+    def raise_limit_after_starvation(self) -> None:
+        flying, most = len(self.in_flight), self._current_call_limit()
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int) -> int:
-        return self._room(ready, self._most_calls_now())
+        return self._room(ready, self._current_call_limit())
 
-    def room_to_fill(self, *, ready: int) -> int:
+    def call_count_worth_sending(self, *, ready: int) -> int:
         """Return `room`, or 0 if only few calls could be sent."""
-        most = self._most_calls_now()
+        most = self._current_call_limit()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
 
@@ -84,9 +84,9 @@ class Window:
             return 0
         return max(0, min(most, 2 * self.most_calls - ready) - flying)
 
-    def grows_in(self) -> float | None:
+    def seconds_until_growth(self) -> float | None:
         """Return the seconds until the window grows; None if the window grows only after a result."""
-        if self._ended or not self.in_flight or self._first_calls() >= self.most_calls:
+        if self._ended or not self.in_flight or self._initial_call_limit() >= self.most_calls:
             return None
         return GROW_S - (self._clock() - self._began_at) % GROW_S
 
@@ -94,9 +94,9 @@ class Window:
         self.in_flight.clear()
         self._argument_bytes = self.held_bytes = 0
 
-    def _most_calls_now(self) -> int:
+    def _current_call_limit(self) -> int:
         if not self._ended:
-            return min(self.most_calls, self._first_calls())
+            return min(self.most_calls, self._initial_call_limit())
         free_bytes = self.most_bytes - self.held_bytes
         if self._mean_bytes * self.most_calls <= free_bytes:
             return self.most_calls
@@ -104,7 +104,7 @@ class Window:
             self._more_calls //= 2
         return min(self.most_calls, max(0, int(free_bytes / max(1.0, self._mean_bytes))) + self._more_calls)
 
-    def _first_calls(self) -> int:
+    def _initial_call_limit(self) -> int:
         now = self._clock()
         if not self.in_flight:
             self._began_at = now

@@ -26,10 +26,10 @@ from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
-from stoker.manager.executor.map_calls import MapCalls, app_in, executor_for
-from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, refuse_lost
+from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor, unwrap_parsl_app
+from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, raise_lost_item_error
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
-from stoker.manager.executor.options import check_count, check_truth, refuse
+from stoker.manager.executor.options import check_boolean_option, check_integer_option, refuse
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
@@ -82,12 +82,12 @@ def map(
         ConfigError: An option or its value is not allowed.
         Exception: The error of a call, instead of its result.
     """
-    size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
+    size = batch_size if batch_size is not None else getattr(unwrap_parsl_app(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
         if number is not None:
-            check_count(f"stoker.map: {name}", number, least=1)
+            check_integer_option(f"stoker.map: {name}", number, least=1)
     for name, value in (("ordered", ordered), ("return_exceptions", return_exceptions), ("reuse", reuse)):
-        check_truth(f"stoker.map: {name}", value)
+        check_boolean_option(f"stoker.map: {name}", value)
     if reuse and keep is None:
         raise ConfigError(
             "stoker.map: reuse=True has no effect without keep=; name a file with keep=, or leave reuse out"
@@ -106,7 +106,7 @@ def map(
     except TypeError:
         what = f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)"
         raise ConfigError(what) from None
-    kernel, executor = executor_for(function, "stoker.map", inside="use Python's own map")
+    kernel, executor = find_kernel_and_executor(function, "stoker.map", inside="use Python's own map")
     inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
     calls = MapCalls(executor, function, batch_size=size)
     keeping = None if path is None else Keeping(path, calls, reuse=reuse)
@@ -183,7 +183,7 @@ class ResultStream(Iterator[Any]):
         self._follow = follow
         self._inbox = MapInbox() if keeping is None else keeping.inbox
         self._reports = MapReports(
-            self._link.tell_later, name=calls.name, context=calls.context_key, items=total, batch_size=batch_size
+            self._link.queue_message, name=calls.name, context=calls.context_key, items=total, batch_size=batch_size
         )
         self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
@@ -239,7 +239,7 @@ class ResultStream(Iterator[Any]):
         try:
             self._link.cancel(list(self._window.in_flight))
             self._finish()
-            self._collect()
+            self._collect_arrived_results()
             for end in self._ready.values():
                 if isinstance(end, CallEnd):
                     discard_result(end)
@@ -264,7 +264,7 @@ class ResultStream(Iterator[Any]):
         if not self._ordered:
             go_on = "with ordered=False, return the item's name with each result to continue"
         if self._keeping is not None:
-            go_on = self._keeping.how_to_continue()
+            go_on = self._keeping.continuation_hint()
         return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:
@@ -290,7 +290,7 @@ class ResultStream(Iterator[Any]):
         window = self._window
         while True:
             if self._arrived:
-                self._collect()
+                self._collect_arrived_results()
             if self._keeping is not None and self._keeping.inbox.error is not None:
                 raise self._keeping.inbox.error  # later results are not stored in the file
             # With a window of 1, the program receives a result before the next item is read.
@@ -315,7 +315,7 @@ class ResultStream(Iterator[Any]):
         if isinstance(end, KeptItem):
             value, size = end.value(), end.items
             if isinstance(self._follow, MapProgress):
-                self._follow.take_kept(size)
+                self._follow.count_kept_items(size)
         else:
             try:
                 if isinstance(end, _NotSent):
@@ -347,8 +347,8 @@ class ResultStream(Iterator[Any]):
         if isinstance(self._inputs, PulledInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
             return
         if not self._ready:
-            self._window.starved()
-        timeout_s = None if self._exhausted else self._window.grows_in()
+            self._window.raise_limit_after_starvation()
+        timeout_s = None if self._exhausted else self._window.seconds_until_growth()
         if self._follow is not None:
             timeout_s = min(1.0, timeout_s or 1.0)
         try:
@@ -357,7 +357,7 @@ class ResultStream(Iterator[Any]):
             if self._follow is not None:
                 self._follow(self.items, self._total)
 
-    def _collect(self) -> None:
+    def _collect_arrived_results(self) -> None:
         arrived, in_flight = self._arrived, self._window.in_flight
         calls = argument_bytes = result_bytes = 0
         while arrived:
@@ -381,7 +381,7 @@ class ResultStream(Iterator[Any]):
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
         pulled = self._inputs if isinstance(self._inputs, PulledInputs) else None
-        room = self._room() if pulled is not None else self._window.room_to_fill(ready=len(self._ready))
+        room = self._room() if pulled is not None else self._window.call_count_worth_sending(ready=len(self._ready))
         while room and not self._exhausted:
             if isinstance(self._inputs, PulledInputs):
                 self._inputs.allow(room)
@@ -433,7 +433,7 @@ class ResultStream(Iterator[Any]):
     def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
         size = len(item) if self._batch_size is not None else 1
         try:
-            refuse_lost(item if self._batch_size is not None else (item,))
+            raise_lost_item_error(item if self._batch_size is not None else (item,))
             if self._keeping is not None:
                 key = self._keeping.key_of(item)
                 if (kept := self._keeping.find(key, items=size)) is not None:
@@ -441,7 +441,7 @@ class ResultStream(Iterator[Any]):
                 batch.keys.append(key)
             payload = self._calls.pack_call((item,), {})
             if self._calls.is_family:
-                batch.submissions.append(self._calls.submission_of((item,), {}))
+                batch.submissions.append(self._calls.submission_for_arguments((item,), {}))
         except Exception as error:  # raise or return this error instead of a result
             self._exhausted = not self._return_exceptions
             return _NotSent(error, size)
@@ -490,7 +490,7 @@ _left: deque[tuple[float, str]] = deque(maxlen=4)
 _JUST_S = 1.0
 
 
-def interrupt_open() -> list[str]:
+def interrupt_open_streams() -> list[str]:
     now = time.monotonic()
     just = [said for at, said in _left if now - at < _JUST_S]
     _left.clear()

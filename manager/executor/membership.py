@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import removed
-from stoker.manager.live.interfaces import is_listening, no_way_to
+from stoker.manager.live.interfaces import explain_missing_route, is_listening
 from stoker.manager.live.presence import elsewhere
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 
@@ -63,9 +63,9 @@ class Membership:
             if self.joined.wait(timeout_s - slow_s):
                 return
         why = self._why_not_joined(journal_trouble())
-        raise self._not_joined(f"{why}; this program waited for {timeout_s:.0f} s")
+        raise self._not_joined_error(f"{why}; this program waited for {timeout_s:.0f} s")
 
-    def find_manager(self, now: float) -> SessionFile | None:
+    def read_session_file_if_due(self, now: float) -> SessionFile | None:
         """If a check is due, read the session file, report a long absence of the manager, and set `why_over` if the
         session has ended. Raises SessionError if the session folder has disappeared."""
         if now < self._check_at or self.why_over:
@@ -100,20 +100,20 @@ class Membership:
         subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
         if journal_trouble:
             return f"{subject} accepts no programs: {journal_trouble}"
-        if why := no_way_to(address):
-            raise self._not_joined(f"{subject} cannot be reached: {why}")
+        if why := explain_missing_route(address):
+            raise self._not_joined_error(f"{subject} cannot be reached: {why}")
         if is_listening(address):
             return f"{subject} accepts connections but does not answer; its log may show why: {log}"
         return f"{subject} no longer listens there; its log may show why: {log}"
 
-    def _not_joined(self, why: str) -> SessionError:
+    def _not_joined_error(self, why: str) -> SessionError:
         return SessionError(why, session=self.session.session, log=str(self._folder.manager_log))
 
 
 # ---- errors that end a client's connection
 
 
-def other_python(session: SessionFile) -> SessionError:
+def python_mismatch_error(session: SessionFile) -> SessionError:
     return SessionError(
         f"session {session.session} uses Python {session.python}, and this program runs under"
         f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
@@ -122,7 +122,7 @@ def other_python(session: SessionFile) -> SessionError:
     )
 
 
-def refused_key(folder: SessionFolder, session: str) -> SessionError:
+def refused_key_error(folder: SessionFolder, session: str) -> SessionError:
     return SessionError(
         f"the manager of session {session} refused this client's key; "
         f"{folder.path} is a copy of another session's folder, or its keys were changed",
@@ -138,7 +138,7 @@ def session_over(session: str, reason: str) -> SessionError:
     )
 
 
-def forked_process(session: str) -> SessionError:
+def forked_process_error(session: str) -> SessionError:
     return SessionError(
         f"this process was forked from the program that loaded session {session}, and cannot use that session; "
         "make calls in that program, or load a session here",

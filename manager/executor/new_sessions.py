@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.config import load_sites, site_text, write_sites
+from stoker.config import format_site_toml, load_sites, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import detached, engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
-from stoker.manager.factory.pilot_command import refuse_odd_imports
+from stoker.manager.factory.pilot_command import reject_invalid_import_paths
 from stoker.manager.live.session_policies import check_policies, keep_policies
-from stoker.protocol.session import SessionFolder, holds_session
+from stoker.protocol.session import SessionFolder, is_session_folder
 from stoker.site import Site
 
 
@@ -39,7 +39,7 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
     """Create a session folder with keys and site files at `place`; by default in the state folder. Raises SessionError,
     ConfigError."""
-    engines.must_be_here(sites)
+    engines.require_taskvine_programs(sites)
     name = new_session_id()
     folder = SessionFolder(place or default_place(name))
     if folder.file.exists() or folder.journal.exists():
@@ -66,7 +66,7 @@ def default_place(session: str) -> Path:
 def python_path() -> str:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
-    refuse_odd_imports(paths)
+    reject_invalid_import_paths(paths)
     return os.pathsep.join(paths)
 
 
@@ -96,11 +96,11 @@ def kept_session(
         ConfigError: The site file is invalid.
     """
     sites = collect([site] if site is not None else [])
-    texts = {each.name: site_text(each) for each in sites}
-    for folder in _sessions(before):
+    texts = {each.name: format_site_toml(each) for each in sites}
+    for folder in _running_detached_sessions(before):
         with suppress(SessionError, ConfigError):  # skip a damaged session
             name = detached.name_of(folder)
-            there = {key: site_text(one) for key, one in detached.sites_of(folder).items()}
+            there = {key: format_site_toml(one) for key, one in detached.sites_of(folder).items()}
             if there == texts and (name == before or detached.is_up(folder)):
                 return KeptSession(name, folder.path, started=False)
     made = make(sites)
@@ -113,8 +113,8 @@ def kept_session(
     return KeptSession(made.read().session, made.path, started=True)
 
 
-def _sessions(before: str) -> Iterator[SessionFolder]:
-    links = [link for link in (state_folder() / "sessions").glob("*") if holds_session(link)]
+def _running_detached_sessions(before: str) -> Iterator[SessionFolder]:
+    links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
     links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
     for link in links:
         folder = SessionFolder(link.resolve())

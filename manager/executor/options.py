@@ -44,12 +44,12 @@ def refuse(option: str, value: Any, want: str) -> ConfigError:
     return ConfigError(f"{option}: {value!r:.80} is not {want}", key=option.rpartition(" ")[2])
 
 
-def check_truth(option: str, value: Any) -> None:
+def check_boolean_option(option: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise refuse(option, value, "True or False")
 
 
-def check_count(option: str, value: Any, *, least: int, most: int | None = None) -> None:
+def check_integer_option(option: str, value: Any, *, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise refuse(option, value, f"a whole number of at least {least}")
     if most is not None and value > most:
@@ -67,7 +67,7 @@ def check_session(session: Any) -> None:
         )
 
 
-def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> None:
+def check_load_arguments(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> None:
     unknown = next((name for name in options if name not in _PARSLS), "")
     if unknown:
         near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)
@@ -76,13 +76,13 @@ def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> Non
     if options.get("strategy", None) not in _STRATEGIES:
         raise refuse("strategy", options["strategy"], 'one of "simple", "htex_auto_scale", "none"')
     if "internal_tasks_max_threads" in options:
-        check_count("internal_tasks_max_threads", options["internal_tasks_max_threads"], least=1)
+        check_integer_option("internal_tasks_max_threads", options["internal_tasks_max_threads"], least=1)
     if not isinstance(run_dir, str | os.PathLike) or not os.fspath(run_dir):
         raise refuse("run_dir", run_dir, "the path of a folder")
-    check_count("retries", retries, least=0)
+    check_integer_option("retries", retries, least=0)
 
 
-def parsls_config(**options: Any) -> Config:
+def create_parsl_config(**options: Any) -> Config:
     try:
         return Config(**options)
     except (TypeCheckError, TypeError, ValueError, ConfigurationError) as error:
@@ -108,10 +108,10 @@ def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, 
             f"provider: {provider!r:.80} is not a provider of Parsl; name a batch system in a site file:"
             " stoker.load('site.toml')"
         )
-    check_truth("progress", progress)
+    check_boolean_option("progress", progress)
 
 
-def check_parsls(storage_access: Any, block_error_handler: Any, radio: Any) -> None:
+def check_parsl_arguments(storage_access: Any, block_error_handler: Any, radio: Any) -> None:
     if storage_access is not None and (
         not isinstance(storage_access, Sequence) or not all(isinstance(each, Staging) for each in storage_access)
     ):
@@ -193,7 +193,7 @@ class Wants(msgspec.Struct, frozen=True):
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
-    def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def can_choose_context(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """True if the calls have a family and the input length is known: as a feature, or from an argument."""
         return self.family is not None and (
             _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
@@ -215,11 +215,11 @@ class Wants(msgspec.Struct, frozen=True):
             self.of_lengths[recipe.key] = known
         return known
 
-    def options_in(self, place: CallPlace) -> CallOptions:
+    def options_with_call_place(self, place: CallPlace) -> CallOptions:
         return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
 
 
-def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
+def parse_call_specification(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
     unknown = sorted(str(key) for key in specification if key not in KEYS)
     if unknown:
         raise _unknown(unknown)
@@ -248,7 +248,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
         takes_context=takes_context and recipe is not None,
         family=family,
         options=CallOptions(
-            priority=_priority(specification.get("priority", 0)),
+            priority=_validate_priority(specification.get("priority", 0)),
             objective=_objective(specification, drop_late=late == "drop"),
             stream=streams,
             variants=tuple(RecipeKey(variant.key) for variant in variants),
@@ -322,7 +322,7 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     return seconds
 
 
-def _priority(value: Any) -> int:
+def _validate_priority(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong("priority", value, "a whole number")
     if abs(value) > MOST_NUMBER:
@@ -349,7 +349,7 @@ def _features(value: Any) -> Features | None:
         what = _FEATURES.get(name)
         if what is None:
             raise _wrong("features", name, f"a known feature of a call: {', '.join(_FEATURES)}")
-        if not _is_feature(part, what):
+        if not _is_valid_feature_value(part, what):
             raise _wrong(f"features: {name}", part, what, key="features")
     return Features(**given)
 
@@ -362,7 +362,7 @@ _FEATURES = {
 }  # fmt: skip
 
 
-def _is_feature(value: Any, what: str) -> bool:
+def _is_valid_feature_value(value: Any, what: str) -> bool:
     if what is _TEXT:
         return isinstance(value, str) and value.isprintable()
     if isinstance(value, bool) or not isinstance(value, int if what is _NUMBER_OF else int | float):

@@ -112,7 +112,7 @@ class OpenCalls:
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
         """Drop these calls without notifying their waiters. Return the calls that had not ended."""
-        gone = [call for call in calls if self._pop(call) is not None]
+        gone = [call for call in calls if self._remove_open_call(call) is not None]
         self._given_up.update(gone)
         return gone
 
@@ -127,7 +127,7 @@ class OpenCalls:
         for end in ends:
             if end.left is not None:
                 self._warn_of_lost_files(end.left)
-            call = self._pop(end.call)
+            call = self._remove_open_call(end.call)
             if call is None:
                 if end.call in self._given_up:
                     self._given_up.discard(end.call)
@@ -151,12 +151,12 @@ class OpenCalls:
                 self._fail(number, error)
 
     def _fail(self, number: CallId, error: Exception) -> None:
-        call = self._pop(number)
+        call = self._remove_open_call(number)
         if call is not None:
             call.waiter.fail(number, error)
             call.waiter.flush()
 
-    def _pop(self, number: CallId) -> OpenCall | None:
+    def _remove_open_call(self, number: CallId) -> OpenCall | None:
         call = self.calls.pop(number, None)
         if call is not None and isinstance(call.spec.payload, ObjectRef):
             self._large.drop(call.spec.payload)
@@ -336,7 +336,7 @@ class Outgoing:
     def resubmit_everything(self) -> None:
         """Requeue all open calls and unacknowledged messages first, because the manager has lost part of its journal.
         The caller prevents other threads from using `frames`."""
-        frames = self._outbox.begin_again()
+        frames = self._outbox.take_unacknowledged_frames()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()
         self._acknowledged_results = 0
@@ -344,7 +344,7 @@ class Outgoing:
         again.sort(key=lambda call: call.spec.call)
         for call in again:
             call.is_sent = False
-        decode = wire.from_client()
+        decode = wire.from_client_decoder()
         for frame in frames:
             again += [each for each in decode(frame).messages if not isinstance(each, _MADE_ANEW)]
         if self._blocks is not None:
@@ -453,7 +453,7 @@ def _with_reduced_deadlines(frame: bytes, number: int, *, seconds: float) -> byt
         msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
         if type(each) is to_manager.Submit and each.due_in_s is not None
         else each
-        for each in wire.from_client()(frame).messages
+        for each in wire.from_client_decoder()(frame).messages
     ]
     return wire.encode(messages, sequence=number)
 

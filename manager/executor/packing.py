@@ -25,7 +25,7 @@ from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
 from stoker.contexts.function_code import Captured, SourceLines
-from stoker.contexts.payloads import dump_parts, dumps_arguments, dumps_code, names_carried
+from stoker.contexts.payloads import carried_module_names, dump_parts, dumps_arguments, dumps_code
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
@@ -71,7 +71,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
+def is_same_function(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
     """True if both arguments are one function, perhaps in two walltime wrappers of Parsl."""
     if made_of is function:
         return True
@@ -195,8 +195,8 @@ def _pickle_function(
 
 
 def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
-    names = names_carried(blob.key, blob.blob)
-    return names | names_carried(recipe.key, recipe.loader) if recipe.loader else names
+    names = carried_module_names(blob.key, blob.blob)
+    return names | carried_module_names(recipe.key, recipe.loader) if recipe.loader else names
 
 
 # ---- bytes of arguments
@@ -212,10 +212,10 @@ def pack_arguments(
         data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
     except SerializationError as error:
         raise SerializationError(f"{name}: {error}", **error.facts) from error
-    return place_arguments(data, name=name, large=large)
+    return inline_or_store_arguments(data, name=name, large=large)
 
 
-def place_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
+def inline_or_store_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
     if len(data) <= INLINE_LIMIT_BYTES:
         return data
     try:

@@ -84,14 +84,14 @@ class PieceInbox:
                     self._add(number, item)
             self._owes |= message.waits
             self._changed.notify_all()
-            return self._acknowledgement()
+            return self._acknowledgement_if_due()
 
     def take_waiters(self) -> list[asyncio.Future[None]]:
         with self._changed:
             waiters, self._waiters = self._waiters, []
         return waiters
 
-    def ask_again(self) -> PiecesTaken | None:
+    def request_lost_pieces(self) -> PiecesTaken | None:
         """Return a request for the pieces that were lost with a connection."""
         with self._changed:
             if self.call is None or self._is_over:
@@ -102,8 +102,8 @@ class PieceInbox:
 
     def _add(self, number: int, item: bytes) -> None:
         if number < self._taken:
-            if number < len(self._digests) and self._digests[number] != _digest_of(item):
-                self._differ(f"piece {number:,} (counted from 0) of the new run differs", number)
+            if number < len(self._digests) and self._digests[number] != _piece_digest(item):
+                self._raise_stream_differs(f"piece {number:,} (counted from 0) of the new run differs", number)
             return
         place = number - self._base
         if place < len(self._items):
@@ -113,7 +113,7 @@ class PieceInbox:
         self._items.append(item)
         self._bytes += len(item)
 
-    def _acknowledgement(self) -> PiecesTaken | None:
+    def _acknowledgement_if_due(self) -> PiecesTaken | None:
         fresh = self._next.get(self._run, self._acknowledged) - self._acknowledged
         is_due = self._owes or fresh >= ACK_PIECES or self._unacknowledged_bytes >= ACK_BYTES
         if not is_due or self.call is None or self._is_full():
@@ -127,9 +127,9 @@ class PieceInbox:
 
     # ---- the end
 
-    def values_at_end(self, end: CallEnd) -> list[bytes]:
+    def pickled_pieces_at_end(self, end: CallEnd) -> list[bytes]:
         with self._changed:
-            self._check_count(end)
+            self._check_piece_count(end)
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
@@ -137,7 +137,7 @@ class PieceInbox:
         with self._changed:
             if end is not None and end.ok:
                 try:
-                    self._check_count(end)
+                    self._check_piece_count(end)
                 except CallError as wrong:
                     error = wrong
             self._error = self._error or error
@@ -153,7 +153,7 @@ class PieceInbox:
             self._items, self._holds_values = values, True
             self._end()
 
-    def _check_count(self, end: CallEnd) -> None:
+    def _check_piece_count(self, end: CallEnd) -> None:
         here = self._base + len(self._items)
         if end.pieces > here:
             raise CallError(
@@ -162,10 +162,10 @@ class PieceInbox:
                 call=show_call(end.call),
             )
         if end.pieces < self._taken and not self._may_differ:
-            self._differ(f"the new run sent only {end.pieces:,}", end.pieces)
+            self._raise_stream_differs(f"the new run sent only {end.pieces:,}", end.pieces)
         self._cut(max(0, end.pieces - self._base))
 
-    def _differ(self, what: str, at: int) -> None:
+    def _raise_stream_differs(self, what: str, at: int) -> None:
         call, handed = show_call(self.call or 0), self._taken
         self._cut(max(0, handed - self._base))
         error = StreamDiffersError(
@@ -190,7 +190,7 @@ class PieceInbox:
         """Return the piece with this number; None if it has not arrived. After the last piece, raise the call's error
         or StopIteration."""
         with self._changed:
-            if self._is_here(number):
+            if self._has_piece(number):
                 return self._take(number)
             if self._error is not None:
                 raise self._error
@@ -201,7 +201,7 @@ class PieceInbox:
     def take_arrived(self, number: int, *, most: int) -> list[Taken]:
         found: list[Taken] = []
         with self._changed:
-            while len(found) < most and self._is_here(number + len(found)):
+            while len(found) < most and self._has_piece(number + len(found)):
                 found.append(self._take(number + len(found)))
         return found
 
@@ -214,23 +214,23 @@ class PieceInbox:
             self._bytes -= len(item)
         self._taken += 1
         if not (self._may_differ or self._is_over):
-            self._digests.append(_digest_of(item))
-        return item, self._holds_values, None if self.keeps_all else self._acknowledgement()
+            self._digests.append(_piece_digest(item))
+        return item, self._holds_values, None if self.keeps_all else self._acknowledgement_if_due()
 
     def wait(self, number: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._is_here(number))
+            self._changed.wait_for(lambda: self._is_over or self._has_piece(number))
 
-    def when_changed(self, number: int) -> asyncio.Future[None] | None:
+    def create_piece_waiter(self, number: int) -> asyncio.Future[None] | None:
         """Return a future that ends when `take` may succeed; None if `take` can succeed now."""
         with self._changed:
-            if self._is_over or self._is_here(number):
+            if self._is_over or self._has_piece(number):
                 return None
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             return waiter
 
-    def _is_here(self, number: int) -> bool:
+    def _has_piece(self, number: int) -> bool:
         return number - self._base < len(self._items)
 
     # ---- helpers; the caller holds the lock
@@ -252,7 +252,7 @@ class PieceInbox:
         wake_tasks(waiters)
 
 
-def _digest_of(piece: bytes) -> int:
+def _piece_digest(piece: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest())
 
 
@@ -274,7 +274,7 @@ def _end_futures(waiters: list[asyncio.Future[None]]) -> None:
             waiter.set_result(None)
 
 
-def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
+def unpickle_result_or_piece(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
     try:
         return payloads.loads(data, keep_classes=True)
     except BaseException as error:  # classes in the value may raise SystemExit, which would end this thread
@@ -321,7 +321,7 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         try:
             while (found := self._take()) is None:
-                changed = self._inbox.when_changed(self.taken)
+                changed = self._inbox.create_piece_waiter(self.taken)
                 if changed is not None:
                     await changed
         except StopIteration:
@@ -359,4 +359,4 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
     def _opened(self, number: int, item: Any, is_value: bool, acknowledged: PiecesTaken | None) -> Any:
         if acknowledged is not None:
             self._acknowledge(acknowledged)
-        return item if is_value else open_value(item, call=self._inbox.call, piece=number)
+        return item if is_value else unpickle_result_or_piece(item, call=self._inbox.call, piece=number)

@@ -17,16 +17,16 @@ import msgspec
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.digest import digest_of
-from stoker.contexts.factory import changed_since_made
-from stoker.contexts.payloads import names_carried
+from stoker.contexts.factory import first_rebound_name
+from stoker.contexts.payloads import carried_module_names
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError
-from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
+from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, parse_call_specification, read_parsl_spec
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.protocol import to_manager, wire
-from stoker.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
+from stoker.protocol.bounds import MOST_DEFINED_BYTES, describe_invalid_message
 from stoker.protocol.calls import CallSpec, Features
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
@@ -35,13 +35,13 @@ from stoker.units import show_bytes
 # ---- checks
 
 
-_decode = wire.from_client()
+_decode = wire.from_client_decoder()
 
 
 def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
     """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
     have passed the check."""
-    _check_size(len(submission.function.blob), f"{name} and the names that it uses", what="function")
+    _check_pickle_size(len(submission.function.blob), f"{name} and the names that it uses", what="function")
     recipes = (submission.recipe, *submission.variants)
     messages: list[msgspec.Struct] = [
         *(to_manager.DefineRecipe(recipe) for recipe in recipes if recipe.key not in known),
@@ -51,17 +51,19 @@ def check_submission(submission: Submission, features: Features | None, *, name:
     for message in messages:
         try:
             data = wire.encode([message])
-            wrong = wrong_with(_decode(data).messages[0])
+            wrong = describe_invalid_message(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
             wrong = _invalid_field(message) or str(error).partition(" - at `$")[0]  # users do not know the path
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
-            _check_size(len(data), f"context {message.recipe.name}, its loader and its arguments", what="context")
+            _check_pickle_size(
+                len(data), f"context {message.recipe.name}, its loader and its arguments", what="context"
+            )
     known.update(recipe.key for recipe in recipes)
 
 
-def _check_size(size: int, whose: str, *, what: str) -> None:
+def _check_pickle_size(size: int, whose: str, *, what: str) -> None:
     if size > MOST_DEFINED_BYTES:
         raise SerializationError(
             f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} are sent with a {what}:"
@@ -143,7 +145,7 @@ class PreparedFunction:
         self.name = name_of(own(function))
         self._preparer = preparer
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
-        self._spec_place = _place_of_parsl_spec(bare(function))
+        self._spec_place = _parsl_spec_position(bare(function))
         self._told: set[str] = set()
         self._sendable: set[str] = set()
         self._content = ("", "")
@@ -151,10 +153,10 @@ class PreparedFunction:
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         takes = wants.takes_context
-        by_name = names_carried(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
+        by_name = carried_module_names(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
         return self._preparer.cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
-    def add_modules(self, modules: set[str]) -> None:
+    def add_modules_to_pickle(self, modules: set[str]) -> None:
         if modules:
             self._also |= modules
 
@@ -189,7 +191,7 @@ class PreparedFunction:
         submission = Submission(
             function=blob,
             recipe=wants.recipe,
-            options=wants.options_in(place),
+            options=wants.options_with_call_place(place),
             variants=wants.variants,
             due_at=due_at if wants.deadline_s else None,
         )
@@ -204,7 +206,7 @@ class PreparedFunction:
     def _warn_of_changed_context(self, recipe: Recipe) -> None:
         if recipe.key in self._told or not recipe.loader:
             return
-        name = changed_since_made(recipe.key)
+        name = first_rebound_name(recipe.key)
         if name:
             self._told.add(recipe.key)
             logger.warning(
@@ -221,7 +223,7 @@ class PreparedFunction:
         place = self._spec_place
         return args[place] if place is not None and place < len(args) else None
 
-    def with_parsl_spec(
+    def replace_parsl_spec(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], stand_in: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if PARSL_SPEC in kwargs:
@@ -262,9 +264,9 @@ class Preparer:
     def wants(self, specification: Mapping[str, Any] | None) -> Wants:
         if isinstance(specification, AppWants):
             return specification.wants
-        return read_wants(specification) if specification else self._plain
+        return parse_call_specification(specification) if specification else self._plain
 
-    def paper_wants(self, spec: Any) -> Wants:
+    def wants_from_parsl_spec(self, spec: Any) -> Wants:
         context = spec.get("context") if isinstance(spec, Mapping) else None
         if not isinstance(context, list | tuple):
             return Wants(recipe=read_parsl_spec(spec))
@@ -288,7 +290,7 @@ def _equals_context(known: list[Any], context: Any) -> bool:
         return False
 
 
-def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:
+def _parsl_spec_position(function: Callable[..., Any]) -> int | None:
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

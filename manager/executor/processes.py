@@ -22,10 +22,10 @@ from zmq import curve_keypair
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
-from stoker.folders import refuse_odd_path
+from stoker.folders import refuse_non_utf8_path
 from stoker.manager.live import interfaces, lease
-from stoker.manager.live.keeper import Restarts, after_pause
-from stoker.protocol.session import KeyPair, SessionFolder, changed_at, holds_session, is_begun
+from stoker.manager.live.keeper import Restarts, describe_pause
+from stoker.protocol.session import KeyPair, SessionFolder, is_begun, is_session_folder, modification_time
 from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
@@ -37,7 +37,7 @@ KEPT_SESSIONS = 50
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
     """Create a session folder and its keys. Raises SessionError. `elsewhere`: advice for the error message."""
-    refuse_odd_path(
+    refuse_non_utf8_path(
         folder.path, what="the session folder", advice=f"rename that file, or name another folder: {elsewhere}"
     )
     try:
@@ -91,9 +91,9 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
     try:
         name = name or folder.read().session
         links.mkdir(mode=0o700, parents=True, exist_ok=True)
-        newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
+        newest_first = sorted(links.iterdir(), key=modification_time, reverse=True)
         for place, old in enumerate(newest_first):
-            is_one = holds_session(old) or is_begun(old)
+            is_one = is_session_folder(old) or is_begun(old)
             if not is_one or (place >= KEPT_SESSIONS and not _session_may_run(SessionFolder(old))):
                 old.unlink(missing_ok=True)
         draft = links / f".{name}-{secrets.token_hex(4)}"  # other processes may register at the same time
@@ -103,7 +103,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
         raise _state_folder_error(links, "written", error) from error
 
 
-def note_joined(folder: SessionFolder, link: Path) -> None:
+def link_joined_session(folder: SessionFolder, link: Path) -> None:
     """Link a joined session into the program's run folder, where commands find it."""
     with suppress(OSError):
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
@@ -164,12 +164,12 @@ class ManagerProcess:
                 raise self._error(f"the manager did not listen within {timeout_s:.0f} s")
             time.sleep(0.005)
 
-    def expect_end(self) -> None:
+    def expect_manager_exit(self) -> None:
         with self._lock:
             self._stopping.set()
 
     def end(self, *, grace_s: float) -> None:
-        self.expect_end()
+        self.expect_manager_exit()
         for stop in (None, self._process.terminate, self._process.kill):
             if stop is not None:
                 stop()
@@ -198,7 +198,7 @@ class ManagerProcess:
             how = f"the manager was killed by signal {-code}" if code < 0 else what
             while (pause_s := self._restarts.died()) is not None:
                 log = self._folder.manager_log
-                logger.warning("%s; it is started again%s with its journal (%s)", how, after_pause(pause_s), log)
+                logger.warning("%s; it is started again%s with its journal (%s)", how, describe_pause(pause_s), log)
                 self._stopping.wait(pause_s)
                 try:
                     with self._lock:
@@ -212,7 +212,7 @@ class ManagerProcess:
                 return
 
     def _error(self, what: str) -> SessionError:
-        return with_log(what, self._folder.manager_log)
+        return error_with_log_tail(what, self._folder.manager_log)
 
 
 def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
@@ -220,7 +220,7 @@ def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[by
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
-def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
+def error_with_log_tail(what: str, log: Path, *, said_at: int = 0) -> SessionError:
     """Return an error with the last lines of a manager's log. `said_at`: the log's size before the manager started."""
     try:
         said = log.read_bytes()

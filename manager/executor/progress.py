@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from stoker.progress_display import ProgressBar
-from stoker.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.pace import WorkPace, format_time_left
 from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
@@ -41,7 +41,7 @@ STATUS_S = 1.0
 _drawn: list[MapProgress] = []
 
 
-def above_the_bar(text: str) -> bool:
+def print_above_progress_bar(text: str) -> bool:
     live = _drawn[-1].live if _drawn else None
     if live is None:
         return False
@@ -83,7 +83,7 @@ class MapProgress:
         if now - self._drawn >= self._pause_s:
             self._draw(now)
 
-    def take_kept(self, items: int) -> None:
+    def count_kept_items(self, items: int) -> None:
         self._kept_taken += items
 
     @property
@@ -114,13 +114,13 @@ class MapProgress:
         rate = f"{per_s:,.1f}/s" if elapsed > 0.5 and per_s else ""
         shown = self.shown if not last else self._done + self._kept_taken
         rest = 0 if self._total is None else self._total - shown
-        left = left_in_words(self._pace.left_s(rest, now)) if rest and not last else ""
+        left = format_time_left(self._pace.left_s(rest, now)) if rest and not last else ""
         of = shown if self._total is None else f"{shown}/{self._total}"
         if self.live is not None:
             self._facts = "  ".join(filter(None, (str(of), rate, self._hot, left)))
             self.live.set_done(shown, refresh=True)
             return
-        how_far = bar_of(shown, self._total) if self._line is not None else of
+        how_far = format_progress_bar(shown, self._total) if self._line is not None else of
         text = "  ".join(
             filter(None, (f"{self._name} {how_far}", rate, self._hot, f"elapsed {show_seconds(elapsed)}", left))
         )
@@ -190,7 +190,7 @@ class WaitNotices:
     def stop(self) -> None:
         self._stop.set()
 
-    def tell_if_due(self, now: float) -> None:
+    def report_wait_reason_if_due(self, now: float) -> None:
         if not self._calls_wait():
             self._alone_at = self._wait_since = None
             return
@@ -267,13 +267,13 @@ class WaitNotices:
     def _run(self) -> None:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
             try:
-                self.tell_if_due(time.monotonic())
+                self.report_wait_reason_if_due(time.monotonic())
             except Exception:  # a failed print must not stop this thread
                 logger.exception("the session's status could not be shown")
 
 
 def _say(text: str) -> None:
-    if not above_the_bar(text):
+    if not print_above_progress_bar(text):
         logger.warning("%s", text)
 
 
@@ -288,16 +288,16 @@ class NotebookLine:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        from IPython.display import display  # installed only with notebooks
+        from IPython.open_job_display import open_job_display  # installed only with notebooks
 
         data = {"text/plain": text}
         if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)
+            self._handle = open_job_display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
 
 
-def bar_of(done: int, total: int | None) -> str:
+def format_progress_bar(done: int, total: int | None) -> str:
     if not total:
         return f"{done:,}"
     full = WIDTH * min(done, total) // total

@@ -40,12 +40,17 @@ from stoker.log_files import BoundedLog
 from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.mapping import interrupt_open
-from stoker.manager.executor.options import check_count, check_load, parsls_config, read_wants
+from stoker.manager.executor.mapping import interrupt_open_streams
+from stoker.manager.executor.options import (
+    check_integer_option,
+    check_load_arguments,
+    create_parsl_config,
+    parse_call_specification,
+)
 from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.executor.prepared import AppWants, TriedWants
 from stoker.protocol.session import SessionFolder
-from stoker.protocol.show_status import calls_in_words
+from stoker.protocol.show_status import format_call_counts
 from stoker.protocol.to_client import Status, Story
 from stoker.startup import RELEASE
 from stoker.units import MOST_AT_ONCE
@@ -97,7 +102,7 @@ def load(
         _refuse_second()
         if site is None and provider is None and session is None:
             session = os.environ.get(JOINS) or None
-        check_load(run_dir=run_dir, retries=retries, options=options)
+        check_load_arguments(run_dir=run_dir, retries=retries, options=options)
         executor = StokerExecutor(
             site,
             label=label,
@@ -109,12 +114,12 @@ def load(
         )
         defaults = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple", "retry_handler": retry_cost}
         given: dict[str, Any] = {**defaults, **options}
-        config = parsls_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
+        config = create_parsl_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
         interrupted = False
         try:
             _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # Ctrl-C too: end started processes immediately
-            with _message_when_slow("stoker: the session that was starting is being ended"):
+            with _print_message_if_slow("stoker: the session that was starting is being ended"):
                 kernel = DataFlowKernelLoader._dfk
                 if kernel is not None:
                     DataFlowKernelLoader.clear()
@@ -184,7 +189,7 @@ class Session:
         self._kernel = kernel
         self._over = False
         self._pid = os.getpid()
-        self._log = _keep_log(os.fspath(self.folder / "client.log"))
+        self._log = _start_logging_to_file(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
         if run := os.environ.get(RUN):  # commands find the session of a detached program by this file
             with contextlib.suppress(OSError):
@@ -218,9 +223,9 @@ class Session:
             raise ConfigError(f"session.explain: {subject!r:.80} is not the name of an object, such as 'c-12'")
         story = wait_for_answer(self.executor.link.ask_story(subject), timeout_s=timeout_s)
         if not story.found:  # the manager forgets successful calls; the journal has them
-            from stoker.manager.live.replay import story_with_journal
+            from stoker.manager.live.replay import complete_story_from_journal
 
-            return story_with_journal(SessionFolder(self.folder), subject, story)
+            return complete_story_from_journal(SessionFolder(self.folder), subject, story)
         return story
 
     @property
@@ -245,8 +250,8 @@ class Session:
             ConfigError: The count is out of range.
             RecipeError: The context is not a recipe.
         """
-        check_count("session.warm: count", count, least=1, most=MOST_AT_ONCE)
-        wants = read_wants({"context": as_recipe(context), "gang": count}, takes_context=True)
+        check_integer_option("session.warm: count", count, least=1, most=MOST_AT_ONCE)
+        wants = parse_call_specification({"context": as_recipe(context), "gang": count}, takes_context=True)
         return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
@@ -258,7 +263,7 @@ class Session:
         self._over = True
         atexit.unregister(self.stop)
         try:
-            with _message_when_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
+            with _print_message_if_slow(f"stoker: session {self.id} is ending: loads and calls are being stopped"):
                 if not self._kernel.cleanup_called:
                     self._kernel.cleanup()
         finally:
@@ -277,7 +282,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            for said in interrupt_open():
+            for said in interrupt_open_streams():
                 sys.stderr.write(f"\n{said}\n")
         mode = self._kernel.config.exit_mode
         if mode == "wait" and kind is None:
@@ -308,7 +313,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def _message_when_slow(text: str) -> Iterator[None]:
+def _print_message_if_slow(text: str) -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():  # stderr is None if it was closed at the start
         yield
         return
@@ -324,10 +329,10 @@ def _message_when_slow(text: str) -> Iterator[None]:
 def _line(status: Status) -> str:
     pilots, devices = len(status.pilots), sum(len(pilot.devices) for pilot in status.pilots)
     here = f"{pilots} pilot{'s' * (pilots != 1)}, {devices} device{'s' * (devices != 1)}"
-    return f"{here}; {calls_in_words(status)}"
+    return f"{here}; {format_call_counts(status)}"
 
 
-def _keep_log(path: str) -> logging.Handler:
+def _start_logging_to_file(path: str) -> logging.Handler:
     handler = BoundedLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)

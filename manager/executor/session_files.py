@@ -29,7 +29,7 @@ from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import RecipeError
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.session import LONGEST_TEXT, ProgramSource, source_file, text_file
+from stoker.protocol.session import LONGEST_TEXT, ProgramSource, program_source_file, source_text_file
 from stoker.protocol.to_manager import DefineManifest
 from stoker.whole_files import write_whole
 
@@ -152,12 +152,12 @@ class ProgramSources:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             if digest not in self._texts:
                 self._texts.add(digest)
-                write_whole(text_file(self._folder, digest), data)
+                write_whole(source_text_file(self._folder, digest), data)
             file = file if os.path.isfile(file) else ""
             is_own = not is_installed(getattr(function, "__module__", None) or "__main__")
             folder = os.path.dirname(file) or os.getcwd() if is_own else ""
             name = plain.__qualname__.replace(".<locals>", "")
             source = ProgramSource(digest, name, file, folder, arguments)
-            write_whole(source_file(self._folder, key), msgspec.json.encode(source))
+            write_whole(program_source_file(self._folder, key), msgspec.json.encode(source))
         except Exception as error:  # an unreadable source must not stop the call
             logger.debug("the source of %r could not be stored: %r", key, error)

@@ -81,7 +81,7 @@ class WorkerThreads:
             )
         self._begin()
 
-    def wait_done(self, *, limit_s: float) -> None:
+    def wait_for_open_work(self, *, limit_s: float) -> None:
         left = self._open
         until = time.monotonic() + limit_s
         while self._open and (now := time.monotonic()) < until:
@@ -91,7 +91,7 @@ class WorkerThreads:
             time.sleep(0.005)
 
     def close(self, *, limit_s: float) -> None:
-        self.wait_done(limit_s=limit_s)
+        self.wait_for_open_work(limit_s=limit_s)
         with self._lock:
             self._closed = True
             threads = self._threads
@@ -186,7 +186,7 @@ def add_callback(future: Future[Any], callback: Callback, *, register: Callable[
     if future.done() or not is_users_callback(callback):
         register(callback)
     elif future.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(callback, future):
-        register(future.__dict__["_users_callbacks"].hand_over)
+        register(future.__dict__["_users_callbacks"].schedule_on_callback_thread)
 
 
 class UsersCallbacks:
@@ -198,16 +198,16 @@ class UsersCallbacks:
 
     def add(self, callback: Callback, future: Future[Any]) -> bool:
         """Run the callback after the future's earlier callbacks. Return True for the first callback: the future must
-        then call `hand_over`."""
+        then call `schedule_on_callback_thread`."""
         with self._lock:
             self._due.append(callback)
             first, self._is_registered = not self._is_registered, True
             again, self._is_finished = self._is_finished, False
         if again:
-            self.hand_over(future)
+            self.schedule_on_callback_thread(future)
         return first
 
-    def hand_over(self, future: Future[Any]) -> None:
+    def schedule_on_callback_thread(self, future: Future[Any]) -> None:
         callbacks.add(functools.partial(self._run, future))
 
     def _run(self, future: Future[Any]) -> None:

@@ -14,8 +14,8 @@ from parsl.executors.errors import BadStateException
 from stoker.errors import ConfigError
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.map_calls import MapCalls, executor_for
-from stoker.manager.executor.options import check_truth
+from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor
+from stoker.manager.executor.options import check_boolean_option
 from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, show_call
@@ -43,14 +43,14 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         StreamDiffersError: A second run yields different pieces.
         Exception: The error of the call, after its pieces.
     """
-    check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
+    check_boolean_option("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):
         raise ConfigError(f"stoker.stream: {function!r:.80} is not a function; write stoker.stream(function, item)")
-    _, executor = executor_for(function, "stoker.stream", inside="loop over the function itself")
+    _, executor = find_kernel_and_executor(function, "stoker.stream", inside="loop over the function itself")
     calls = MapCalls(executor, function, streams=True)
     end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
-    submission = calls.submission_of(args, kwargs)
+    submission = calls.submission_for_arguments(args, kwargs)
     call = executor.link.submit(submission, payload, end, features=calls.features, inbox=end.inbox)
     return PieceStream(executor.link, end, call, name=calls.name)
 

@@ -45,7 +45,7 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
         array = ("--array=0",) if provider.pilots > 1 else ()
         ours = (f"--nodelist={allowed.only}", "--time=1", "--nodes=1", *array)
     else:
-        own = site_options.slurm_excludes(options)
+        own = site_options.slurm_excluded_nodes(options)
         names = _names(own)
         if names is None:
             log.warning("--exclude=%s: the file cannot be read, so nodes that failed are not excluded", own)

@@ -118,7 +118,7 @@ _LOSSES = {
 """Kind of loss by the first words of the reason why a job ended."""
 
 
-def loss_of(how: str) -> LossReason | None:
+def loss_reason_from_text(how: str) -> LossReason | None:
     return next((loss for words, loss in _LOSSES.items() if how.startswith(words)), None)
 
 

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
-from stoker.manager.factory.local import LocalBatch, started_by_shell
+from stoker.manager.factory.local import LocalBatch, shell_command_for_pilot
 from stoker.manager.factory.pacing import SharedBudget
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command
 from stoker.protocol.ids import BlockId
@@ -96,7 +96,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
     match _kind(site):
         case ProviderKind.LOCAL:
             init = local_init(site)
-            return f"{started_by_shell(init, command) if init else command}\n"
+            return f"{shell_command_for_pilot(init, command) if init else command}\n"
         case ProviderKind.KUBERNETES:
             return f"{command}\n"
         case ProviderKind.CONDOR:

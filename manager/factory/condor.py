@@ -125,15 +125,15 @@ class CondorBatch:
         hopeless = {job: verdict.force for job, verdict in verdicts.items() if verdict.remove}
         for force in (False, True):
             self._remove([job for job in hopeless if hopeless[job] is force], force=force)
-        unmatched = [job for job in verdicts if condor_ads.is_unmatched(queued[job])]
+        unmatched = [job for job in verdicts if condor_ads.has_no_matching_slot(queued[job])]
         if unmatched and time.monotonic() > self._analyze_at:
-            self._analyze(unmatched[0])
-        unseen = any(condor_ads.is_unseen(queued[job], for_s=_UNSEEN_S) for job in verdicts)
+            self._analyze_job_match(unmatched[0])
+        unseen = any(condor_ads.is_unseen_by_negotiator(queued[job], for_s=_UNSEEN_S) for job in verdicts)
         if unseen and not unmatched and time.monotonic() > self._negotiator_at:
-            self._ask_negotiator()
+            self._check_for_negotiator()
         elif not unseen:
             self._negotiator_at, self._negotiator = -math.inf, ""
-        statuses = {job: self._with_details(verdict.status, queued[job]) for job, verdict in verdicts.items()}
+        statuses = {job: self._add_reason_details(verdict.status, queued[job]) for job, verdict in verdicts.items()}
         self._add_warnings(statuses)
         return statuses | self._ends_from_history([job for job in jobs if job not in queued])
 
@@ -160,7 +160,7 @@ class CondorBatch:
         said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
         if said.code:
             raise BatchTrouble(f"condor_q: {in_short(said)}")
-        return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
+        return {condor_ads.job_id_of_ad(ad): ad for ad in condor_ads.parse_job_ads(said.out, command="condor_q")}
 
     def _ends_from_history(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
         ads = self._history(jobs)
@@ -168,7 +168,10 @@ class CondorBatch:
         for job in ads:
             self._warned.pop(job, None)
             self._ran.discard(job)
-        ends = {job: self._with_details(condor_ads.ended(ad, memory_bytes=memory_bytes), ad) for job, ad in ads.items()}
+        ends = {
+            job: self._add_reason_details(condor_ads.ended(ad, memory_bytes=memory_bytes), ad)
+            for job, ad in ads.items()
+        }
         return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
@@ -178,7 +181,10 @@ class CondorBatch:
                 said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
                 if said.code:
                     raise BatchTrouble(in_short(said))
-                ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
+                ads |= {
+                    condor_ads.job_id_of_ad(ad): ad
+                    for ad in condor_ads.parse_job_ads(said.out, command="condor_history")
+                }
             except BatchTrouble as error:
                 self._has_history = False
                 log.warning("the ends of jobs are unknown from now on: condor_history: %s", error)
@@ -192,28 +198,30 @@ class CondorBatch:
                 said.add(warned)
                 statuses[job] = msgspec.structs.replace(status, reason=f"{status.reason}; {warned}")
 
-    def _with_details(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
+    def _add_reason_details(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
         if status.phase is BlockPhase.PENDING:
-            analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
-            negotiator = self._negotiator if condor_ads.is_unseen(ad, for_s=_UNSEEN_S) else ""
+            analysis = self._analysis if condor_ads.has_no_matching_slot(ad) else ""
+            negotiator = self._negotiator if condor_ads.is_unseen_by_negotiator(ad, for_s=_UNSEEN_S) else ""
             more = filter(None, (analysis, negotiator))
-            no_node = condor_ads.job_of(ad) == self._analyzed and condor_ads.suits_no_slot(analysis)
+            no_node = condor_ads.job_id_of_ad(ad) == self._analyzed and condor_ads.is_every_slot_excluded(analysis)
             return msgspec.structs.replace(status, reason="; ".join([status.reason, *more]), no_node=no_node)
         if condor_ads.has_failed(ad) and ad.get(condor_description.BLOCK):
             lines = last_lines(self._folder, job_name(self._session, str(ad[condor_description.BLOCK])))
             return msgspec.structs.replace(status, reason=": ".join([status.reason, *filter(None, ["; ".join(lines)])]))
         return status
 
-    def _analyze(self, job: str) -> None:
+    def _analyze_job_match(self, job: str) -> None:
         self._analyze_at, self._analyzed = time.monotonic() + _ANALYZE_EVERY_S, job
         try:
-            self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
+            self._analysis = condor_ads.summarize_match_analysis(
+                self._commands.run(["condor_q", "-better-analyze", job]).out
+            )
             if not self._analysis:
                 self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
         except BatchTrouble as error:  # the analysis may time out in a large pool
             log.info("no analysis of job %s: %s", job, error)
 
-    def _ask_negotiator(self) -> None:
+    def _check_for_negotiator(self) -> None:
         self._negotiator_at = time.monotonic() + _ANALYZE_AGAIN_S
         try:
             said = self._commands.run(["condor_status", "-negotiator", "-af", "Name"])

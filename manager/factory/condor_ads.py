@@ -77,7 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
     force: bool = False
 
 
-def read_ads(text: str, *, command: str) -> list[Ad]:
+def parse_job_ads(text: str, *, command: str) -> list[Ad]:
     """Read the output of a command with `-json`. Raises BatchTrouble."""
     if not text.strip():
         return []
@@ -90,7 +90,7 @@ def read_ads(text: str, *, command: str) -> list[Ad]:
     return ads
 
 
-def job_of(ad: Ad) -> str:
+def job_id_of_ad(ad: Ad) -> str:
     return f"{ad['ClusterId']}.{ad.get('ProcId', 0)}"
 
 
@@ -99,12 +99,12 @@ def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: in
     which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
-    status = _with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
+    status = _add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
     return msgspec.structs.replace(verdict, status=status)
 
 
-def _with_hold(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
-    cause = _cause(ad, prefix=prefix)
+def _add_hold_to_status(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
+    cause = _cause_of_hold(ad, prefix=prefix)
     if not cause:
         return status
     advice = _advice(ad, cause, memory_bytes=memory_bytes)
@@ -115,7 +115,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
     since_s = waits_s(ad)
     match ad.get("JobStatus"):
         case JobStatus.IDLE if was_evicted(ad, ran=ran):
-            status = BatchJobStatus(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
+            status = BatchJobStatus(BlockPhase.ENDED, _describe_eviction(ad), loss=loss_reason_of_eviction(ad))
             return Verdict(status, remove=True)
         case JobStatus.IDLE:
             return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejection_reason(ad)]))))
@@ -144,8 +144,8 @@ def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
             loss = LossReason.WALLTIME
         elif how.startswith("held"):  # attributes depend on HTCondor's version
             prefix = "Last" if "HoldReasonCode" not in ad else ""
-            status = BatchJobStatus(BlockPhase.ENDED, how, loss=loss_of_hold(ad, prefix=prefix))
-            return _with_hold(status, ad, prefix=prefix, memory_bytes=memory_bytes)
+            status = BatchJobStatus(BlockPhase.ENDED, how, loss=loss_reason_of_hold(ad, prefix=prefix))
+            return _add_hold_to_status(status, ad, prefix=prefix, memory_bytes=memory_bytes)
         else:
             loss = LossReason.CANCELLED
     return BatchJobStatus(BlockPhase.ENDED, how, loss=loss)
@@ -164,7 +164,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
     return bool(ad.get("NumJobStarts")) or (code is not None and (ran or code not in _NOT_STARTED))
 
 
-def loss_of_vacate(ad: Ad) -> LossReason:
+def loss_reason_of_eviction(ad: Ad) -> LossReason:
     """Return the loss of an evicted job; VACATED before HTCondor 24, which introduced vacate codes."""
     code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
     if code in _PREEMPTED:
@@ -176,11 +176,11 @@ def loss_of_vacate(ad: Ad) -> LossReason:
     return LossReason.VACATED
 
 
-def loss_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
-    return LossReason.OUT_OF_MEMORY if _cause(ad, prefix=prefix) == _MEMORY else LossReason.HELD
+def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
+    return LossReason.OUT_OF_MEMORY if _cause_of_hold(ad, prefix=prefix) == _MEMORY else LossReason.HELD
 
 
-def _cause(ad: Ad, *, prefix: str = "") -> str:
+def _cause_of_hold(ad: Ad, *, prefix: str = "") -> str:
     """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
@@ -214,18 +214,18 @@ def has_failed(ad: Ad) -> bool:
     return ad.get("JobStatus") == JobStatus.COMPLETED and bool(ad.get("ExitBySignal") or ad.get("ExitCode"))
 
 
-def is_unmatched(ad: Ad) -> bool:
+def has_no_matching_slot(ad: Ad) -> bool:
     """True if a negotiator has found no slot for the waiting job."""
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejection_reason(ad)
 
 
-def is_unseen(ad: Ad, *, for_s: float) -> bool:
+def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
     """True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
     several equal jobs."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
 
 
-def read_analysis(text: str) -> str:
+def summarize_match_analysis(text: str) -> str:
     """Read `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions. Return an empty
     text if slots match. HTCondor before 24.4 considers only the free part of a partitionable slot."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
@@ -247,8 +247,8 @@ def read_analysis(text: str) -> str:
     return f"of {total[1]} slots {', '.join(said)}" if said else ""
 
 
-def suits_no_slot(analysis: str) -> bool:
-    """True if an analysis (`read_analysis`) says that the job's requirements exclude every slot."""
+def is_every_slot_excluded(analysis: str) -> bool:
+    """True if an analysis (`summarize_match_analysis`) says that the job's requirements exclude every slot."""
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 
@@ -290,8 +290,8 @@ def _end_reason(ad: Ad) -> str:
     return f"exit code {ad['ExitCode']}" if "ExitCode" in ad else "ended"
 
 
-def _why_evicted(ad: Ad) -> str:
-    slot, loss = str(ad.get("LastRemoteHost") or ""), loss_of_vacate(ad)
+def _describe_eviction(ad: Ad) -> str:
+    slot, loss = str(ad.get("LastRemoteHost") or ""), loss_reason_of_eviction(ad)
     if loss is LossReason.NODE_LOST:
         what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
     else:
@@ -313,7 +313,7 @@ def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
     has_run = ad.get("NumJobStarts") or ad.get("LastJobStatus") == JobStatus.RUNNING
     stays = ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s
     phase = BlockPhase.PENDING if stays else BlockPhase.ENDED
-    return Verdict(BatchJobStatus(phase, reason, loss=loss_of_hold(ad) if has_run else None), remove=not stays)
+    return Verdict(BatchJobStatus(phase, reason, loss=loss_reason_of_hold(ad) if has_run else None), remove=not stays)
 
 
 def _slots(what: str, text: str) -> int | None:

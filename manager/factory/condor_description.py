@@ -41,7 +41,7 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
         f"error = {name}.err",
         f"log = {name}.log",
         "notification = never",
-        *_transfer(files, shared=site.provider.shared_files),
+        *_file_transfer_lines(files, shared=site.provider.shared_files),
         *_requests(site),
         *_ends(walltime_s(site), site.provider.options),
         *_options(site.provider.options),
@@ -86,7 +86,7 @@ def gpu_expression(kind: str) -> str:
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
 
 
-def _transfer(files: Sequence[str], *, shared: bool) -> list[str]:
+def _file_transfer_lines(files: Sequence[str], *, shared: bool) -> list[str]:
     for name in files:
         if re.search(r"[,\n]|^\s|\s$", name):
             raise SubmissionRefused(

@@ -33,7 +33,7 @@ from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.protocol.wire import Outbox
-from stoker.site import EXCLUDES_NODES, ProviderKind, Site, cannot_exclude
+from stoker.site import EXCLUDES_NODES, ProviderKind, Site, node_exclusion_warning
 
 log = logging.getLogger("stoker.factory")
 
@@ -167,7 +167,7 @@ class Factory:
             return make_batch(site, session=session, folder=self._folder, python_path=python_path, shared=shared)
 
         if not site.is_local and site.provider.kind not in EXCLUDES_NODES:
-            log.info("source %s: %s", name, cannot_exclude(site.provider.kind))
+            log.info("source %s: %s", name, node_exclusion_warning(site.provider.kind))
         keeper = BlockKeeper(
             name,
             make=make,
@@ -211,7 +211,7 @@ class Factory:
         self._send_queued_updates()
         self._watch()
         if not self._link.dealer.connected:
-            self._on_missing_manager()
+            self._handle_missing_manager()
         elif self._hello_at is not None and time.monotonic() - self._hello_at > HELLO_LIMIT_S:
             log.warning("the manager has not answered a hello for %.0f s: the hello is sent again", HELLO_LIMIT_S)
             self._send_hello()
@@ -268,7 +268,7 @@ class Factory:
                 self._cancel(blocks, reason)
             case to_client.SessionOver(reason):
                 log.info("the session is over: %s", reason or "it was ended")
-                if self._begin_end(Ending.OVER):
+                if self._begin_shutdown(Ending.OVER):
                     for worker in self._workers.values():
                         worker.tell(partial(worker.end, self._end_limit_s))
             case to_client.Ack(sequence):
@@ -316,14 +316,14 @@ class Factory:
 
     # ---- the end
 
-    def _begin_end(self, ending: Ending) -> bool:
+    def _begin_shutdown(self, ending: Ending) -> bool:
         if self._ending is not None:
             return False
         self._ending = ending
         self._stopping, self._stopped = set(self._workers), True
         return True
 
-    def _on_missing_manager(self) -> None:
+    def _handle_missing_manager(self) -> None:
         if self._ending is not None:
             return
         self._link.refresh_address()
@@ -334,7 +334,7 @@ class Factory:
         if away_s > self._lease_s:
             reason = f"the manager has been away for {away_s:.0f} s"
             log.warning("%s: waiting blocks are cancelled", reason)
-            self._begin_end(Ending.MANAGER_AWAY)
+            self._begin_shutdown(Ending.MANAGER_AWAY)
             for worker in self._workers.values():
                 worker.tell(partial(worker.cancel_waiting, reason, self._end_limit_s))
         elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
@@ -354,12 +354,12 @@ class Factory:
         if left:
             log.error("cancel the remaining jobs by hand: %s", "; ".join(left))
         if self._stopped and ending is Ending.OVER:
-            note_jobs_left(self._folder.path / JOBS_LEFT, left)
+            write_jobs_left(self._folder.path / JOBS_LEFT, left)
             return Ending.JOBS_LEFT if left else ending
         return ending
 
 
-def note_jobs_left(file: Path, left: Sequence[str]) -> None:
+def write_jobs_left(file: Path, left: Sequence[str]) -> None:
     """Write the jobs that still exist. If the disk is full, remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))

@@ -77,7 +77,7 @@ class KeptBlock:
     tried: bool = False
     allowed: AllowedNodes = ANYWHERE
 
-    def is_to_cancel(self, now: float) -> bool:
+    def is_cancel_due(self, now: float) -> bool:
         if not self.cancel:
             return False
         return not self.job or not self.cancelled_at or now - self.cancelled_at >= CANCEL_AGAIN_S
@@ -201,23 +201,23 @@ class BlockKeeper:
             return 0.0
         if not self._told or (not self.blocks and not self._unresolved and self._sure):
             return None
-        at = max(self._query_at, now + self._query_waits_s())
-        if not self._sure or any(kept.is_to_cancel(now) for kept in self.blocks.values()):
+        at = max(self._query_at, now + self._query_delay_s())
+        if not self._sure or any(kept.is_cancel_due(now) for kept in self.blocks.values()):
             at = now
         elif self._unresolved:
-            at = min(at, max(self._search_at, now + self._query_waits_s()))
+            at = min(at, max(self._search_at, now + self._query_delay_s()))
         elif self._has_to_submit():
-            at = min(at, now + self._submission_waits_s())
+            at = min(at, now + self._submission_delay_s())
         return max(0.0, max(at, self._not_before) - now)
 
     def step(self) -> list[FactoryUpdate]:
         try:
             self._step()
         except (BatchTrouble, SubmissionRefused) as error:
-            self._update_trouble(str(error))
+            self._report_trouble_and_back_off(str(error))
         except Exception as error:  # an error of a provider must not stop the other blocks
             log.exception("source %s", self.name)
-            self._update_trouble(f"{type(error).__name__}: {error}")
+            self._report_trouble_and_back_off(f"{type(error).__name__}: {error}")
         else:
             self._pause.reset()
             self._report_trouble(self._no_answer if self._has_to_submit() else "")
@@ -231,7 +231,7 @@ class BlockKeeper:
         told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)
         while True:
             try:
-                batch = self._batch_system()
+                batch = self._open_batch_system()
                 if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeated, because listings may lack jobs
                     self._cancel_named(batch, self._unresolved)
                     cancelled, told_at = set(), self._clock()
@@ -260,7 +260,7 @@ class BlockKeeper:
         if not self._told or now < self._not_before:
             return
         try:
-            batch = self._batch_system()
+            batch = self._open_batch_system()
         except StokerError as error:
             if any(kept.job for kept in self.blocks.values()):
                 raise
@@ -268,29 +268,29 @@ class BlockKeeper:
                 self._end(kept, BlockPhase.REFUSED, str(error))
             self._sure = True
             return
-        may_query = not self._query_waits_s()
+        may_query = not self._query_delay_s()
         search_due = now >= self._search_at and (now >= self._query_at or self._unresolved) and may_query
         if not self._sure or search_due:
             self._search(batch)
-        self._carry_out_cancels(batch)
+        self._cancel_requested_blocks(batch)
         if self._clock() >= self._query_at and may_query:
             self._query_all(batch)
-        if not self._unresolved and not self._submission_waits_s():
-            self._submit_one(batch)
+        if not self._unresolved and not self._submission_delay_s():
+            self._submit_next_block(batch)
 
     def _has_to_submit(self) -> bool:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
-    def _query_waits_s(self) -> float:
+    def _query_delay_s(self) -> float:
         if self._pacer is None:
             return 0.0
         overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
         return self._pacer.wait_s(leaving=0.0 if overdue else FOR_QUERIES)
 
-    def _submission_waits_s(self) -> float:
+    def _submission_delay_s(self) -> float:
         return 0.0 if self._pacer is None else self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
 
-    def _batch_system(self) -> Batch:
+    def _open_batch_system(self) -> Batch:
         if self._batch is None:
             log.info("source %s: opening its batch system", self.name)
             self.opening_since = self._clock()
@@ -342,13 +342,13 @@ class BlockKeeper:
     def _is_block_of_this_site(self, block: BlockId) -> bool:
         return self._owners.get(block, self.name) == self.name
 
-    def _carry_out_cancels(self, batch: Batch) -> None:
+    def _cancel_requested_blocks(self, batch: Batch) -> None:
         now = self._clock()
         unsubmitted = [kept for kept in self.blocks.values() if kept.cancel and not kept.job]
         self._cancel_named(batch, self._unresolved.intersection(kept.block for kept in unsubmitted))
         for kept in unsubmitted:
             self._end(kept, BlockPhase.ENDED, f"cancelled before it was submitted: {kept.cancel}")
-        due = [kept for kept in self.blocks.values() if kept.is_to_cancel(now)]
+        due = [kept for kept in self.blocks.values() if kept.is_cancel_due(now)]
         if due:
             batch.cancel([kept.job for kept in due])
             for kept in due:
@@ -366,7 +366,7 @@ class BlockKeeper:
         began = self._clock()
         if jobs:
             for job, status in batch.query(list(jobs)).items():
-                if job in jobs and self._is_certain(jobs[job], status):
+                if job in jobs and self._is_status_confirmed(jobs[job], status):
                     self._apply_status(jobs[job], status)
         now = self._clock()
         every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
@@ -374,7 +374,7 @@ class BlockKeeper:
             every_s = min(self._cancel_poll.grow(), every_s)
         self._query_at = now + every_s
 
-    def _is_certain(self, kept: KeptBlock, status: BatchJobStatus) -> bool:
+    def _is_status_confirmed(self, kept: KeptBlock, status: BatchJobStatus) -> bool:
         if not status.absent:
             self._absences.listed(kept.job)
             return True
@@ -403,9 +403,9 @@ class BlockKeeper:
         kept.phase = status.phase
         if moved or kept.told != (status.phase, kept.job, reason, kept.loss, kept.holds):
             kept.expected_at = expected_at
-            self._add_update(kept, reason, expected_in_s=status.expected_in_s)
+            self._queue_block_update(kept, reason, expected_in_s=status.expected_in_s)
 
-    def _submit_one(self, batch: Batch) -> None:
+    def _submit_next_block(self, batch: Batch) -> None:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
@@ -447,11 +447,11 @@ class BlockKeeper:
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not self._has_to_submit():
             self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
-        self._add_update(kept, "")
+        self._queue_block_update(kept, "")
 
     # ---- updates
 
-    def _add_update(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
+    def _queue_block_update(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
         kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
         source = self.name if kept.is_unknown else ""
         why = (kept.loss, source, kept.cause, kept.advice, kept.holds, kept.no_node)
@@ -461,12 +461,12 @@ class BlockKeeper:
 
     def _end(self, kept: KeptBlock, phase: BlockPhase, reason: str) -> None:
         kept.phase = phase
-        update = self._add_update(kept, reason)
+        update = self._queue_block_update(kept, reason)
         log.info("block %s%s: %s: %s", kept.block, f" (job {kept.job})" if kept.job else "", phase.value, reason)
         del self.blocks[kept.block]
         self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
-    def _update_trouble(self, text: str) -> None:
+    def _report_trouble_and_back_off(self, text: str) -> None:
         if text:
             self._not_before = self._clock() + self._pause.grow()
         self._report_trouble(text)

@@ -31,7 +31,7 @@ class KubernetesBatch:
     def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
         self._session = session
         self._command = command
-        self._provider = _provider_of(site.provider)
+        self._provider = _make_kubernetes_provider(site.provider)
         self._provider.kube_client = KubernetesClient(self._provider.kube_client, site.provider)
 
     def submit(self, block: BlockId) -> str:
@@ -39,7 +39,7 @@ class KubernetesBatch:
         return str(self._provider.resources[job]["pod_name"])
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        pods = self._pods()
+        pods = self._list_pods_by_name()
         statuses = {
             job: _status_of(pods[job]) if job in pods else BatchJobStatus(BlockPhase.ENDED, "deleted") for job in jobs
         }
@@ -47,7 +47,7 @@ class KubernetesBatch:
         return statuses
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        pods = self._pods()
+        pods = self._list_pods_by_name()
         for job in jobs:
             if job in pods:
                 self._provider.resources[job] = {"status": JobStatus(JobState.RUNNING), "pod_name": job}
@@ -55,13 +55,13 @@ class KubernetesBatch:
 
     def find(self) -> Mapping[str, BlockId]:
         found = {}
-        for name in self._pods():
+        for name in self._list_pods_by_name():
             block = block_of(name.rpartition(".")[0], session=self._session)
             if block is not None:
                 found[name] = block
         return found
 
-    def _pods(self) -> dict[str, Any]:
+    def _list_pods_by_name(self) -> dict[str, Any]:
         listed = self._call_api(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
         return {pod.metadata.name: pod for pod in listed.items}
 
@@ -93,7 +93,7 @@ class KubernetesClient:
         return self.__getattr__("create_namespaced_pod")(namespace=namespace, body=body)
 
 
-def _provider_of(given: Provider) -> Any:
+def _make_kubernetes_provider(given: Provider) -> Any:
     memory = f"{given.memory_bytes // 2**20}Mi" if given.memory_bytes else "2048Mi"
     try:
         return KubernetesProvider(

@@ -18,9 +18,9 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_of
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_reason_from_text
 from stoker.manager.factory.pacing import Pacer
-from stoker.manager.factory.submitting import Submitter, is_not_now
+from stoker.manager.factory.submitting import Submitter, is_temporary_submission_error
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
@@ -58,7 +58,7 @@ class ListedJob(msgspec.Struct, frozen=True):
         """Return the job's status. `now`: wall-clock time. `output`: the last output lines of the job."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
-        loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
+        loss = loss_reason_from_text(self.reason) if self.phase is BlockPhase.ENDED else None
         return BatchJobStatus(self.phase, self.reason + said, expected_in_s, loss)
 
 
@@ -217,7 +217,7 @@ class ListedBatch:
 
     def _cancel(self, words: list[str]) -> None:
         said = self._jobs.commands.run(words)
-        if said.code and is_not_now(said.words):
+        if said.code and is_temporary_submission_error(said.words):
             raise BatchTrouble(f"{words[0]}: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:

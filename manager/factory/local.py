@@ -21,7 +21,7 @@ from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 
 
-def started_by_shell(worker_init: str, command: str) -> str:
+def shell_command_for_pilot(worker_init: str, command: str) -> str:
     """Return a shell command in which the pilot replaces the shell."""
     return f"{worker_init}\nexec {command}" if worker_init else f"exec {command}"
 
@@ -43,7 +43,7 @@ class LocalBatch:
         # arguments from scripts that `worker_init` sources: conda's `activate` would read them as the name of an
         # environment.
         called = [name, PILOT, "--session", str(self._folder.parent), "--block", block]
-        text = f"set --\n{started_by_shell(self._worker_init, self._command(block))}"
+        text = f"set --\n{shell_command_for_pilot(self._worker_init, self._command(block))}"
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
             process = subprocess.Popen(
                 ["/bin/bash", "-c", text, *called],

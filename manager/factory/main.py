@@ -72,7 +72,7 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
     if not take_turn(folder.path / "factory.lock", parent=options.parent, limit_s=options.turn_limit_s):
         return Ending.OVER
     limit_s = max((site.provider.command_limit_s for site in sites.values()), default=0.0)
-    wait_for_commands(folder.path / "commands.lock", limit_s=limit_s)
+    acquire_command_lock(folder.path / "commands.lock", limit_s=limit_s)
     path = read_python_path(folder.sites)
     factory = Factory(folder, sites=sites, parent=options.parent, python_path=path, end_limit_s=options.end_limit_s)
     try:
@@ -110,11 +110,11 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
     return True
 
 
-def wait_for_commands(file: Path, *, limit_s: float) -> None:
+def acquire_command_lock(file: Path, *, limit_s: float) -> None:
     """Wait until the commands of a killed factory have ended, then take their lock for this factory's commands."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.take(descriptor):
-        age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)
+        age_s = min((_process_age_s(each.pid) for each in locks.holders(file)), default=0.0)
         text = "a command of the previous factory still runs, %s: waiting until it ends or has run for %s"
         log.info(text, _holders(file), show_seconds(limit_s))
         began = time.monotonic()
@@ -130,7 +130,7 @@ def wait_for_commands(file: Path, *, limit_s: float) -> None:
     commands.inherit(descriptor)
 
 
-def _age_s(pid: int) -> float:
+def _process_age_s(pid: int) -> float:
     started_s = locks.started(pid) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s if started_s else 0.0
 

@@ -56,7 +56,7 @@ class Pacer:
             return self._seconds_until(leaving + 1.0)
 
     @property
-    def is_low(self) -> bool:
+    def is_low_on_tokens(self) -> bool:
         with self._lock:
             self._refill()
             return self._level < self.burst / 2
@@ -84,7 +84,7 @@ def in_words(poll_s: float) -> str:
 
 def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
     """Return the seconds between queries: more if few tokens are left, or if the last query took long."""
-    stretch = _STRETCH if pacer is not None and pacer.is_low else 1.0
+    stretch = _STRETCH if pacer is not None and pacer.is_low_on_tokens else 1.0
     return max(stretch * poll_s, _SLOW * took_s)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from zmq import curve_keypair
 
 from stoker.errors import SessionError
-from stoker.folders import refuse_odd_path, working_folder
+from stoker.folders import refuse_non_utf8_path, working_folder
 from stoker.manager.live import interfaces
 from stoker.protocol.session import KeyPair, SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
@@ -106,14 +106,14 @@ def python_path() -> str:
         if os.path.isdir(path) and not in_environment and not path.startswith(os.path.join(sys.base_prefix, "lib")):
             paths.append(path)
     paths = list(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
-    refuse_odd_imports(paths)
+    reject_invalid_import_paths(paths)
     return os.pathsep.join(paths)
 
 
-def refuse_odd_imports(paths: Iterable[str]) -> None:
+def reject_invalid_import_paths(paths: Iterable[str]) -> None:
     """Raise SessionError for a folder whose name cannot be passed to a pilot."""
     for path in paths:
-        refuse_odd_path(
+        refuse_non_utf8_path(
             path,
             what="a folder that this program imports from",
             advice="rename the folder, or remove it from PYTHONPATH",

@@ -67,14 +67,14 @@ class SlurmBatch:
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """Return the statuses of jobs. Cancel jobs that Slurm holds permanently."""
-        rows = self._squeue()
+        rows = self._read_cached_squeue()
         now = time.time()
-        rows = rows | self._run_scontrol([job for job in jobs if self._is_doubtful(job, rows.get(job))])
+        rows = rows | self._run_scontrol([job for job in jobs if self._needs_scontrol_check(job, rows.get(job))])
         held = [job for job in jobs if job in rows and rows[job].is_held_for_good]
         if held:
             self.cancel(held)
         statuses = {}
-        preempted = self._preempted([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
+        preempted = self._query_preempted_jobs([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
         for job in jobs:
             row = rows.get(job)
             if row is None:
@@ -87,7 +87,7 @@ class SlurmBatch:
             statuses[job] = self._with_requeue_reason(job, status, row)
         return statuses
 
-    def _is_doubtful(self, job: str, row: AccountedJob | None) -> bool:
+    def _needs_scontrol_check(self, job: str, row: AccountedJob | None) -> bool:
         if row is None or row.state == "FAILED":
             return True
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
@@ -118,7 +118,7 @@ class SlurmBatch:
         for known in (self._ran, self._tries, self._again):
             known.pop(job, None)
 
-    def _preempted(self, jobs: list[str]) -> set[str]:
+    def _query_preempted_jobs(self, jobs: list[str]) -> set[str]:
         """Return the completed jobs that Slurm preempted: their pilots exited within the grace time."""
         jobs = [job for job in jobs if job not in self._cancelled]
         if not jobs:
@@ -160,14 +160,14 @@ class SlurmBatch:
         found = {}
         folder = self._jobs.folder
         ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))
-        for row in self._squeue().values():
+        for row in self._read_cached_squeue().values():
             block = block_of(row.name, session=self._jobs.session)
             if block is not None and (row.folder == ours or row.folder.startswith(f"{session}/")):
                 found[row.job] = block
                 self._jobs.names[row.job] = row.name
         return found
 
-    def _squeue(self) -> dict[str, AccountedJob]:
+    def _read_cached_squeue(self) -> dict[str, AccountedJob]:
         return self._listing.read(self._run_squeue)
 
     def _run_squeue(self) -> dict[str, AccountedJob]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.manager.factory.batch import BatchJobStatus, loss_of
+from stoker.manager.factory.batch import BatchJobStatus, loss_reason_from_text
 from stoker.protocol.blocks import BlockPhase, LossReason
 
 _NEVER = (
@@ -32,7 +32,7 @@ _NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.ar
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
 
 
-def advice_on_pending(reason: str) -> str:
+def add_advice_to_pending_reason(reason: str) -> str:
     """Return the reason of a pending job, with advice if the reason is permanent."""
     word = reason.partition(",")[0].strip()
     for pattern, what in _NEVER:
@@ -111,7 +111,7 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
         if len(fields) == 7 and fields[0].isdecimal():
             job, state, reason, start, nodes, name, folder = fields
             row = AccountedJob(
-                job, state, _blank_if_none(reason), _wall_clock(start), _blank_if_none(nodes), name, folder
+                job, state, _blank_if_none(reason), _parse_timestamp(start), _blank_if_none(nodes), name, folder
             )
             rows[job] = _merge_tasks(rows[job], row) if job in rows else row
     return rows
@@ -154,7 +154,7 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
             job,
             found["JobState"],
             _blank_if_none(found.get("Reason", "")),
-            start=_wall_clock(found.get("StartTime", "")),
+            start=_parse_timestamp(found.get("StartTime", "")),
             nodes=_blank_if_none(found.get("NodeList", "")),
             name=found.get("JobName", ""),
             exit_code=found.get("ExitCode", ""),
@@ -175,19 +175,19 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
         if expected_in_s > _TOO_FAR_S:  # Slurm counts jobs without a time limit as a year
             expected_in_s = 0.0
         no_node = _NO_NODE.match(reason) is not None
-        return BatchJobStatus(BlockPhase.PENDING, advice_on_pending(reason), expected_in_s, no_node=no_node)
+        return BatchJobStatus(BlockPhase.PENDING, add_advice_to_pending_reason(reason), expected_in_s, no_node=no_node)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
     how = _end_of(row, list(output))
-    return BatchJobStatus(BlockPhase.ENDED, how, loss=loss_of(how))
+    return BatchJobStatus(BlockPhase.ENDED, how, loss=loss_reason_from_text(how))
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
     """Return the status of a job that Slurm does not know. The job's `output` may show how it ended."""
-    said = due_to(list(output))
+    said = end_reason_in_job_output(list(output))
     return BatchJobStatus(
-        BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said), absent=not said
+        BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_reason_from_text(said), absent=not said
     )
 
 
@@ -200,12 +200,12 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
             words, loss = _REQUEUED[state]
             nodes = _blank_if_none(fields[3])
             return (f"{words} ({nodes})" if state == "NODE_FAIL" and nodes else words), loss
-    said = due_to(list(output))
-    known = loss_of(said)
+    said = end_reason_in_job_output(list(output))
+    known = loss_reason_from_text(said)
     return (said, known) if known is not None else None
 
 
-def due_to(output: list[str]) -> str:
+def end_reason_in_job_output(output: list[str]) -> str:
     """Return how a job ended, if Slurm has appended the reason to the output."""
     for line in reversed(output):
         found = _CANCELLED.search(line)
@@ -231,7 +231,7 @@ def _end_of(row: AccountedJob, output: list[str]) -> str:
     if row.state == "NODE_FAIL" and row.nodes:
         return f"node failed: {row.nodes}"
     if row.state == "CANCELLED":
-        return due_to(output) or CANCELLED
+        return end_reason_in_job_output(output) or CANCELLED
     if row.state in _ENDS:
         return _ENDS[row.state]
     code, _, signal = row.exit_code.partition(":")
@@ -244,7 +244,7 @@ def _blank_if_none(text: str) -> str:
     return "" if text in _NONE else text
 
 
-def _wall_clock(text: str) -> float:
+def _parse_timestamp(text: str) -> float:
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):

@@ -93,11 +93,11 @@ _NO_NODE = re.compile(r"Requested node configuration is not available|Invalid no
 """Errors of `sbatch` if no node remains, or if `--exclude` or `--nodelist` contains an unknown node."""
 
 
-def is_not_now(words: str) -> bool:
+def is_temporary_submission_error(words: str) -> bool:
     return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None
 
 
-def advice_on_submission(words: str) -> str:
+def add_advice_to_submission_error(words: str) -> str:
     """Return the text of a temporary submission error, with advice about limits."""
     if _WAITS_FOR_ROOM.search(words):
         return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm takes jobs"
@@ -123,14 +123,14 @@ class Submitter:
         self.names: dict[str, str] = {}
         self._command = command
         self._site = site
-        self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
+        self._provider = make_parsl_provider(site, shell=self.commands.shell, folder=folder)
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         """Submit the job of a block. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self.session, block)
         provider = self._provider
         if allowed != ANYWHERE:
-            provider = provider_of(placed(self._site, allowed), shell=self.commands.shell, folder=self.folder)
+            provider = make_parsl_provider(placed(self._site, allowed), shell=self.commands.shell, folder=self.folder)
         job = self._submit(provider, name, self._command(block))
         self.names[job] = name
         return job
@@ -147,7 +147,7 @@ class Submitter:
             why = "gave no reason"
         except Unanswered as error:
             if _WAITS_FOR_ROOM.search(str(error)):
-                raise BatchTrouble(advice_on_submission(str(error))) from error
+                raise BatchTrouble(add_advice_to_submission_error(str(error))) from error
             raise
         except ExecutionProviderException as error:
             why = str(error)
@@ -164,8 +164,8 @@ class Submitter:
             raise UnnamedJob(f"the output contains no unique job id: {words}")
         if _NO_ANSWER.search(words):
             raise Unanswered(words)
-        if is_not_now(words):
-            raise BatchTrouble(advice_on_submission(words))
+        if is_temporary_submission_error(words):
+            raise BatchTrouble(add_advice_to_submission_error(words))
         raise NoNodeLeft(words) if _NO_NODE.search(words) else SubmissionRefused(words)
 
 
@@ -262,7 +262,9 @@ class OnEachNode(Launcher):  # type: ignore[misc]
                 )
 
 
-def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
+def make_parsl_provider(
+    site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()
+) -> Any:
     """Return the Parsl provider of a site. Without `shell`, the provider only renders. Raises ConfigError."""
     make = _MAKERS.get(site.provider.kind)
     if make is None:
@@ -276,7 +278,7 @@ def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = No
 
 def render(site: Site, *, job: str, command: str) -> str:
     """Return the script that `submit` would submit. Raises ConfigError."""
-    provider = provider_of(site)
+    provider = make_parsl_provider(site)
     provider.begin(job)
     try:
         provider.submit(command, 1, job)
@@ -308,7 +310,7 @@ def _slurm(given: Provider, walltime: str) -> BoundedProvider:
     return provider
 
 
-def _pbs(given: Provider, walltime: str) -> BoundedProvider:
+def _make_pbs_provider(given: Provider, walltime: str) -> BoundedProvider:
     select = f":ngpus={given.gpu_count}" if given.gpu_count else ""
     select += f":gpu_type={given.gpu_type}" if given.gpu_type else ""
     select += f":mem={_mebibytes(given)}mb" if given.memory_bytes else ""
@@ -325,7 +327,7 @@ def _pbs(given: Provider, walltime: str) -> BoundedProvider:
     )
 
 
-def _lsf(given: Provider, walltime: str) -> BoundedProvider:
+def _make_lsf_provider(given: Provider, walltime: str) -> BoundedProvider:
     cores = given.cores or 1
     head = []
     if given.gpu_count:
@@ -350,7 +352,7 @@ def _lsf(given: Provider, walltime: str) -> BoundedProvider:
     return provider
 
 
-def _grid_engine(given: Provider, walltime: str) -> BoundedProvider:
+def _make_grid_engine_provider(given: Provider, walltime: str) -> BoundedProvider:
     head = [f"#$ -P {given.account}"] if given.account else []
     head += [f"#$ -pe smp {given.cores}"] if given.cores > 1 else []
     if given.gpu_count:
@@ -369,9 +371,9 @@ def _grid_engine(given: Provider, walltime: str) -> BoundedProvider:
 
 _MAKERS: dict[ProviderKind, Callable[[Provider, str], BoundedProvider]] = {
     ProviderKind.SLURM: _slurm,
-    ProviderKind.PBS: _pbs,
-    ProviderKind.LSF: _lsf,
-    ProviderKind.GRID_ENGINE: _grid_engine,
+    ProviderKind.PBS: _make_pbs_provider,
+    ProviderKind.LSF: _make_lsf_provider,
+    ProviderKind.GRID_ENGINE: _make_grid_engine_provider,
 }
 
 

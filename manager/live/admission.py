@@ -69,19 +69,19 @@ class KnownKeys:
         self._lines = SeldomLog(log)
         self._read()
 
-    def user_of(self, public: bytes) -> User | None:
-        if self._changes() != self._seen or (
+    def user_of_public_key(self, public: bytes) -> User | None:
+        if self._key_folder_mtimes_ns() != self._seen or (
             public not in self._users and time.monotonic() - self._read_at >= _REREAD_S
         ):
             self._read()
         return self._users.get(public)
 
-    def _changes(self) -> tuple[int, int]:
+    def _key_folder_mtimes_ns(self) -> tuple[int, int]:
         return _changed_ns(self._folder.key_file("pilot").parent), _changed_ns(self._folder.block_keys)
 
     def _read(self) -> None:
         self._read_at = time.monotonic()
-        self._seen = self._changes()
+        self._seen = self._key_folder_mtimes_ns()
         users = dict(self._fixed)
         if self._folder.key_file(Role.PILOT.value).exists():
             try:
@@ -144,16 +144,16 @@ class UnprovenConnections:
 
     def accepted(self, descriptor: int) -> None:
         self.settled(descriptor)
-        peer = _peer_of(descriptor)
+        peer = _connection_peer_address(descriptor)
         if peer is None:
             return
         self._peers[descriptor] = peer
         self.places.add(descriptor, address=peer[0])
-        surplus = self.places.take_oldest() if descriptor >= self._ceiling else self.places.surplus()
+        surplus = self.places.pop_oldest_connection() if descriptor >= self._ceiling else self.places.surplus()
         if surplus is not None:
             oldest, address = surplus
             self.cut += 1
-            _shut_down(oldest, self._peers.pop(oldest))
+            _shut_down_connection(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
                 address, f"{address} opens connections without proving a key: the oldest of {known} was closed"
@@ -164,7 +164,7 @@ class UnprovenConnections:
             del self._peers[descriptor]
 
 
-def _peer_of(descriptor: int) -> Peer | None:
+def _connection_peer_address(descriptor: int) -> Peer | None:
     """Return the peer of a connection; None if closed. Opens no descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
@@ -179,9 +179,9 @@ def _peer_of(descriptor: int) -> Peer | None:
         connection.detach()
 
 
-def _shut_down(descriptor: int, peer: Peer) -> None:
+def _shut_down_connection(descriptor: int, peer: Peer) -> None:
     """Shut down a connection, unless its descriptor was reused."""
-    if _peer_of(descriptor) != peer:
+    if _connection_peer_address(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)
     with contextlib.suppress(OSError):  # the connection had ended already

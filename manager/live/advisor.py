@@ -83,16 +83,16 @@ class History:
             case events.RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
                 self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
             case events.RecordSpeed(recipe=recipe, kind=kind, other=other, ratio=ratio):
-                self._store.record_speed(recipe, kind=kind, other=other, ratio=ratio)
+                self._store.record_time_ratio(recipe, kind=kind, other=other, ratio=ratio)
             case events.RecordSteps(recipe=recipe, kind=kind, times=times):
-                self._store.record_steps(recipe, kind=kind, times=times)
+                self._store.record_step_times(recipe, kind=kind, times=times)
             case events.RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
                 devices = DeviceSet(command.kind, command.devices, command.memory_bytes)
-                self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
+                self._sources.record_pilot_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
             case events.RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
-                self._sources.record_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
+                self._sources.record_pilot_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
             case events.RecordPilots(source=source, pilots=pilots):
-                self._sources.record_count(source, session=self._session, pilots=pilots)
+                self._sources.record_session_pilot_count(source, session=self._session, pilots=pilots)
             case events.RecordNode(record=record):
                 self.nodes.record(record)
             case _:
@@ -188,7 +188,7 @@ class AdvisorLink:
             except OSError:
                 data = b""
             if not data:
-                self._handle_death(now)
+                self._handle_advisor_exit(now)
                 break
             self._take(data, found, now)
         if self.open:
@@ -202,7 +202,7 @@ class AdvisorLink:
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
             log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
-            self._handle_death(now)  # the process may hang in a read that no signal ends
+            self._handle_advisor_exit(now)  # the process may hang in a read that no signal ends
             return
         self._send(now)
 
@@ -281,7 +281,7 @@ class AdvisorLink:
             self._slow_sent += question.is_slow
             question.tries += 1
 
-    def _handle_death(self, now: float) -> None:
+    def _handle_advisor_exit(self, now: float) -> None:
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}

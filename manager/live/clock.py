@@ -46,7 +46,7 @@ class Clock:
         self._ahead_s = ahead_s
         if file is not None:
             with contextlib.suppress(OSError):  # if the disk is full, the next manager reads the wall clock
-                file.write_bytes(msgspec.json.encode(_Kept(_monotonic(), ahead_s)))
+                file.write_bytes(msgspec.json.encode(_Kept(_monotonic_clock_id(), ahead_s)))
                 file.chmod(0o600)
 
     def now(self) -> float:
@@ -54,7 +54,7 @@ class Clock:
         return self._ahead_s + time.monotonic()
 
 
-def _monotonic() -> str:
+def _monotonic_clock_id() -> str:
     try:
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:  # an old kernel has one namespace
@@ -67,7 +67,7 @@ def _read(file: Path) -> float | None:
         kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
     except (OSError, *UNREADABLE):
         return None
-    return kept.ahead_s if kept.monotonic == _monotonic() else None
+    return kept.ahead_s if kept.monotonic == _monotonic_clock_id() else None
 
 
 class TimerHeap:

@@ -45,7 +45,7 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
 }  # fmt: skip
-"""The parts of a message to a pilot that are decisions. `check_of` covers calls to run."""
+"""The parts of a message to a pilot that are decisions. `decision_checksum` covers calls to run."""
 
 
 def _order(order: BlockOrder) -> tuple[object, ...]:
@@ -82,7 +82,7 @@ NO_DECISIONS = frozenset(
 )  # fmt: skip
 
 
-def check_of(commands: Sequence[Command]) -> int:
+def decision_checksum(commands: Sequence[Command]) -> int:
     """Return the check of a core's commands for one event; 0 = no decision."""
     said: list[object] = []
     for command in commands:

@@ -72,7 +72,9 @@ class Attendant:
             if now - self._started_at > LONGEST_PAUSE_S:
                 self._pause.reset()
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
-                log.warning("%s; it is killed after %.0f s", self._what_is_wrong(process), self._hello_limit_s)
+                log.warning(
+                    "%s; it is killed after %.0f s", self._describe_process_trouble(process), self._hello_limit_s
+                )
                 process.kill()
                 self._started_at = now  # so that the next check does not kill it again
             return
@@ -89,7 +91,7 @@ class Attendant:
     def trouble(self, now: float) -> str:
         if self._process is None or self._quiet_since is None or now - self._quiet_since < TOLD_S:
             return ""
-        return self._what_is_wrong(self._process)
+        return self._describe_process_trouble(self._process)
 
     def _start(self, now: float) -> None:
         self._started_at = now
@@ -105,7 +107,7 @@ class Attendant:
             )
         connections.restore_descriptor_limit(self._process.pid)
 
-    def _what_is_wrong(self, process: subprocess.Popen[bytes]) -> str:
+    def _describe_process_trouble(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()
         is_so = "runs but has not connected" if code is None else f"has ended ({code}) and will be started again"
         said = _last_line(self._log, after=self._said_before)
@@ -127,7 +129,7 @@ class HelperProcesses:
         self.factory_trouble = ""
         """Why no blocks are submitted, at the last check; empty if they are submitted or will be soon."""
 
-    def start_missing(self) -> None:
+    def start_missing_processes(self) -> None:
         now = time.monotonic()
         if not self._each or now < self._check_at:
             return

@@ -75,7 +75,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
         return False
 
 
-def no_way_to(address: str) -> str:
+def explain_missing_route(address: str) -> str:
     """Return why this host has no route to a ZeroMQ endpoint, or an empty text."""
     where = urlsplit(address)
     host = where.hostname or ""

@@ -30,13 +30,23 @@ from stoker.errors import SessionError
 from stoker.manager.core.events import Command, Event, ToPilot
 from stoker.manager.live import records
 from stoker.manager.live.lease import TakenError
-from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, as_bytes, encoded, head_of, new_head, scan
+from stoker.manager.live.records import (
+    MAGIC,
+    Damage,
+    Decided,
+    SegmentHead,
+    as_bytes,
+    encoded,
+    new_head,
+    read_segment_head,
+    scan,
+)
 from stoker.protocol import to_pilot
 from stoker.protocol.ids import PilotId
 from stoker.protocol.status import JOURNAL
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
-from stoker.whole_files import append_whole, sync_folder, write_all
+from stoker.whole_files import append_or_truncate, sync_folder, write_all
 
 log = logging.getLogger("stoker.manager")
 
@@ -153,7 +163,7 @@ class Journal:
         self._syncing = Syncing() if sync else None
 
     @property
-    def is_synced(self) -> bool:
+    def is_sync_enabled(self) -> bool:
         """True if the journal survives a crash of the host."""
         return self._syncing is not None
 
@@ -204,13 +214,13 @@ class Journal:
                 return
         elif not self._pending:
             if self._syncing is not None:
-                self._check_sync(self._syncing)
+                self._handle_finished_sync(self._syncing)
             return
         data = b"".join(self._pending)
         try:
             if self.trouble:
                 os.ftruncate(self._fd, self.size)
-            append_whole(self._fd, data, at=self.size)
+            append_or_truncate(self._fd, data, at=self.size)
         except OSError as error:
             self._pending = [data]
             self._failed(error)
@@ -223,7 +233,7 @@ class Journal:
             self.safe = self.position
             return
         self._unsynced.append(data)
-        self._check_sync(self._syncing)
+        self._handle_finished_sync(self._syncing)
 
     def _failed(self, error: OSError) -> None:
         self.trouble, self.errno = error.strerror or str(error), error.errno or 0
@@ -231,7 +241,7 @@ class Journal:
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.size)
 
-    def _check_sync(self, syncing: Syncing) -> None:
+    def _handle_finished_sync(self, syncing: Syncing) -> None:
         done = syncing.done()
         if done is None:
             return
@@ -276,7 +286,7 @@ class Journal:
             write_all(fd, start)
             if self._syncing is not None:
                 os.fdatasync(fd)
-            kept = records.kept_path(self.path, self.head.number)
+            kept = records.numbered_segment_path(self.path, self.head.number)
             os.rename(self.path, kept)
             try:
                 os.rename(draft, self.path)
@@ -305,12 +315,12 @@ class Journal:
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
     """Yield a file's undamaged events, oldest first. Raises SessionError if the file is not a journal."""
-    for now, record in read_checked(path):
+    for now, record in read_events_and_checks(path):
         if not isinstance(record, Decided):
             yield now, record
 
 
-def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
+def read_events_and_checks(path: Path) -> Iterator[tuple[float, Event | Decided]]:
     """Yield events, and after them the checks of the decisions about them."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
@@ -318,7 +328,7 @@ def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
 
 
 def find_end(path: Path) -> JournalEnd | None:
-    head = head_of(path) if path.exists() else None
+    head = read_segment_head(path) if path.exists() else None
     if head is None:
         return None
     end, events = len(MAGIC), head.first
@@ -349,10 +359,10 @@ class JournalTrouble:
         self._told = ""
 
     @property
-    def is_none(self) -> bool:
+    def has_nothing_to_report(self) -> bool:
         return not (self._journal.trouble or self.text or self._told)
 
-    def changed_notice(self, now: float) -> str:
+    def notice_of_changed_trouble(self, now: float) -> str:
         if bool(self._journal.trouble) is bool(self.text):
             return ""
         if self._journal.trouble:
@@ -362,18 +372,18 @@ class JournalTrouble:
         self.text = ""
         return f"the journal can be written again, after {show_seconds(now - self._since)}"
 
-    def is_untold(self, now: float) -> bool:
+    def needs_to_tell_programs(self, now: float) -> bool:
         """True once after each change that programs must be told."""
         if self.text == self._told or (self.text and now - self._since < TELL_S):
             return False
         self._told = self.text
         return True
 
-    def program_came(self) -> None:
+    def retell_for_new_program(self) -> None:
         if self.text:
             self._told = ""
 
-    def added_to(self, status: Status) -> Status:
+    def add_trouble_to_status(self, status: Status) -> Status:
         if not self.text:
             return status
         return msgspec.structs.replace(status, trouble={**status.trouble, JOURNAL: self.text})
@@ -415,7 +425,7 @@ class HeldCommands:
         now: list[Command] = []
         later: list[Command] = []
         for command in commands:
-            if not _keeps_order(command):
+            if not _is_ordered_pilot_command(command):
                 later.append(command)
             elif is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
                 now.append(command)
@@ -436,12 +446,12 @@ class HeldCommands:
         commands = self._batches.popleft()[1]
         if self._ordered:
             for command in commands:
-                if _keeps_order(command):
+                if _is_ordered_pilot_command(command):
                     self._ordered[command.pilot] -= 1
             if not self._batches:
                 self._ordered.clear()
         return commands
 
 
-def _keeps_order(command: Command) -> TypeGuard[ToPilot]:
+def _is_ordered_pilot_command(command: Command) -> TypeGuard[ToPilot]:
     return type(command) is ToPilot and type(command.message) is not to_pilot.Ack

@@ -37,7 +37,7 @@ class RestartProgress:
         self._done_before = done
         self._is_said = False
 
-    def report_first_end(self, done: int) -> None:
+    def mark_first_completed_call(self, done: int) -> None:
         if not self._is_said and done > self._done_before:
             self._is_said = True
             with contextlib.suppress(OSError):  # if the disk is full, the keeper sees no progress
@@ -74,7 +74,7 @@ class Restarts:
             return 0
 
 
-def after_pause(pause_s: float) -> str:
+def describe_pause(pause_s: float) -> str:
     return f" in {pause_s:g} s" if pause_s else ""
 
 
@@ -107,7 +107,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
         if pause_s is None:
             log.critical("the manager %s repeatedly; `stoker attach` starts it once more", how)
             break
-        log.warning("the manager %s; it is started again with its journal%s", how, after_pause(pause_s))
+        log.warning("the manager %s; it is started again with its journal%s", how, describe_pause(pause_s))
         until = time.monotonic() + pause_s
         while not stopped and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_S))

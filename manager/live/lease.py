@@ -98,7 +98,7 @@ class Lease:
         """Open file of the lease. If no descriptor is left or the disk is full, the lease is renewed in this file."""
 
     @property
-    def from_elsewhere(self) -> bool:
+    def has_remote_predecessor(self) -> bool:
         """True if the previous holder ran on another machine, where it may still run."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
@@ -107,7 +107,7 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
-    def wait_until_sure(self) -> None:
+    def wait_until_lease_confirmed(self) -> None:
         """Wait until no other manager can have the lease."""
         if _clock() - self._sure_at <= SURE_S:
             return
@@ -125,7 +125,7 @@ class Lease:
             if there is None or there.token != self.holder.token:
                 return
             if over:
-                self._write_end(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
+                self._write_final_lease(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
             else:
                 self.path.unlink()
         except (OSError, SessionError) as error:
@@ -135,7 +135,7 @@ class Lease:
                 os.close(self._file)
                 self._file = -1
 
-    def _write_end(self, holder: LeaseHolder) -> None:
+    def _write_final_lease(self, holder: LeaseHolder) -> None:
         try:
             os.close(_write(self.path, holder))
         except OSError as error:
@@ -187,7 +187,7 @@ class Lease:
         if before >= 0:
             os.close(before)
 
-    def write_over_the_dead(self) -> bool:
+    def overwrite_dead_lease(self) -> bool:
         """Overwrite a dead holder's file, which works on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
@@ -196,7 +196,7 @@ class Lease:
         except OSError:
             return False
         try:
-            _overwrite(file, self.path, msgspec.json.encode(self.holder), before=os.read(file, _MOST_BYTES))
+            _overwrite_lease_file(file, self.path, msgspec.json.encode(self.holder), before=os.read(file, _MOST_BYTES))
         except OSError:
             os.close(file)
             return False
@@ -210,12 +210,14 @@ class Lease:
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is at its path, and no new file can be opened or written")
-        _overwrite(self._file, self.path, msgspec.json.encode(holder), before=msgspec.json.encode(self.holder))
+        _overwrite_lease_file(
+            self._file, self.path, msgspec.json.encode(holder), before=msgspec.json.encode(self.holder)
+        )
         self.holder = holder
         os.fsync(self._file)
 
 
-def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
+def _overwrite_lease_file(file: int, path: Path, data: bytes, *, before: bytes) -> None:
     """Overwrite a lease's open file. On OSError, also if another file is at `path` now, it is unchanged."""
     try:
         if os.pwrite(file, data, 0) < len(data):
@@ -258,8 +260,8 @@ def take(
             socket.gethostname(), locks.machine(), pid, started=locks.started(pid), token=secrets.token_hex(8)
         )
         lease = Lease(path, mine, follows=before, renew_s=renew_s)
-        _write_first(lease, room_s=room_s)
-        if lease.from_elsewhere:
+        _write_initial_lease(lease, room_s=room_s)
+        if lease.has_remote_predecessor:
             time.sleep(settle_s)
             there = read(path)
             if there is None or there.token != lease.holder.token:
@@ -267,7 +269,7 @@ def take(
     return lease
 
 
-def _write_first(lease: Lease, *, room_s: float) -> None:
+def _write_initial_lease(lease: Lease, *, room_s: float) -> None:
     path, until, is_said = lease.path, time.monotonic() + room_s, False
     while True:
         try:
@@ -277,7 +279,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
             text = f"the lease {path} cannot be written: {error.strerror}; make room there"
             if error.errno not in _NO_ROOM:
                 raise SessionError(text) from error
-            if lease.write_over_the_dead():
+            if lease.overwrite_dead_lease():
                 log.warning("%s: the file of %s is overwritten", text, lease.follows)
                 return
             if time.monotonic() >= until:

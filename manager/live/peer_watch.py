@@ -61,13 +61,13 @@ class PeerWatch:
         """Start the time limit of a disconnected peer. Return False if the peer is unknown."""
         if (role, name) not in self._heard_at:
             return False
-        self._back_by[role, name] = now + self._back_s(role)
+        self._back_by[role, name] = now + self._reconnect_limit_s(role)
         return True
 
-    def _back_s(self, role: Role) -> float:
+    def _reconnect_limit_s(self, role: Role) -> float:
         return self._patience.pilot_back_s if role is Role.PILOT else self._patience.client_back_s
 
-    def expect_all_back(self, state: State, now: float) -> None:
+    def expect_all_peers_to_reconnect(self, state: State, now: float) -> None:
         pilots = [(Role.PILOT, pilot.id) for pilot in state.pilots.values() if pilot.state is not PilotState.GONE]
         clients = [(Role.CLIENT, client.id) for client in state.clients.values() if not client.gone]
         self._back_by |= dict.fromkeys([*pilots, *clients], now + self._patience.restart_s)
@@ -75,7 +75,7 @@ class PeerWatch:
     def expect_first_client(self, now: float) -> None:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
-    def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
+    def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
         """Restart the silence limits after a time without reading.
 
         `may_be_back`: also give absent peers time to reconnect.
@@ -83,7 +83,7 @@ class PeerWatch:
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():
-                self._back_by[peer] = max(until, now + self._back_s(peer[0]))
+                self._back_by[peer] = max(until, now + self._reconnect_limit_s(peer[0]))
 
     def due_at(self) -> float:
         soonest = self._check_at if self._heard_at else math.inf

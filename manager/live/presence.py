@@ -51,7 +51,7 @@ class SessionAddress:
                 raise
             os.utime(folder.file)
 
-    def write_again(self) -> None:
+    def restore_session_file(self) -> None:
         folder = self._folder
         try:
             if folder.read() == self._file:
@@ -78,7 +78,7 @@ def is_up(folder: SessionFolder) -> bool:
     holder = lease.read_if_whole(folder.lease)
     alive = lease.is_alive(holder) if holder is not None else None
     if holder is not None and alive is not None:
-        return alive and _listens_at(holder.pid, file.address)
+        return alive and _is_process_listening(holder.pid, file.address)
     return _answers_or_renews(folder, file, holder)
 
 
@@ -88,7 +88,7 @@ def elsewhere(folder: SessionFolder) -> str:
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
 
-def _listens_at(pid: int, address: str) -> bool:
+def _is_process_listening(pid: int, address: str) -> bool:
     """True if the process listens at the address, or if this cannot be checked."""
     port = urlsplit(address).port
     try:

@@ -120,7 +120,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
                 return
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
-            whole = _next_whole(path, 0)
+            whole = _next_intact_record_offset(path, 0)
             if whole is None and not _looks_like_magic(magic):
                 raise SessionError(f"{path} is not a journal")
             at = size if whole is None else whole
@@ -139,7 +139,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
                 except (ValueError, RecursionError) as error:  # msgspec's DecodeError is a ValueError
                     found = Damage(at, end - at, end >= size, cut=False, why=f"it cannot be decoded: {error}")
             else:
-                whole = _next_whole(path, at + 1)
+                whole = _next_intact_record_offset(path, at + 1)
                 cut = whole is None and (len(head) < HEAD.size or (length > 0 and end > size))
                 end = size if whole is None else whole
                 file.seek(end)
@@ -153,7 +153,7 @@ def _looks_like_magic(first: bytes) -> bool:
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
-def _next_whole(path: Path, start: int) -> int | None:
+def _next_intact_record_offset(path: Path, start: int) -> int | None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, at = len(data), start + HEAD.size
         while (at := data.find(_PAIR_WITH_TIME, at)) >= 0:
@@ -176,7 +176,7 @@ def new_head(number: int = 1, *, first: int = 0) -> SegmentHead:
     return SegmentHead(number, first, secrets.token_hex(8), WRITER)
 
 
-def kept_path(journal: Path, number: int) -> Path:
+def numbered_segment_path(journal: Path, number: int) -> Path:
     return journal.with_name(f"{journal.name}.{number:06d}")
 
 
@@ -192,7 +192,7 @@ def journal_exists(journal: Path) -> bool:
 def list_segments(journal: Path) -> list[Segment]:
     found: dict[int, Segment] = {}
     for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
-        head = head_of(path) if path.exists() else None
+        head = read_segment_head(path) if path.exists() else None
         if head is not None:
             found[head.number] = Segment(path, head)
             if path == journal and head.mark:  # files with later numbers are not part of this journal
@@ -204,7 +204,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
     return sorted(_numbered(journal, _SNAPSHOT), reverse=True)
 
 
-def head_of(path: Path) -> SegmentHead | None:
+def read_segment_head(path: Path) -> SegmentHead | None:
     """Return a segment's first record; if damaged, only its number; None without a record."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == OLD_MAGIC:

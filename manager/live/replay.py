@@ -26,17 +26,17 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live.decisions import NO_DECISIONS, check_of
+from stoker.manager.live.decisions import NO_DECISIONS, decision_checksum
 from stoker.manager.live.journal import MOST_CHECKS
 from stoker.manager.live.records import Decided
 from stoker.manager.live.restore import JournalPast
 from stoker.manager.live.session_policies import policies_of
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
-from stoker.protocol.ids import parse_call
+from stoker.protocol.ids import parse_call_id
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import ClientHello, PilotHello
-from stoker.tracebacks import lines_of_user_code
+from stoker.tracebacks import user_traceback_lines
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ _LONGEST = 200
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
     """Return the history of a call or part of an ended session. Raises SessionError."""
     try:
-        watch = frozenset({int(parse_call(subject))})
+        watch = frozenset({int(parse_call_id(subject))})
     except ValueError:
         watch = frozenset()
-    core, since = _replayed(folder, watch)
+    core, since = _replay_session(folder, watch)
     told = story.tell_story(core.state, subject)
     if told.found or not since:
         return told
@@ -58,7 +58,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
     return msgspec.structs.replace(told, headline=f"{told.headline.partition(';')[0]}; {compacted}")
 
 
-def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
+def complete_story_from_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
     """Return the manager's history `told`, or the journal's history of a forgotten call."""
     if told.found:
         return told
@@ -71,14 +71,14 @@ def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Stor
 
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
-    return report.session_status(_replayed(folder)[0].state)
+    return report.session_status(_replay_session(folder)[0].state)
 
 
 def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
-    return report.list_calls(_replayed(folder)[0].state, limit=limit, only=only)
+    return report.list_calls(_replay_session(folder)[0].state, limit=limit, only=only)
 
 
-def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
+def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
     past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
     past.replay()
     if past.core is None:
@@ -154,11 +154,11 @@ def verify(
         try:
             commands = past.handle(record, now)
         except Exception as error:
-            lines = lines_of_user_code(error)
+            lines = user_traceback_lines(error)
             if not lines:  # an error in the core, not in a policy
                 raise
             where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
-            then = "as it did not" if _was_decided(number, records) else "as it did"
+            then = "as it did not" if _has_recorded_decision(number, records) else "as it did"
             text = f"{where}: the policy raises {type(error).__name__}, {then} in the session"
             raise SessionError("\n".join([text, *lines]), session=session, event=number) from error
         lost += isinstance(record, RecordsLost)
@@ -166,7 +166,7 @@ def verify(
             made.clear()
             restarts += 1
         if len(made) < MOST_CHECKS:
-            made[number] = _Made(check_of(commands), now, record, commands)
+            made[number] = _Made(decision_checksum(commands), now, record, commands)
         events, last = events + 1, now
         if tell is not None and not events % 10_000:
             tell(events, now - began)
@@ -175,7 +175,7 @@ def verify(
     return Replayed(session, events, checked, restarts, last - began, found, past.since, lost)
 
 
-def _was_decided(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
+def _has_recorded_decision(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
     checks = (record for _, record in records if isinstance(record, Decided))
     return any(number == event for record in checks for number, _ in record.numbered())
 
@@ -187,13 +187,13 @@ def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[Fir
         if mine is None:
             continue
         if mine.check != check:
-            decides = _shortened([_command(each) for each in mine.commands if _decides(each)]) or ("nothing",)
+            decides = _shortened([_command(each) for each in mine.commands if _is_decision(each)]) or ("nothing",)
             return FirstDifference(number, mine.now - began, _shortened(_event(mine.event)), decides), same
         same += 1
     return None, same
 
 
-def session_in(path: Path) -> tuple[Path, str]:
+def find_journal_and_session(path: Path) -> tuple[Path, str]:
     """Return the journal and session at a path, which may be a session folder. Raises SessionError."""
     if path.is_dir():
         folder = SessionFolder(path)
@@ -209,7 +209,7 @@ def session_in(path: Path) -> tuple[Path, str]:
     raise SessionError(f"the journal {path} does not name its session: no program or pilot has connected in it")
 
 
-def _decides(command: Command) -> bool:
+def _is_decision(command: Command) -> bool:
     said = command.message if isinstance(command, ToPilot | ToClient) else command
     return type(said) not in NO_DECISIONS
 

@@ -22,7 +22,7 @@ from stoker.manager.core.events import Command, Event, FromPilot, ManagerRestart
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import records, snapshot
-from stoker.manager.live.decisions import check_of
+from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
 from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
 from stoker.manager.live.snapshot import Unreadable, policies_modules
@@ -72,10 +72,10 @@ class JournalPast:
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
-    def first_segment(self) -> int:
+    def first_segment_number(self) -> int:
         return self._segments[0].head.number if self._segments else 1
 
-    def head_number(self, path: Path) -> int:
+    def segment_number_of_file(self, path: Path) -> int:
         return next((each.head.number for each in self._segments if each.path == path), 0)
 
     def _begin(self, modules: frozenset[str]) -> None:
@@ -99,9 +99,9 @@ class JournalPast:
             return
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        return self.core_at(now).handle(event, now)
+        return self.get_or_create_core(now).handle(event, now)
 
-    def core_at(self, now: float) -> Core:
+    def get_or_create_core(self, now: float) -> Core:
         if self.core is None:
             self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
             self.core.start()
@@ -122,7 +122,7 @@ class JournalPast:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} lacks the beginning of the session: {why}")
         now = self.since or self._began_at()
-        number = self.first_segment
+        number = self.first_segment_number
         for segment in self._segments:
             if segment.head.number != number:
                 yield now, self._event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing"))
@@ -198,12 +198,12 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     is_from_snapshot = past.core is not None
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
-        return _put_aside(past, f"the journal lacks the beginning of the session ({why})")
+        return _put_journal_aside(past, f"the journal lacks the beginning of the session ({why})")
     notices: list[str] = []
     try:
-        _replay(past, notices)
+        _replay_and_compare(past, notices)
     except _DecidesOtherwise as error:
-        return _put_aside(past, str(error))
+        return _put_journal_aside(past, str(error))
     head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
@@ -211,7 +211,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     else:  # a manager was killed between an old segment and a new one
         end = JournalEnd(records.new_head(head.number + 1, first=past.next_event), past.next_event, 0)
     if is_from_snapshot:
-        for path in records.older_files(journal, past.first_segment):
+        for path in records.older_files(journal, past.first_segment_number):
             path.unlink(missing_ok=True)
     notices += [f"{path.name}: this snapshot cannot be read ({why})" for path, why in past.unreadable.items()]
     return RestoredManager(
@@ -225,7 +225,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     )
 
 
-def _replay(past: JournalPast, notices: list[str]) -> None:
+def _replay_and_compare(past: JournalPast, notices: list[str]) -> None:
     """Replay and compare decisions. A difference raises if another version wrote the journal, or else adds a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
@@ -235,9 +235,11 @@ def _replay(past: JournalPast, notices: list[str]) -> None:
             made.clear()
             continue
         number = past.next_event - 1
-        core = past.core_at(now)  # outside `try`: an error in a policy's constructor is not the fault of the journal
+        core = past.get_or_create_core(
+            now
+        )  # outside `try`: an error in a policy's constructor is not the fault of the journal
         try:
-            check = check_of(core.handle(record, now))
+            check = decision_checksum(core.handle(record, now))
         except Exception as error:
             log.exception("event %d of the journal cannot be replayed", number)
             raise _DecidesOtherwise(
@@ -270,7 +272,9 @@ def _keep_damaged(past: JournalPast) -> list[str]:
         if damage.cut:
             log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
-        kept = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
+        kept = past.journal.with_name(
+            f"{past.journal.name}.damaged-{past.segment_number_of_file(path):06d}-{damage.at}"
+        )
         copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
@@ -280,7 +284,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
     if past.head is not None and any(path == past.journal and not damage.cut for path, damage in past.damage):
         os.truncate(past.journal, past.whole)
-        past.journal.rename(records.kept_path(past.journal, past.head.number))
+        past.journal.rename(records.numbered_segment_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
     records.remove_old_kept(past.journal, needed=copies)
     return notices
@@ -302,7 +306,7 @@ def _keep_file(path: Path, name: Path) -> str:
     return ""
 
 
-def _put_aside(past: JournalPast, why: str) -> RestoredManager:
+def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
     """Put all files aside, and begin a new core with the unconfirmed ends."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     files = records.journal_files(past.journal)

@@ -20,8 +20,8 @@ from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.clients import refusal_of
 from stoker.manager.core.events import Command, Event, ToClient, ToPilot
-from stoker.manager.core.pieces import are_pieces
-from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
+from stoker.manager.core.pieces import has_only_result_pieces
+from stoker.manager.core.pilot_reports import is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
@@ -29,7 +29,7 @@ from stoker.manager.live.admission import Role, User
 from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History
 from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Acks, Clock, TimerHeap
 from stoker.manager.live.compaction import Compaction
-from stoker.manager.live.decisions import check_of
+from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.helper_processes import HelperProcesses, sites_of, source_of
 from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
 from stoker.manager.live.keeper import RestartProgress
@@ -48,7 +48,7 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.protocol.to_manager import ClientHello
-from stoker.tracebacks import lines_of_user_code
+from stoker.tracebacks import user_traceback_lines
 from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
@@ -124,14 +124,14 @@ class ManagerServer:
         if back.ends:
             self._handle_event(events.EndsKept(back.ends), now, first)
         if before is not None:  # the manager restarted, perhaps without a journal
-            self._restart(now, lost=back.lost)
+            self._resume_after_restart(now, lost=back.lost)
         if detached and not self.core.state.kept:
             self._handle_event(events.SessionKept(), now, first)
         if not detached and not self.core.state.clients_by_number:
             self._peers.expect_first_client(now)
         for text in back.notices:
             self._handle_event(events.Noticed(text), now, first)
-        self._end_turn(first)
+        self._flush_journal_and_execute(first)
         address_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
             created_at=before.created_at if before else now, python=before.python if before else PYTHON,
@@ -140,7 +140,7 @@ class ManagerServer:
         log.info("session %s listens on %s", session, self.sockets.address)
         about_nodes: list[Command] = []
         self._read_node_records(now, about_nodes)  # before the first blocks are requested
-        self._end_turn(about_nodes)
+        self._flush_journal_and_execute(about_nodes)
         self._define_session(now)
 
     def run(self) -> str:
@@ -151,12 +151,12 @@ class ManagerServer:
             self._ended = self.core.state.ending
         sockets = self.sockets
         while not self._ended:
-            gone = sockets.wait(self._wait_ms())
+            gone = sockets.wait(self._poll_timeout_ms())
             self._wait_until_sure()
             commands: list[Command] = []
             now = self.clock.now()
             for name in gone:
-                self._connection_broke(name, now, commands)
+                self._handle_broken_connection(name, now, commands)
             if self.journal.pending_bytes < FULL_BYTES:
                 for user, peer, data in sockets.frames():
                     self._frame(user, peer, data, now, commands)
@@ -164,22 +164,22 @@ class ManagerServer:
                     passing, self._passing = self._passing, []
                     self._carry_out(passing)
             else:
-                self._wait_for_room(now, commands)
+                self._pause_reading_messages(now, commands)
             self._do_due_work(now, commands)
             self._start_helpers(now, commands)
             for advice in self.advisor.answers(now):
                 self._handle_event(advice, now, commands)
             self._log_new_notices(self.core.state.notices)
-            self._end_turn(commands)
-            self._progress.report_first_end(self.core.state.done)
+            self._flush_journal_and_execute(commands)
+            self._progress.mark_first_completed_call(self.core.state.done)
             self.compaction.advance(self.core)
         log.info("session over: %s", self._ended)
         return self._ended
 
-    def _wait_for_room(self, now: float, commands: list[Command]) -> None:
+    def _pause_reading_messages(self, now: float, commands: list[Command]) -> None:
         """Read no messages for `FULL_S`, and excuse the silence of peers."""
         time.sleep(FULL_S)
-        self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
+        self._peers.restart_silence_limits(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
             self._handle_event(events.SessionEnded("stoker down"), now, commands)
 
@@ -192,7 +192,7 @@ class ManagerServer:
     # ---- incoming messages
 
     def _frame(self, user: User, peer: bytes, data: memoryview, now: float, commands: list[Command]) -> None:
-        event = self._reader.event_of(user, peer, data)
+        event = self._reader.decode_peer_frame(user, peer, data)
         if event is None:
             return
         self.sockets.take(name_of(peer), peer)
@@ -200,19 +200,19 @@ class ManagerServer:
             self._peers.heard(Role.PILOT, event.pilot, now)
         else:
             self._peers.heard(Role.CLIENT, event.client, now)
-        if are_pieces(event):
+        if has_only_result_pieces(event):
             self._forward_pieces(event, now)
         elif isinstance(event, events.FromPilot):
             known = event.pilot in self.core.state.pilots
             if not is_heartbeat(event):
                 self._handle_event(event, now, commands)
-            elif not known or must_be_recorded(self.core.state, event, now):
+            elif not known or needs_heartbeat_record(self.core.state, event, now):
                 self._handle_event(event, now, commands, keep=known)
         else:
-            self._from_client(event, now, commands)
+            self._handle_client_event(event, now, commands)
 
-    def _from_client(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
-        self._tell_refusals(now, commands, at_once=True)
+    def _handle_client_event(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
+        self._report_refused_frames(now, commands, at_once=True)
         if not event.sequence and is_from_observer(event.messages):  # send a welcome even if the disk is full
             welcome: list[Command] = []
             self._handle_event(event, now, welcome)
@@ -220,7 +220,7 @@ class ManagerServer:
             return
         self._handle_event(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
         if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
-            self._trouble.program_came()
+            self._trouble.retell_for_new_program()
 
     def _forward_pieces(self, event: events.FromPilot | events.FromClient, now: float) -> None:
         try:
@@ -229,8 +229,8 @@ class ManagerServer:
             self._reader.log.warning("pieces", f"the manager could not pass on {type(event).__name__}: {error!r}")
             self._reader.count("pieces that the manager could not pass on")
 
-    def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
-        if counts := self._reader.take_refusals(now, at_once=at_once):
+    def _report_refused_frames(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
+        if counts := self._reader.take_refusal_counts(now, at_once=at_once):
             self._handle_event(events.FramesRefused(counts), now, commands)
 
     def _handle_event(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
@@ -243,12 +243,12 @@ class ManagerServer:
             decided = self.core.handle(event, now)
         except Exception as error:
             self.journal.take_back()
-            refusal = refusal_after(error, event, failed_at=self.core.state.failed_at, now=now)
+            refusal = refusal_after_core_failure(error, event, failed_at=self.core.state.failed_at, now=now)
             if refusal is not None:
                 self.journal.write(now, refusal)
                 self.journal.flush()
             raise CoreFailedError(event) from error
-        self.journal.decided(check_of(decided))
+        self.journal.decided(decision_checksum(decided))
         commands += decided
 
     def _answer(self, event: Event, now: float) -> list[Command]:
@@ -257,10 +257,10 @@ class ManagerServer:
         except Exception as error:
             self._reader.log.warning(type(event).__name__, f"the manager could not answer {event}: {error!r}")
             self._reader.count("question that the manager could not answer")
-            self.core.forget_half()
+            self.core.discard_pending_commands()
             return []
 
-    def _connection_broke(self, name: str, now: float, commands: list[Command]) -> None:
+    def _handle_broken_connection(self, name: str, now: float, commands: list[Command]) -> None:
         if self._peers.cut(Role.PILOT, name, now):
             log.info("connection to pilot %s broke", name)
             self._handle_event(events.PilotCut(PilotId(name)), now, commands)
@@ -268,7 +268,7 @@ class ManagerServer:
 
     # ---- due work
 
-    def _wait_ms(self) -> int:
+    def _poll_timeout_ms(self) -> int:
         now = self.clock.now()
         soonest = min(now + self.patience.heartbeat_s, self._peers.due_at(), self._timers.due_at())
         soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
@@ -284,13 +284,13 @@ class ManagerServer:
             self._handle_event(events.TimerFired(key), now, commands)
         for role, name, why in self._peers.lost_peers(now):
             self._drop_peer(role, name, why, now, commands)
-        self._tell_refusals(now, commands)
+        self._report_refused_frames(now, commands)
         self._read_node_records(now, commands)
-        if why := self._idle.why_end(self.core.state, now):
+        if why := self._idle.reason_to_end_session(self.core.state, now):
             self._handle_event(events.SessionEnded(why), now, commands)
 
     def _start_helpers(self, now: float, commands: list[Command]) -> None:
-        self.helpers.start_missing()
+        self.helpers.start_missing_processes()
         trouble = self.helpers.factory_trouble
         if trouble != self.core.state.factory_trouble:
             self._handle_event(events.FactoryTrouble(trouble), now, commands)
@@ -317,24 +317,24 @@ class ManagerServer:
 
     # ---- outgoing messages
 
-    def _end_turn(self, commands: list[Command]) -> None:
+    def _flush_journal_and_execute(self, commands: list[Command]) -> None:
         self.journal.flush()
-        if self.journal.is_synced:
+        if self.journal.is_sync_enabled:
             ready, commands = self._held.split(commands)
             if ready:
                 self._carry_out(ready)
         self._held.hold(commands)
-        if not self._trouble.is_none:
-            self._tell_of_journal()
+        if not self._trouble.has_nothing_to_report:
+            self._report_journal_to_clients()
         self._wait_until_sure()  # the write may have hung
         while self._held.may_leave(self.clock.now(), ending=bool(self.core.state.ending)):
             self._carry_out(self._held.release())
 
-    def _tell_of_journal(self) -> None:
+    def _report_journal_to_clients(self) -> None:
         trouble, now = self._trouble, self.clock.now()
-        if notice := trouble.changed_notice(now):
+        if notice := trouble.notice_of_changed_trouble(now):
             self._notice(notice)
-        if trouble.is_untold(now):
+        if trouble.needs_to_tell_programs(now):
             told = report.session_status(self.core.state)
             clients = [each for each in self.core.state.clients.values() if each.connected and not each.observer]
             self._carry_out(ToClient(client.id, told) for client in clients)
@@ -363,7 +363,7 @@ class ManagerServer:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
                     if type(message) is to_client.Status:
-                        message = self._trouble.added_to(message)
+                        message = self._trouble.add_trouble_to_status(message)
                     if type(message) is to_client.ClientWelcome:  # the client may now restart its frame numbers
                         self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
@@ -400,7 +400,7 @@ class ManagerServer:
     def _handle_answer(self, answer: Event) -> None:
         more: list[Command] = []
         self._handle_event(answer, self.clock.now(), more)
-        self._end_turn(more)
+        self._flush_journal_and_execute(more)
 
     # ---- the beginning
 
@@ -414,25 +414,27 @@ class ManagerServer:
         if sources or self.core.state.sources:
             commands: list[Command] = []
             self._handle_event(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
-            self._end_turn(commands)
+            self._flush_journal_and_execute(commands)
 
-    def _restart(self, now: float, *, lost: int) -> None:
+    def _resume_after_restart(self, now: float, *, lost: int) -> None:
         commands: list[Command] = []
         state = self.core.state
         for key, at in state.timers.items():
             self._timers.set(key, at=at)
-        self._peers.expect_all_back(state, now)
+        self._peers.expect_all_peers_to_reconnect(state, now)
         self._handle_event(events.ManagerRestarted(lost), now, commands)
-        self._end_turn(commands)
+        self._flush_journal_and_execute(commands)
         counts = len(state.calls), state.done, len(state.pilots)
         log.warning("restored from the journal: %d calls open, %d done, %d pilots", *counts)
 
 
-def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
+def refusal_after_core_failure(
+    error: Exception, event: Event, *, failed_at: Iterable[float], now: float
+) -> Event | None:
     """Return the refusal that replaces an event; None if the core has failed too often."""
     if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
         return None
-    lines = lines_of_user_code(error)
+    lines = user_traceback_lines(error)
     where = f" ({lines[0].strip()})" if lines else ""
     return refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
 
@@ -455,7 +457,7 @@ class IdleCheck:
         self._limit_s = limit_s
         self._used_at = self._checked_at = now
 
-    def why_end(self, state: State, now: float) -> str:
+    def reason_to_end_session(self, state: State, now: float) -> str:
         if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
             return ""
         self._checked_at = now

@@ -77,7 +77,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
         path = (folder / Path(own["place"]).expanduser()).absolute()
         if not path.is_file():
             raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
-        root = _root_of(path)
+        root = _import_root(path)
         return _import_alone(path) if root == path.parent else _import_in_package(path, root)
     except ConfigError:
         raise
@@ -91,7 +91,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
     if not file:
         return name
     path = Path(file).expanduser().absolute()
-    root = _root_of(path)
+    root = _import_root(path)
     place = Path(alone) if root == path.parent else _package_copy(root)
     return f"{place / path.relative_to(root)}{name[len(file) :]}"
 
@@ -104,19 +104,21 @@ def copy_policy(name: str, into: Path, *, alone: str) -> str:
     path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
-    root = _root_of(path)
+    root = _import_root(path)
     copies = {path: into / alone / path.name}
     if root != path.parent:
         import_policy(name, folder=Path())
         package = root / path.relative_to(root).parts[0]
-        copies = {each: into / _package_copy(root) / each.relative_to(root) for each in _imported_below(package)}
+        copies = {
+            each: into / _package_copy(root) / each.relative_to(root) for each in _imported_files_in_folder(package)
+        }
     for each, copy in copies.items():
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(each, copy)
     return name_of_copy(name, alone=alone)
 
 
-def _root_of(path: Path) -> Path:
+def _import_root(path: Path) -> Path:
     folder = path.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -155,7 +157,7 @@ def _import_in_package(path: Path, root: Path) -> ModuleType:
         sys.path.remove(str(root))
 
 
-def _imported_below(folder: Path) -> Iterator[Path]:
+def _imported_files_in_folder(folder: Path) -> Iterator[Path]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and (path := Path(file).absolute()).is_relative_to(folder):
@@ -176,7 +178,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        here = ", ".join(_classes_and_functions(module)) or "none"
+        here = ", ".join(_possible_policy_names(module)) or "none"
         raise ConfigError(f"policy {name}: the module has no class or function {own['name']}; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
@@ -187,7 +189,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     return Named(name, " ".join(about.split()), make)
 
 
-def _classes_and_functions(module: ModuleType) -> list[str]:
+def _possible_policy_names(module: ModuleType) -> list[str]:
     own = {
         each: value
         for each, value in vars(module).items()
@@ -219,7 +221,7 @@ def _policies(
         ) from error
     if isinstance(made, Policies):
         return made
-    answers = _seams_of(name, made, seam=seam)
+    answers = _implemented_seams(name, made, seam=seam)
     if "provisioning" in answers and provisioning is None:
         asked = made
     return Policies(
@@ -239,7 +241,7 @@ def _awareness(name: str, made: Any) -> Awareness | None:
         raise ConfigError(f"policy {name}: awareness = {said!r} is not a level; the levels are {levels}") from None
 
 
-def _seams_of(name: str, made: Any, *, seam: str) -> list[str]:
+def _implemented_seams(name: str, made: Any, *, seam: str) -> list[str]:
     """Return the seams that a policy implements. Raises ConfigError."""
     slip = misspelled_override(made)
     if slip is not None:
@@ -272,9 +274,9 @@ def _seams_of(name: str, made: Any, *, seam: str) -> list[str]:
 def misspelled_override(made: object) -> tuple[str, str] | None:
     """Return the first misspelled name in a policy's classes (`worth_lodaing`), and the probable name."""
     line = type(made).__mro__
-    own = [each for each in line if not _is_given(each)]
-    given = _public([each for each in line if _is_given(each)])
-    mine = _public(own)
+    own = [each for each in line if not _is_stoker_base_class(each)]
+    given = _public_attributes([each for each in line if _is_stoker_base_class(each)])
+    mine = _public_attributes(own)
     for name, value in mine.items():
         if name in given:
             continue
@@ -285,11 +287,11 @@ def misspelled_override(made: object) -> tuple[str, str] | None:
     return None
 
 
-def _is_given(kind: type) -> bool:
+def _is_stoker_base_class(kind: type) -> bool:
     return kind is object or kind.__module__.startswith(_OURS)
 
 
-def _public(classes: Iterable[type]) -> dict[str, Any]:
+def _public_attributes(classes: Iterable[type]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in classes:
         for name, value in vars(each).items():
@@ -377,15 +379,15 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         )
 
 
-def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
+def honoured_call_options(folder: SessionFolder) -> frozenset[str] | None:
     """Return the wishes that the policies of a session honour; None if unknown outside the manager."""
-    kept = chosen_in(folder)
+    kept = read_chosen_policies(folder)
     if kept == ChosenPolicies():
         return default_policies().honours
     return None if kept.honours is None else frozenset(kept.honours)
 
 
-def chosen_in(folder: SessionFolder) -> ChosenPolicies:
+def read_chosen_policies(folder: SessionFolder) -> ChosenPolicies:
     file = folder.path / CHOICE_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=ChosenPolicies)
@@ -398,7 +400,7 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
 def policy_in_words(folder: SessionFolder) -> str:
     """Return the names of the policies; empty for the defaults, or if unreadable."""
     try:
-        kept = chosen_in(folder)
+        kept = read_chosen_policies(folder)
     except SessionError as error:
         log.warning("%s", error)
         return ""
@@ -406,7 +408,7 @@ def policy_in_words(folder: SessionFolder) -> str:
 
 
 def policies_of(folder: SessionFolder) -> Policies:
-    kept = chosen_in(folder)
+    kept = read_chosen_policies(folder)
     return default_policies() if kept == ChosenPolicies() else _create_policies(kept, folder.path)
 
 

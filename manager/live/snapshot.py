@@ -146,7 +146,7 @@ class _NounUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (new_noun.__module__, new_noun.__qualname__):
-            return self._new_noun
+            return self._create_empty_object
         if container := _LOADED.get((module, name)):
             return container
         found = _class(module, name) if _is_allowed(module, self._modules) else None
@@ -163,7 +163,7 @@ class _NounUnpickler(pickle.Unpickler):
             if fields_of(found) != fields:
                 raise Unreadable(f"the fields of {inner} have changed")
 
-    def _new_noun(self, kind: type) -> Any:
+    def _create_empty_object(self, kind: type) -> Any:
         if issubclass(kind, msgspec.Struct):
             noun: Any = kind(**dict.fromkeys(kind.__struct_fields__))
         else:
@@ -268,7 +268,7 @@ class CoreSnapshot(msgspec.Struct, frozen=True):
     is_whole: bool
 
 
-def certain_of(state: State) -> CertainFacts:
+def collect_certain_facts(state: State) -> CertainFacts:
     clients = [client for client in state.clients.values() if not client.observer]
     return CertainFacts([Unconfirmed(c.id, c.number, c.first_unacked, list(c.unacked)) for c in clients])
 
@@ -282,7 +282,7 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
     ):
         file.write(_MAGIC)
         file.write(bytes(_PARTS.size))
-        certain = msgspec.msgpack.encode(certain_of(state))
+        certain = msgspec.msgpack.encode(collect_certain_facts(state))
         file.write(certain)
         body = _Counted(file)
         layout = dump(core, body, modules=modules)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from stoker.contexts.folders import state_folder
-from stoker.dealer import monitor_of, next_event
+from stoker.dealer import next_event, open_monitor_socket
 from stoker.errors import ProtocolError, SessionError
 from stoker.log_files import SeldomLog
 from stoker.manager.core.events import FromClient, FromPilot
@@ -49,12 +49,12 @@ class PortsTakenError(SessionError):
     """No port in the manager's range is free."""
 
 
-def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
+def ports_taken_error(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
     """Return the error for `ports`. A restarted manager keeps its range, because compute nodes may reach no other
     ports.
     """
     first, last = ports
-    names = list(_sessions_on(ports, but=folder))
+    names = list(_sessions_using_ports(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
     text = f"the manager cannot listen on {interface}: ports {first}-{last} are all taken{by}"
     if not folder.file.exists():
@@ -69,7 +69,7 @@ def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]
     )
 
 
-def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
+def _sessions_using_ports(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if folder.path == but.path.resolve():
@@ -125,7 +125,7 @@ class ManagerSockets:
             self.router.setsockopt(option, value)
         self.router.setsockopt(zmq.CURVE_SECRETKEY, server.secret.encode())
         self.router.setsockopt(zmq.CURVE_PUBLICKEY, server.public.encode())
-        self._monitor = monitor_of(self.router, _WATCHED)
+        self._monitor = open_monitor_socket(self.router, _WATCHED)
         try:
             self.address = self._bind(folder, address, interface, ports, any_port=any_port)
         except SessionError:
@@ -164,7 +164,7 @@ class ManagerSockets:
         if any_port:
             self.router.bind(f"tcp://{interface}:*")
             return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
-        raise ports_taken(folder, interface=interface, ports=ports)
+        raise ports_taken_error(folder, interface=interface, ports=ports)
 
     @property
     def has_unread_connection(self) -> bool:
@@ -237,7 +237,7 @@ class ManagerSockets:
         """Answer ZeroMQ's questions whether peers have a key of the session (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
-            user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
+            user = self._keys.user_of_public_key(credentials[0]) if mechanism == b"CURVE" and credentials else None
             if user is None:
                 self._zap.send_multipart([version, request, b"400", b"not a key of the session", b"", b""])
             else:
@@ -277,12 +277,12 @@ class EventReader:
         self.log = SeldomLog(log)
         self._sockets = sockets
         self._state = state
-        self._read_client = wire.from_client()
+        self._read_client = wire.from_client_decoder()
         self._read_pilot = wire.from_pilot()
         self._refused: Counter[str] = Counter()
         self._told_at = now
 
-    def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
+    def decode_peer_frame(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
         """Return a frame's event; None if the frame is refused. `user`: the owner of the key."""
         role = user.role
         try:
@@ -307,7 +307,7 @@ class EventReader:
         return event
 
     def _refuse_unreadable(self, role: Role, peer: bytes, data: memoryview, error: Exception) -> None:
-        stranger = wire.hello_of_another(data)
+        stranger = wire.decode_other_version_hello(data)
         if stranger is not None:
             why = wire.why_not(stranger, session=self._state.session)
             refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
@@ -318,7 +318,7 @@ class EventReader:
     def count(self, kind: str) -> None:
         self._refused[kind] += 1
 
-    def take_refusals(self, now: float, *, at_once: bool) -> dict[str, int]:
+    def take_refusal_counts(self, now: float, *, at_once: bool) -> dict[str, int]:
         if not self._refused or (not at_once and now - self._told_at < TELL_S):
             return {}
         counts, self._refused = dict(self._refused), Counter()

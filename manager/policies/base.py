@@ -23,7 +23,7 @@ def fastest_first(context: Context) -> Iterator[Library]:
 
     A device that also runs calls of other libraries counts as slower. The first few of each speed are compared.
     """
-    by_speed = context.index.hottest_by_speed()
+    by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
         return context.index.hottest()
     some = [library for free in by_speed for library in islice(free, _MOST_COMPARED)]

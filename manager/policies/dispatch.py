@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from stoker.manager.core.deadlines import call_fits, expected_run_s
+from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState
 from stoker.manager.core.per_context import Burst
 from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
@@ -75,7 +75,11 @@ class HottestFirst(Quiet):
         if burst is not None and group.cost.runs and self._joins_burst(view, burst, call):
             return burst.library.id
         for library in _with_free_slot(context):
-            if library.load < self.window(view, library) and library.admits(call) and call_fits(view, library, call):
+            if (
+                library.load < self.window(view, library)
+                and library.admits(call)
+                and has_time_for_call(view, library, call)
+            ):
                 again_s = waits_for_faster(view, library, call) if context.speeds.of else 0.0
                 return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
@@ -98,7 +102,7 @@ class HottestFirst(Quiet):
         if head is None:
             return 0
         group = head.group
-        if not call_fits(view, library, head):
+        if not has_time_for_call(view, library, head):
             return 0
         if context.speeds.of and free > 0 and (again_s := waits_for_faster(view, library, head)):
             return self._send_later_call(view, library, again_s)
@@ -143,7 +147,7 @@ class HottestFirst(Quiet):
         """If the first call waits for a faster device kind, send a later call, or set a timer."""
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
-            able = call.group.options.gang[1] == 1 and library.admits(call) and call_fits(view, library, call)
+            able = call.group.options.gang[1] == 1 and library.admits(call) and has_time_for_call(view, library, call)
             if able and not waits_for_faster(view, library, call):
                 return (Send(call.id, library.id),)
         return (Timer(view.now + again_s, context.recipe.key),)
@@ -156,7 +160,7 @@ class HottestFirst(Quiet):
         if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
         room = library.load < self.window(view, library) and library.admits(call)
-        return room and call_fits(view, library, call)
+        return room and has_time_for_call(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
         smallest, largest = call.group.options.gang

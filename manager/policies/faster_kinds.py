@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from stoker.manager.core.deadlines import call_fits, expected_run_s
+from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.seams import View
 
@@ -74,7 +74,7 @@ def _faster(view: View, library: Library, call: Call, *, rest: int | None) -> _F
             count += len(libraries)
             for other in islice(libraries.values(), _MOST_COMPARED):
                 run_s = expected_run_s(other, call)
-                if run_s > 0 and call_fits(view, other, call):
+                if run_s > 0 and has_time_for_call(view, other, call):
                     some.append((_free_in_s(view, other), run_s))
     if not some:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from stoker.manager.core.deadlines import call_fits, run_fits, walltime_left_s
+from stoker.manager.core.deadlines import has_time_for_call, has_time_for_run, walltime_left_s
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Sleep, Timer, Unload, View
 from stoker.manager.policies.sleeping import leaves_device
@@ -109,7 +109,7 @@ def unable(view: View, context: Context) -> list[Library]:
     if call is None:
         return []
     idle = [x for x in context.libraries.values() if _is_counted(x) and not x.load and x.pilot.reserved is None]
-    return sorted((x for x in idle if not call_fits(view, x, call)), key=lambda x: (_idle_since(x), x.id))
+    return sorted((x for x in idle if not has_time_for_call(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
 def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
@@ -121,7 +121,7 @@ def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, 
 
 def runs_next(view: View, context: Context, pilot: Pilot) -> bool:
     call = _next_single(context)
-    return call is None or run_fits(view, pilot, call.group.cost.run_s or context.run_s)
+    return call is None or has_time_for_run(view, pilot, call.group.cost.run_s or context.run_s)
 
 
 def _next_single(context: Context) -> Call | None:

@@ -18,7 +18,7 @@ from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted, WholeDevice
 from stoker.manager.policies.slinfer import slinfer
-from stoker.site import why_no_policy
+from stoker.site import describe_unknown_policy
 
 DEFAULT = "default"
 
@@ -81,5 +81,5 @@ def named(name: str) -> Named:
     """Return a shipped policy. Raises ConfigError, which suggests the nearest name."""
     found = SHIPPED.get(name)
     if found is None:
-        raise ConfigError(f"policy {name!r} {why_no_policy(name)}")
+        raise ConfigError(f"policy {name!r} {describe_unknown_policy(name)}")
     return found

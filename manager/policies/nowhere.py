@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import NO_LIMITS
-from stoker.manager.core.blame import is_lastingly_unfit, why_unfit
-from stoker.manager.core.deadlines import load_fits, load_fits_source
+from stoker.manager.core.blame import is_pilot_repeatedly_unfit, pilot_unfit_reason
+from stoker.manager.core.deadlines import has_source_time_for_load, has_time_for_load
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
 from stoker.manager.policies.device_sets import most_sets
@@ -124,8 +124,12 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
         return None
     there = (PilotState.HERE, PilotState.CUT)
     able = [p for p in view.pilots.values() if p.state in there and _is_able(context, p, minimum)]
-    reasons = [why_unfit(pilot, context.recipe.key, view.now) for pilot in able]
-    if not reasons or not all(reasons) or not all(is_lastingly_unfit(pilot, context.recipe.key) for pilot in able):
+    reasons = [pilot_unfit_reason(pilot, context.recipe.key, view.now) for pilot in able]
+    if (
+        not reasons
+        or not all(reasons)
+        or not all(is_pilot_repeatedly_unfit(pilot, context.recipe.key) for pilot in able)
+    ):
         return None
     said = [f"no pilot of the session can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
     if len(said) > _SHOWN_LINES:
@@ -172,9 +176,11 @@ def _most_libraries_of_pilot(context: Context, devices: Iterable[DeviceFacts]) -
 
 def _walltime_too_short(view: View, context: Context) -> Failure | None:
     sources = [source.source for source in view.sources.values()]
-    if not sources or any(load_fits_source(context, source) for source in sources):
+    if not sources or any(has_source_time_for_load(context, source) for source in sources):
         return None
-    if any(load_fits(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()):
+    if any(
+        has_time_for_load(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()
+    ):
         return None
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(

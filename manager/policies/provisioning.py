@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from stoker.manager.core.deadlines import load_fits_source
+from stoker.manager.core.deadlines import has_source_time_for_load
 from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
@@ -148,7 +148,7 @@ class KeepBlocks(Quiet):
 
     def _could_load(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
-        if source.stopped or not load_fits_source(context, source.source):
+        if source.stopped or not has_source_time_for_load(context, source.source):
             return False
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds

@@ -19,7 +19,7 @@ from itertools import islice
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.queues import is_lingering
+from stoker.manager.core.queues import is_unlikely_to_free_slot
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View, Wake
 from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
@@ -48,7 +48,7 @@ from stoker.manager.policies.where_to_load import (
     spare_rank,
     suits,
 )
-from stoker.pilot.core.memory import declared_bytes, takes_one_process
+from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
@@ -88,7 +88,9 @@ class LoadWhereWanted(Quiet):
         if context.queue.count <= _reserved_calls(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
-        more = self.worth_loading(context, [x for x in alive if not is_lingering(view.now, x, load_s=load_s)])
+        more = self.worth_loading(
+            context, [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
+        )
         wakes = self._wake_sleepers(view, context, more)
         plan += wakes
         more -= sum(isinstance(action, Wake) for action in wakes) + falling_asleep(context)
@@ -141,7 +143,7 @@ class LoadWhereWanted(Quiet):
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
-        if declared or not took or not library.context.recipe.loader or takes_one_process(facts):
+        if declared or not took or not library.context.recipe.loader or is_limited_to_one_process(facts):
             return declared or library.promised_bytes
         return min(library.promised_bytes, int(took * 1.1))
 

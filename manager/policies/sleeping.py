@@ -45,7 +45,7 @@ def leaves_device(library: Library) -> bool:
     """True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
-    return host_bytes(library) <= library.pilot.sleeper_budget_bytes
+    return host_bytes(library) <= library.pilot.free_host_bytes_for_sleep
 
 
 def wakeable(view: View, context: Context) -> list[Library]:
@@ -110,7 +110,7 @@ class _HostRoom:
     def make(self, library: Library) -> list[Action] | None:
         """Reserve host memory for a library. Return the stops of sleepers for it; None if impossible."""
         pilot, needed = library.pilot, host_bytes(library)
-        free = self._free.get(pilot, pilot.sleeper_budget_bytes)
+        free = self._free.get(pilot, pilot.free_host_bytes_for_sleep)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in self.ended)
         ends: list[Action] = []
         ended = set()

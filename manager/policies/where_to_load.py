@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.blame import why_unfit
-from stoker.manager.core.deadlines import load_fits
+from stoker.manager.core.blame import pilot_unfit_reason
+from stoker.manager.core.deadlines import has_time_for_load
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot
 from stoker.manager.core.seams import View
-from stoker.pilot.core.memory import declared_bytes, takes_one_process
+from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
@@ -27,7 +27,7 @@ def known_bytes(context: Context, facts: DeviceFacts) -> int:
     declared = declared_bytes(context.recipe.needs, facts)
     if declared:
         return declared
-    if takes_one_process(facts):
+    if is_limited_to_one_process(facts):
         return facts.memory_bytes
     if not context.recipe.loader:
         return bare_bytes(facts)
@@ -38,7 +38,7 @@ def known_bytes(context: Context, facts: DeviceFacts) -> int:
 
 
 def bare_bytes(facts: DeviceFacts) -> int:
-    if takes_one_process(facts):
+    if is_limited_to_one_process(facts):
         return facts.memory_bytes
     return min(BARE_BYTES, facts.memory_bytes // 8)
 
@@ -83,7 +83,7 @@ def may_load(view: View, context: Context, device: Device, *, desperate: bool = 
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False
-    return load_fits(view, context, device) and not why_unfit(pilot, context.recipe.key, view.now)
+    return has_time_for_load(view, context, device) and not pilot_unfit_reason(pilot, context.recipe.key, view.now)
 
 
 def failures(context: Context, pilot: Pilot) -> int:

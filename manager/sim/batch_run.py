@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stoker.contexts.batching import BatchLimits, RunningBatch, Step
-from stoker.contexts.step_times import StepModel, StepTimes, attended
+from stoker.contexts.step_times import StepModel, StepTimes, mean_attended_tokens
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
@@ -82,8 +82,10 @@ class _VirtualBatch:
 
     def seconds(self, step: Step) -> float:
         if not step.prefill:
-            return self._model.step_s(prefill=False, tokens=len(step.requests), length=self.batch.decode_length(step))
-        length = attended(list(zip(step.starts, step.tokens, strict=True)))
+            return self._model.step_s(
+                prefill=False, tokens=len(step.requests), length=self.batch.mean_decode_length(step)
+            )
+        length = mean_attended_tokens(list(zip(step.starts, step.tokens, strict=True)))
         return self._model.step_s(prefill=True, tokens=sum(step.tokens), length=length)
 
     def did(self, step: Step, seconds: float) -> None:

@@ -33,7 +33,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from stoker.chance import Stream, least_factor
+from stoker.chance import Stream, min_random_factor
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, SourceModel, World
@@ -165,7 +165,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
     """Return the possible placements of contexts. `first_at`: arrival of the first call of each context."""
-    pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
+    pilots_at = {
+        number: at for number, source in enumerate(world.sources) if (at := _earliest_pilot_start(source)) < math.inf
+    }
     return [
         place
         for name in first_at
@@ -179,11 +181,11 @@ def _place(
 ) -> Iterator[Placement]:
     source, model = world.sources[number], world.contexts[name]
     device = world.devices[source.kind]
-    if model.device_memory_bytes > device.memory_bytes or not model.may_be_on(source.kind):
+    if model.device_memory_bytes > device.memory_bytes or not model.can_use_device_kind(source.kind):
         return
     if model.devices > source.devices:
         return
-    fetch_s, kept_s, afresh_s = _load_ways(world.links, model, source.kind)
+    fetch_s, kept_s, afresh_s = _fetch_and_load_times_s(world.links, model, source.kind)
     known_at = first_at[name]
     here_at = max(pilots_at[number], known_at)
     begins_at = here_at + afresh_s
@@ -191,15 +193,20 @@ def _place(
     if model.awareness is not Awareness.NONE:
         again_s = min(kept_s, afresh_s)
         first_s = min(fetch_s + kept_s, afresh_s)
-        fetched_at = _fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
+        fetched_at = _earliest_fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
         begins_at = min(begins_at, max(here_at, fetched_at) + kept_s)
-    boot_s = _boot_s(source)
+    boot_s = _minimum_boot_s(source)
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
         return
-    stays, slots, engine = model.awareness is Awareness.FULL, model.slots_on(source.kind), model.engine_on(source.kind)
+    stays, slots, engine = (
+        model.awareness is Awareness.FULL,
+        model.slots_on_device_kind(source.kind),
+        model.engine_on_device_kind(source.kind),
+    )
     yield Placement(
         context=name, source=number, speed=device.speed, slots=slots, at_once=slots if stays else 1,
-        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
+        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes,
+        starts_at=_minimum_queue_wait_s(source),
         pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
         again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
         floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
@@ -208,7 +215,7 @@ def _place(
     )  # fmt: skip
 
 
-def _fetched_at(
+def _earliest_fetched_at(
     world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
 ) -> float:
     """Return the earliest time at which a node of source `number` has all files of a context."""
@@ -230,33 +237,33 @@ def _fetched_at(
     return fetched_at
 
 
-def _load_ways(links: Links, model: ContextModel, kind: str) -> tuple[float, float, float]:
+def _fetch_and_load_times_s(links: Links, model: ContextModel, kind: str) -> tuple[float, float, float]:
     """Return three times: to fetch the files to a node, to load from the node, to load from the shared storage."""
     size = sum(files.size_bytes for files in model.files)
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
-    work_s = model.start_s + model.of_kind(model.load_s, kind) * least_factor(cv=model.load_cv)
+    work_s = model.start_s + model.of_kind(model.load_s, kind) * min_random_factor(cv=model.load_cv)
     work_s += model.devices * model.device_memory_bytes / links.bus - _STEPS * TICK_S
     read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
     afresh_s = max(size / min(links.shared, one_node), operations_s) + work_s
     return size / links.network, max(0.0, read_s + work_s), max(0.0, afresh_s)
 
 
-def _starts_at(source: SourceModel) -> float:
-    return max(0.0, source.wait_s * least_factor(cv=source.wait_cv) - TICK_S)
+def _minimum_queue_wait_s(source: SourceModel) -> float:
+    return max(0.0, source.wait_s * min_random_factor(cv=source.wait_cv) - TICK_S)
 
 
-def _boot_s(source: SourceModel) -> float:
-    return max(0.0, source.boot_s * least_factor(cv=source.boot_cv) - TICK_S)
+def _minimum_boot_s(source: SourceModel) -> float:
+    return max(0.0, source.boot_s * min_random_factor(cv=source.boot_cv) - TICK_S)
 
 
-def _pilot_at(source: SourceModel) -> float:
-    starts_at, blocks = _starts_at(source), 0
+def _earliest_pilot_start(source: SourceModel) -> float:
+    starts_at, blocks = _minimum_queue_wait_s(source), 0
     for at, count in (*source.steps, (math.inf, 0)):
         if at > starts_at and blocks:
             break
         starts_at, blocks = max(starts_at, at), count
-    return starts_at + _boot_s(source)
+    return starts_at + _minimum_boot_s(source)
 
 
 class Limit(enum.Enum):
@@ -297,9 +304,9 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     if case.of.keys() < first_at.keys():
         return Bound(math.inf, Limit.NEVER)
     bounds = [
-        Bound(case.one_call(), Limit.CALL),
+        Bound(case.bound_from_single_call(), Limit.CALL),
         Bound(case.storage(), Limit.STORAGE),
-        *(Bound(ends_at, Limit.DEVICES) for ends_at in case.all_calls()),
+        *(Bound(ends_at, Limit.DEVICES) for ends_at in case.bounds_from_all_calls()),
     ]
     largest = max(bounds, key=lambda bound: bound.ends_at)
     return Bound(math.inf, Limit.NEVER) if largest.ends_at == math.inf else largest
@@ -315,7 +322,7 @@ class _BoundProblem:
         for place in places:
             self.of.setdefault(place.context, []).append(place)
 
-    def one_call(self) -> float:
+    def bound_from_single_call(self) -> float:
         return max(
             min(max(call.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.context])
             for call in self.calls
@@ -331,24 +338,24 @@ class _BoundProblem:
         most = links.shared_operations or math.inf
         return min(place.pilot_at for place in self.places) + max(sizes / links.shared, operations / most)
 
-    def all_calls(self) -> Iterator[float]:
+    def bounds_from_all_calls(self) -> Iterator[float]:
         at_once = {place.device_bytes // place.memory_bytes if place.memory_bytes else 0 for place in self.places}
-        for prices in self._prices():
+        for prices in self._candidate_source_prices():
             yield self._runs(prices)
             if any(source.walltime_s for source in self.world.sources):
-                yield self._runs_and_loads(prices, lambda _: (1.0, 0.0), Placement.device_s)
+                yield self._bound_from_runs_and_loads(prices, lambda _: (1.0, 0.0), Placement.device_s)
             for k in sorted({0, *at_once}) if any(place.again_s for place in self.places) else ():
-                yield self._runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
+                yield self._bound_from_runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
 
-    def _prices(self) -> Iterator[_Prices]:
-        tried = {_scaled({place.source: place.speed for place in self.places}): None}
+    def _candidate_source_prices(self) -> Iterator[_Prices]:
+        tried = {_normalize_prices({place.source: place.speed for place in self.places}): None}
         for name, places in self.of.items():
             mine = [call for call in self.calls if call.context == name]
             seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in places}
             if all(seconds.values()):
                 worth = {place.source: 0.0 for place in self.places}
                 worth.update({source: 1.0 / took for source, took in seconds.items()})
-                tried[_scaled(worth)] = None
+                tried[_normalize_prices(worth)] = None
         yield from map(dict, tried)
 
     def _runs(self, prices: _Prices) -> float:
@@ -366,7 +373,7 @@ class _BoundProblem:
                 needed = max(needed, devices.until(call.at_s) + later)
         return devices.when(needed)
 
-    def _runs_and_loads(
+    def _bound_from_runs_and_loads(
         self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
         takes_s: Callable[[Placement, LeastCall], float],
     ) -> float:  # fmt: skip
@@ -407,6 +414,6 @@ def _memory_shares(place: Placement, *, k: int) -> tuple[float, float]:
     return share / place.at_once, share
 
 
-def _scaled(prices: _Prices) -> tuple[tuple[int, float], ...]:
+def _normalize_prices(prices: _Prices) -> tuple[tuple[int, float], ...]:
     highest = max(prices.values())
     return tuple((source, worth / highest) for source, worth in prices.items())

@@ -47,7 +47,7 @@ def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
         yield ImpossibleSetting(at, problem, named)
 
 
-def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
+def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
     models = [(name, world.contexts[name]) for name in wanted]
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
@@ -118,7 +118,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         never = f"of {name} there are never more than {there} libraries at a time, with {each} each"
         yield f"wants a gang of {least}, and {never}"
     loads = [_load_s(world, model, source) for source in sources]
-    takes = [_call_s(world, arrival, source) for source in sources]
+    takes = [_minimum_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
     sure = not model.item_cv and not world.delays.progress_s  # with checkpoints a call resumes in the next block
     if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
@@ -172,7 +172,9 @@ def _engines(world: World) -> _Problems:
         for kind in filter(None, model.engine):
             if kind not in world.devices:
                 yield at, f"engine has steps for {kind!r}, which is not a device; {nearest(kind, world.devices)}"
-        missing = [source.kind for source in _usable_sources(world, model) if model.engine_on(source.kind) is None]
+        missing = [
+            source.kind for source in _usable_sources(world, model) if model.engine_on_device_kind(source.kind) is None
+        ]
         if model.engine and missing:
             mend = "whose step times are not known; add them, or name its kinds"
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
@@ -185,28 +187,28 @@ def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
             return
         of_use = list(_usable_sources(world, world.contexts[name]))
         if of_use:
-            yield from _unfinishable(world, name, of_use, until_s=until_s)
+            yield from _unfinishable_run_problems(world, name, of_use, until_s=until_s)
         elif known := [source for source in world.sources if source.kind in world.devices]:
             yield ("contexts", name), _why_no_device(world, name, known)
 
 
 def _why_no_device(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     model = world.contexts[name]
-    if suited := [source.devices for source in sources if _suits(world, model, source)]:
+    if suited := [source.devices for source in sources if _fits_on_source_device(world, model, source)]:
         return (
             f"devices = {model.devices}: {name} needs {model.devices} of one node, but no suitable node has "
             f"more than {max(suited)}"
         )
     kinds = dict.fromkeys(source.kind for source in sources)
     seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
-    if not any(map(model.may_be_on, kinds)):
+    if not any(map(model.can_use_device_kind, kinds)):
         return f"kinds: no source has a device that {name} may use ({', '.join(model.kinds)}); known devices: {seen}"
     on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
     needs = f"it needs {show_bytes(model.device_memory_bytes)}{on}"
     return f"device_memory: no device can hold {name}: {needs}; devices: {seen}"
 
 
-def _unfinishable(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
+def _unfinishable_run_problems(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
     model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
         yield first, f"capacity: no source that could serve {name} ever has any; nothing would ever run"
@@ -230,12 +232,18 @@ def _unfinishable(world: World, name: str, of_use: Sequence[SourceModel], *, unt
 
 def _usable_sources(world: World, model: ContextModel) -> Iterator[SourceModel]:
     for source in world.sources:
-        if source.kind in world.devices and _suits(world, model, source) and model.devices <= source.devices:
+        if (
+            source.kind in world.devices
+            and _fits_on_source_device(world, model, source)
+            and model.devices <= source.devices
+        ):
             yield source
 
 
-def _suits(world: World, model: ContextModel, source: SourceModel) -> bool:
-    return model.may_be_on(source.kind) and model.device_memory_bytes <= world.devices[source.kind].memory_bytes
+def _fits_on_source_device(world: World, model: ContextModel, source: SourceModel) -> bool:
+    return (
+        model.can_use_device_kind(source.kind) and model.device_memory_bytes <= world.devices[source.kind].memory_bytes
+    )
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
@@ -249,9 +257,9 @@ def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
     return source.boot_s + model.start_s + model.of_kind(model.load_s, source.kind) + seconds
 
 
-def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
+def _minimum_call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
     model = world.contexts[arrival.context]
-    engine = model.engine_on(source.kind)
+    engine = model.engine_on_device_kind(source.kind)
     if engine is not None:
         return EngineFloor(engine, speed=world.devices[source.kind].speed).run_s(arrival.prompt, arrival.written)
     call_s, item_s = model.of_kind(model.call_s, source.kind), model.of_kind(model.item_s, source.kind)

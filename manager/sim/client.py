@@ -130,16 +130,17 @@ class SimClient:
             came_at = arrival.at_s if self._gathers_s else now
             due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
             sim.calls_log.came(came_at, call, items=arrival.items, due_at=due_at)
-            self._expect_tokens(call, arrival, came_at=came_at)
+            self._start_token_tracking(call, arrival, came_at=came_at)
             self.submitted += 1
         deadline_at = first.at_s + first.deadline_s if first.deadline_s else 0.0
         options = CallOptions(
-            priority=first.priority, objective=replace(self._honoured(first.objective), deadline_at=deadline_at),
+            priority=first.priority,
+            objective=replace(self._honoured_objective(first.objective), deadline_at=deadline_at),
             gang=first.gang, variants=tuple(map(RecipeKey, first.variants)) if "variants" in sim.honours else (),
         )  # fmt: skip
         return to_manager.Submit(FunctionKey(first.context), RecipeKey(first.context), calls, options)
 
-    def _honoured(self, wanted: Objective) -> Objective:
+    def _honoured_objective(self, wanted: Objective) -> Objective:
         honours = self._sim.honours
         if "ttft_s" not in honours:
             wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)
@@ -147,7 +148,7 @@ class SimClient:
             wanted = replace(wanted, latency_s=0.0)
         return wanted if "tpot_s" in honours else replace(wanted, tpot_s=0.0)
 
-    def _expect_tokens(self, call: CallId, arrival: Arrival, *, came_at: float) -> None:
+    def _start_token_tracking(self, call: CallId, arrival: Arrival, *, came_at: float) -> None:
         if arrival.output:
             self._written[call] = arrival.context, arrival.output
         if self._sim.world.contexts[arrival.context].engine:
@@ -192,7 +193,7 @@ class SimClient:
 
 def recipe_of(name: str, model: ContextModel) -> Recipe:
     kept = model.awareness is not Awareness.NONE
-    engine = model.engine_on(model.kinds[0] if model.kinds else "")
+    engine = model.engine_on_device_kind(model.kinds[0] if model.kinds else "")
     grows = engine is not None and engine.token_bytes > 0
     needs = Needs(
         model.devices, device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds,

@@ -189,7 +189,7 @@ class DeviceTurns:
         for other in self._computing:
             if not set(other.device_ids).isdisjoint(taker.device_ids):
                 other.interrupt()
-        self._choose_soon()
+        self._schedule_next_choice()
 
     def ended(self, taker: TurnTaker, *, again: bool) -> None:
         del self._computing[taker]
@@ -202,9 +202,9 @@ class DeviceTurns:
         self._waiting.pop(taker, None)
         if taker in self._computing:
             del self._computing[taker]
-            self._choose_soon()
+            self._schedule_next_choice()
 
-    def _choose_soon(self) -> None:
+    def _schedule_next_choice(self) -> None:
         if not self._is_choosing:
             self._is_choosing = True
             self._agenda.after(0.0, self._choose)
@@ -228,4 +228,4 @@ class DeviceTurns:
             if taker.take_turn(leap=wanted.isdisjoint(taker.device_ids)):
                 self._computing[taker] = None
             elif waiting:
-                self._choose_soon()
+                self._schedule_next_choice()

@@ -14,7 +14,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.flows import Machine, SharedLink, Transfer
 from stoker.manager.sim.log import Happened, LibraryPlace, items_of
-from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, ordered_run, planned
+from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, get_or_create_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.pilot.core.core import PilotCore
@@ -60,7 +60,7 @@ class SimLibrary:
         self.number = ordered.library
         self.recipe = ordered.recipe
         self.model = pilot.sim.world.contexts[ordered.recipe.name]
-        self.engine = self.model.engine_on(pilot.kind)
+        self.engine = self.model.engine_on_device_kind(pilot.kind)
         speed = pilot.sim.world.devices[pilot.kind].speed
         self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
@@ -68,7 +68,7 @@ class SimLibrary:
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
         """Calls in slots, which run or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
-        self.slots = self.model.slots_on(pilot.kind)
+        self.slots = self.model.slots_on_device_kind(pilot.kind)
         self.part = 1 / self.slots
         """The share of each device that one call uses."""
         self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
@@ -128,9 +128,9 @@ class SimLibrary:
             return
         model, sim = self.model, self.sim
         factor = sim.chance_of_loads.factor(self.number, cv=model.load_cv)
-        sim.agenda.after(model.of_kind(model.load_s, self.pilot.kind) * factor, self._to_device)
+        sim.agenda.after(model.of_kind(model.load_s, self.pilot.kind) * factor, self._move_context_to_device)
 
-    def _to_device(self) -> None:
+    def _move_context_to_device(self) -> None:
         if self.is_over:
             return
         needed, promised = self.model.device_memory_bytes, self.pilot.core.state.ledger.held(self.number)
@@ -201,7 +201,7 @@ class SimLibrary:
         for spec in calls:
             part = None
             if gang is not None and gang.size > 1:
-                part = gang.rank, ordered_run(self.sim, spec, size=gang.size)
+                part = gang.rank, get_or_create_run(self.sim, spec, size=gang.size)
             if begins and len(running) < slots:
                 self._begin(spec, part)
             else:
@@ -219,12 +219,12 @@ class SimLibrary:
             return
         seconds = self.resize_s(size)
         if self.batch is None:
-            self._resizing = self.compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
+            self._resizing = self.compute(seconds, part=1.0, then=self._finish_resize, args=(size,))
             return
         self.batch.pause(seconds)
-        self.sim.agenda.after(seconds, self._resize_ended, size)
+        self.sim.agenda.after(seconds, self._finish_resize, size)
 
-    def _resize_ended(self, size: int) -> None:
+    def _finish_resize(self, size: int) -> None:
         if self.batch is not None and self.engine is not None and not self.is_over:
             fits = self.batch.resize(self.engine, size)
             self.batch.resume()
@@ -268,7 +268,7 @@ class SimLibrary:
 
     # ---- calls
 
-    def _pump(self) -> None:
+    def _start_waiting_calls(self) -> None:
         slots, running = self.slots, self.running
         while len(running) < slots:
             turn = self.turns.take()
@@ -293,7 +293,7 @@ class SimLibrary:
             self.running[call] = run = CallRun(sim, spec, size=1)
             run.join(self, rank=0)
         else:
-            work = self.compute(self._seconds(spec), part=self.part, then=self._solo_ended, args=(spec,))
+            work = self.compute(self._seconds(spec), part=self.part, then=self._finish_solo_run, args=(spec,))
             self.running[call] = SoloRun(spec, work)
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
 
@@ -306,7 +306,7 @@ class SimLibrary:
     def _seconds(self, spec: CallSpec) -> float:
         sim, model, features = self.sim, self.model, spec.features
         items = sim.items_of(spec) if sim.really else items_of(spec)
-        if spec.progress or (features is not None and features.before_items_s(1)):
+        if spec.progress or (features is not None and features.seconds_before_first_item(1)):
             seconds = planned(sim, spec, (self,)).whole_s
         else:
             seconds = self.call_s + items * self.item_s
@@ -316,7 +316,7 @@ class SimLibrary:
             seconds += self.warm_up(items) * model.warm_item_s
         return seconds
 
-    def _solo_ended(self, spec: CallSpec) -> None:
+    def _finish_solo_run(self, spec: CallSpec) -> None:
         sim, run = self.sim, cast(SoloRun, self.running[spec.call])
         ran_s = self.devices[0].done(run.work)
         items = sim.items_of(spec) if sim.really else items_of(spec)
@@ -340,7 +340,7 @@ class SimLibrary:
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
             self.end()
         elif not self._stops:
-            self._pump()
+            self._start_waiting_calls()
 
     # ---- the end
 

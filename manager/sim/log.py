@@ -369,17 +369,17 @@ class _Times:
         new = self.new
         new.append(seconds)
         if len(new) >= _AT_ONCE:
-            self._sort()
+            self._add_to_histogram()
 
     def counts(self) -> list[tuple[float, int]]:
-        self._sort()
+        self._add_to_histogram()
         none = round(math.log(_SHORTEST_S) * _CLASSES)
         return [
             (math.exp(number / _CLASSES) if number > none else 0.0, count)
             for number, count in sorted(self._counts.items())
         ]
 
-    def _sort(self) -> None:
+    def _add_to_histogram(self) -> None:
         log = math.log
         self._counts.update([round(log(max(seconds, _SHORTEST_S)) * _CLASSES) for seconds in self.new])
         self.new.clear()

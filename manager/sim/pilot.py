@@ -97,10 +97,10 @@ class Fetching:
             paths.append((sim.shared.bytes, machine.shared, machine.inward))
             sources.append(None)
             self._read_operations(fetch)
-        self._account(fetch)
+        self._add_moved_bytes(fetch)
         fetch.sources = tuple(sources)
         if fetch.transfer is None:
-            fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._bytes_came(fetch))
+            fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._handle_arrived_bytes(fetch))
         else:
             sim.network.lead(fetch.transfer, paths)
         if failed:
@@ -119,15 +119,15 @@ class Fetching:
 
             sim.network.start(count, [(sim.shared.operations,)], done)
 
-    def _account(self, fetch: _Fetch) -> None:
+    def _add_moved_bytes(self, fetch: _Fetch) -> None:
         if fetch.transfer is not None:
             for place, size in fetch.transfer.moved.items():
                 source = fetch.sources[place]
                 fetch.moved[source] = fetch.moved.get(source, 0.0) + size
 
-    def _bytes_came(self, fetch: _Fetch) -> None:
+    def _handle_arrived_bytes(self, fetch: _Fetch) -> None:
         fetch.bytes_here = True
-        self._account(fetch)
+        self._add_moved_bytes(fetch)
         fetch.transfer, fetch.left = None, 0.0
         self._complete_if_whole(fetch)
 
@@ -138,7 +138,7 @@ class Fetching:
         givers = [source for source in fetch.moved if source is not None]
         if givers and None not in fetch.sources and not any(name in giver.machine.on_disk for giver in givers):
             for giver in givers:
-                giver.fetching.tell_when_whole(self._pilot, fetch)
+                giver.fetching.notify_when_file_complete(self._pilot, fetch)
             return
         del self._fetches[name]
         pilot, sim = self._pilot, self._pilot.sim
@@ -158,7 +158,7 @@ class Fetching:
             if size:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
-    def tell_when_whole(self, other: SimPilot, fetch: _Fetch) -> None:
+    def notify_when_file_complete(self, other: SimPilot, fetch: _Fetch) -> None:
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
@@ -166,7 +166,7 @@ class Fetching:
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
-                self._account(fetch)
+                self._add_moved_bytes(fetch)
                 fetch.left = fetch.transfer.left
             origin = round(fetch.moved.get(None, 0.0))
             self._log_bytes(origin, round(sum(fetch.moved.values())) - origin)
@@ -305,7 +305,7 @@ class SimPilot:
                 if key in self._timers:
                     cancel(self._timers[key])
                 agenda = self.sim.agenda
-                self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
+                self._timers[key] = agenda.at(max(at, agenda.now), self._handle_fired_timer, key)
             case commands.Greet(hello=hello):
                 self._send(hello)
             case commands.Leave():
@@ -339,7 +339,7 @@ class SimPilot:
         """Send a message to the manager. Later messages join its frame until it arrives."""
         frame = self._frame
         if not frame:
-            self.sim.agenda.after(self.sim.frame_s, self._deliver)
+            self.sim.agenda.after(self.sim.frame_s, self._send_frame_to_manager)
         elif type(message) is to_manager.CallsEnded:
             last = frame[-1]
             if type(last) is to_manager.CallsEnded and last.library == message.library:
@@ -347,7 +347,7 @@ class SimPilot:
                 return
         frame.append(message)
 
-    def _deliver(self) -> None:
+    def _send_frame_to_manager(self) -> None:
         frame, self._frame = self._frame, []
         if self.here or self.left:
             self.sim.handle(FromPilot(self.id, 0, frame))
@@ -361,7 +361,7 @@ class SimPilot:
         )  # fmt: skip
         self.handle(LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
 
-    def _fired(self, key: str) -> None:
+    def _handle_fired_timer(self, key: str) -> None:
         self._timers.pop(key, None)
         if self.here:
             self.handle(TimerFired(key))

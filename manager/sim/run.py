@@ -29,7 +29,7 @@ from stoker.manager.core.events import (
     ToPilot,
 )
 from stoker.manager.core.reactor import Core
-from stoker.manager.core.report import device_seconds
+from stoker.manager.core.report import device_seconds_by_tier
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
 from stoker.manager.sim.agenda import Agenda
@@ -140,9 +140,9 @@ class Simulation:
                 raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why_stuck()}")
             if tell is not None:
                 tell(agenda.now, self.client.ended)
-        return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
+        return self._create_run_outcome(min(agenda.now if self.client.done else until_s, until_s))
 
-    def _outcome(self, ended_at: float) -> RunOutcome:
+    def _create_run_outcome(self, ended_at: float) -> RunOutcome:
         self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
@@ -151,7 +151,7 @@ class Simulation:
             steps.add(counts)
         return RunOutcome(
             complete=self.client.done, ended_at=ended_at, calls=self.client.ended, items=self.client.items_done,
-            failed=self.client.failed, core_events=self.core_events, device_s=device_seconds(state),
+            failed=self.client.failed, core_events=self.core_events, device_s=device_seconds_by_tier(state),
             lost_pilots=state.lost_pilots, rerun_calls=state.rerun_calls,
             busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
             warm_s=self.warm_s + sum(pilot.warm_s(ended_at) for pilot in self.pilots.values()),
@@ -199,20 +199,20 @@ class Simulation:
 
     def _advise(self, recipe: RecipeKey) -> None:
         by_kind = {
-            kind: ContextAdvice(steps=self._times_on(engine.times, kind))
+            kind: ContextAdvice(steps=self._step_times_on_device_kind(engine.times, kind))
             for kind, engine in self.world.contexts[recipe].engine.items()
         }  # fmt: skip
         if by_kind:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
-    def _times_on(self, times: StepTimes, kind: str) -> StepTimes:
+    def _step_times_on_device_kind(self, times: StepTimes, kind: str) -> StepTimes:
         """Return the step times that a profile on a device kind would measure; equal tables stay one object."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times
         same = id(times), device.speed
         if same not in self._step_times:
-            self._step_times[same] = times.on_speed(device.speed)
+            self._step_times[same] = times.scale_to_speed(device.speed)
         return self._step_times[same]
 
     def _timer(self, key: str, at: float) -> None:
@@ -242,7 +242,7 @@ class Simulation:
         return self.really.get(spec.call) or items_of(spec)
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
+        engine, speed = self.world.contexts[context].engine_on_device_kind(kind), self.world.devices[kind].speed
         assert engine is not None
         same = id(engine.times), speed  # models of one size share their `times`
         if same not in self._step_seconds:

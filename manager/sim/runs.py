@@ -87,7 +87,7 @@ class WorkDone(NamedTuple):
 NOTHING = WorkDone()
 
 
-def done_of(spec: CallSpec) -> WorkDone:
+def parse_completed_work(spec: CallSpec) -> WorkDone:
     return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
 
 
@@ -113,7 +113,7 @@ class RunSchedule(msgspec.Struct, frozen=True, gc=False):
         return WorkDone(1.0, self.before.items + (self.items - self.before.items) * share)
 
 
-def course(
+def plan_run_schedule(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunSchedule:
     """Return the schedule of a run on a gang.
@@ -121,8 +121,8 @@ def course(
     `call_s`, `item_s`: times of the slowest member. `items`: actual number. `factor`: the call's run time divided by
     the mean.
     """
-    before = done_of(spec)
-    before_s = spec.features.before_items_s(size) if spec.features is not None else 0.0
+    before = parse_completed_work(spec)
+    before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
     meet_s = float(model.gang_s) if size > 1 else 0.0
     first_s = meet_s + (1.0 - before.head) * (factor * call_s + before_s)
     left = max(0.0, items - before.items)
@@ -206,7 +206,7 @@ class CallRun:
         self.over = False
         """True after the run has ended or a member has left."""
         self._began_at = self._kept_at = 0.0
-        self._done = done_of(spec)
+        self._done = parse_completed_work(spec)
         """The call's progress at the last report."""
         self._next: Entry | None = None
 
@@ -295,7 +295,7 @@ class CallRun:
         first.say(to_agent.Reports([_report(self.spec, self._done)]))
 
 
-def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
+def get_or_create_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
     """Return the run that a library must join now. All its members receive their orders at one time."""
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
@@ -305,7 +305,7 @@ def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
 
 def planned(sim: Surroundings, spec: CallSpec, members: Sequence[RunningLibrary]) -> RunSchedule:
     model = members[0].model
-    return course(
+    return plan_run_schedule(
         model, spec, call_s=max([member.call_s for member in members]),
         item_s=max([member.item_s for member in members]),
         items=sim.items_of(spec), size=len(members),

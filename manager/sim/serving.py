@@ -59,7 +59,7 @@ class ServedBatch:
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
         times = self._sim.tokens[spec.call]
-        self._set_grace(times)
+        self._set_load_grace(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s, times.most)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
@@ -79,7 +79,7 @@ class ServedBatch:
     def free_at(self) -> float:
         return self.engine.free_at(self._sim.agenda.now)
 
-    def _set_grace(self, times: TokenTimes) -> None:
+    def _set_load_grace(self, times: TokenTimes) -> None:
         """Move the deadlines of a call that arrived before the library was ready by the load's duration (SLINFER
         §IX-A).
         """
@@ -93,9 +93,9 @@ class ServedBatch:
         why = self.engine.why_not(times)
         if why:
             return why
-        self._set_grace(times)
+        self._set_load_grace(times)
         self.engine.add(spec.call, times, now=now)
-        self._reschedule()
+        self._shorten_current_work()
         if not self._paused_until:
             self._turns.ask(self)
         if not self._reports:
@@ -106,7 +106,7 @@ class ServedBatch:
 
     def remove(self, call: CallId) -> None:
         self.engine.remove(call, now=self._sim.agenda.now)
-        self._reschedule()
+        self._shorten_current_work()
         if not len(self.engine) and self._work is None:
             self._turns.leave(self)
 
@@ -126,13 +126,13 @@ class ServedBatch:
     def resize(self, model: EngineModel, memory_bytes: int) -> bool:
         """Change the memory reserved for the cache. Return False if an open request would not fit."""
         why = self.engine.resize(model.limits(memory_bytes), now=self._sim.agenda.now)
-        self._reschedule()
+        self._shorten_current_work()
         return not why
 
     def vanish(self) -> None:
         if self._work is not None:
             self._library.devices[0].stop(self._work)
-            self._end_work()
+            self._clear_current_work()
         self.engine.halt(self._sim.agenda.now)
         self._sim.engine_steps.add(self.engine.counts)
         self._turns.leave(self)
@@ -144,7 +144,7 @@ class ServedBatch:
             return
         agenda = self._sim.agenda
         load = self.engine.load(agenda.now)
-        if load.is_short or agenda.now >= self._reported_at + _REPORT_S:
+        if load.is_cache_too_small or agenda.now >= self._reported_at + _REPORT_S:
             self._reported_at = agenda.now
             library.say(to_agent.BatchReport(load))
         agenda.after(_LOOK_S, self._report)
@@ -157,27 +157,27 @@ class ServedBatch:
         if not self.engine.begin(at, leap=leap and all(device.is_idle for device in devices)):
             return False
         self._work = self._library.compute(
-            max(0.0, self.engine.ends_at - now), part=1.0, then=self._step_ended, args=()
+            max(0.0, self.engine.ends_at - now), part=1.0, then=self._finish_step, args=()
         )
-        if self.engine.is_leaping:
+        if self.engine.is_in_burst:
             for device in devices:
                 device.before_more_work = self.interrupt
         return True
 
     def interrupt(self) -> None:
         if self.engine.interrupt(self._sim.agenda.now):
-            self._reschedule()
+            self._shorten_current_work()
 
-    def _reschedule(self) -> None:
+    def _shorten_current_work(self) -> None:
         work = self._work
         if work is not None and self.engine.ends_at < work.began_at + work.seconds - TICK_S:
             self._library.devices[0].shorten(work, max(0.0, self.engine.ends_at - work.began_at))
 
-    def _step_ended(self) -> None:
+    def _finish_step(self) -> None:
         sim, library = self._sim, self._library
         assert self._work is not None
         library.devices[0].done(self._work)
-        self._end_work()
+        self._clear_current_work()
         now, ends_at = sim.agenda.now, self.engine.ends_at
         # `now` is later than `ends_at` if other calls ran on the device.
         self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now
@@ -188,7 +188,7 @@ class ServedBatch:
             return
         self._turns.ended(self, again=len(self.engine) > 0 and not self._paused_until)
 
-    def _end_work(self) -> None:
+    def _clear_current_work(self) -> None:
         self._work = None
         for device in self._library.devices:
             device.before_more_work = None

@@ -12,7 +12,7 @@ from stoker.manager.core.transfers import Fetch, Object, Peer, Transfers, Way
 from stoker.protocol.ids import BlockId
 
 
-def broken_transfers(transfers: Transfers) -> Iterator[str]:
+def transfer_violations(transfers: Transfers) -> Iterator[str]:
     if transfers.unsettled or transfers.freed or transfers.changed:
         yield "an event ended with transfers that were not planned"
     for peer in transfers.peers.values():
@@ -90,7 +90,7 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
         yield f"{what}: a source is the pilot itself or has failed it"
     if any(x.serves.get((object.ref.name, id)) is not fetch for x in fetch.sources.values()):
         yield f"{what}: a source has no record of it"
-    rooted = any(fetch.is_rooted_in(source) for source in fetch.sources.values())
+    rooted = any(fetch.can_rely_on_source(source) for source in fetch.sources.values())
     if (fetch.way is Way.PEERS and not rooted) or (fetch.way is Way.WAITING and rooted):
         yield f"{what}: {fetch.way.value}, rooted {rooted}"
     leader = fetch.leader
@@ -114,7 +114,7 @@ def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
     reader = {object.reader.peer.id: object.reader.peer} if object.reader is not None else {}
     if not (object.whole.keys() | reader.keys() | earlier) - fetch.failed.keys():
         yield f"{what}: waits, and no pilot is left that could serve it"
-    sources = [peer for peer in (*object.whole.values(), *reader.values()) if fetch.may_come_from(peer)]
+    sources = [peer for peer in (*object.whole.values(), *reader.values()) if fetch.can_fetch_from(peer)]
     staying = [peer for peer in sources if not peer.draining]
     free = [peer.id for peer in staying or sources if transfers.has_room(peer, object)]
     if free and len(object.waiting) <= 8:
@@ -125,109 +125,121 @@ def validate(state: State) -> None:
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
             promised = sum(library.promised_bytes for library in device.libraries.values())
-            _require(
+            _raise_unless_true(
                 device.promised_bytes == promised,
                 f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
             )
-            _require(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
-        _require(
+            _raise_unless_true(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
+        _raise_unless_true(
             (pilot.id in state.reserved) is (pilot.reserved is not None),
             f"{pilot.id} is reserved in one record only",
         )
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)
-            _require(
+            _raise_unless_true(
                 trial is not None and trial.pilot is pilot,
                 f"{pilot.id} is reserved for a call without this record",
             )
-        _require(pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries")
-        _require(
+        _raise_unless_true(
+            pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries"
+        )
+        _raise_unless_true(
             pilot.block not in state.blocks or pilot.id in state.blocks[BlockId(pilot.block)].pilots,
             f"{pilot.id} is not among the pilots of its block",
         )
     for block in state.blocks.values():
-        _require(not block.phase.over, f"block {block.id} has ended and is still listed")
+        _raise_unless_true(not block.phase.over, f"block {block.id} has ended and is still listed")
         of_source = block.source.blocks.get(block.id) is block
-        _require(
+        _raise_unless_true(
             of_source is not bool(block.probes),
             f"block {block.id} is not in its source, or is a listed probe",
         )
         source = block.source
         lists = tuple(block.id in one for one in (source.staying, source.coming, source.filling))
-        _require(
+        _raise_unless_true(
             lists == (block.staying, block.coming, block.filling), f"block {block.id} is in wrong lists of its source"
         )
-        _require(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
+        _raise_unless_true(
+            all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone"
+        )
     for library in state.libraries.values():
         _library(state, library)
-    for what in broken_transfers(state.transfers):
-        _require(False, what)
+    for what in transfer_violations(state.transfers):
+        _raise_unless_true(False, what)
     for call in state.calls.values():
         _call(state, call)
     for context in state.contexts.values():
         _context(state, context)
     for client in state.clients.values():
         mine = sum(call.group.client is client for call in state.calls.values())
-        _require(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
+        _raise_unless_true(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
     for group in {call.group: None for call in state.calls.values()}:
         mine = sum(call.group is group for call in state.calls.values())
-        _require(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
-        _require(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
+        _raise_unless_true(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
+        _raise_unless_true(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
 
 
 def _call(state: State, call: Call) -> None:
     holders = [library for library in state.libraries.values() if library.held.get(call.id) is call]
     if call.state is CallState.WAITING:
-        _require(call.holder is None and not holders, f"call {call.id} waits and is held")
+        _raise_unless_true(call.holder is None and not holders, f"call {call.id} waits and is held")
     elif call.state is CallState.HELD:
         members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
         ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
         expected = [x for x in members if x is not None and x.id not in ended]
-        _require(bool(expected), f"call {call.id} is held by no library")
-        _require(
+        _raise_unless_true(bool(expected), f"call {call.id} is held by no library")
+        _raise_unless_true(
             set(map(id, holders)) == set(map(id, expected)),
             f"call {call.id} is not held by the recorded libraries",
         )
     else:
-        _require(False, f"call {call.id} has ended and is still open")
+        _raise_unless_true(False, f"call {call.id} has ended and is still open")
 
 
 def _context(state: State, context: Context) -> None:
     name, queued = context.recipe.name, list(context.queue)
     waiting = sum(call.state is CallState.WAITING and call.group.context is context for call in state.calls.values())
-    _require(
+    _raise_unless_true(
         context.queue.count == waiting == len(queued),
         f"{name}: {context.queue.count} in the queue's count, {len(queued)} in it, {waiting} wait",
     )
-    _require(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
-    _require((context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong")
-    starving = bool(waiting) and not any(library.usable for library in queues.libraries_for(context))
-    _require((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
+    _raise_unless_true(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
+    _raise_unless_true(
+        (context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong"
+    )
+    starving = bool(waiting) and not any(library.usable for library in queues.libraries_serving_context(context))
+    _raise_unless_true(
+        (context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}"
+    )
 
 
 def _library(state: State, library: Library) -> None:
     context, name = library.context, f"library {library.id}"
-    _require(library.state is not LibraryState.GONE, f"{name} is gone but listed")
-    _require(context.libraries.get(library.id) is library, f"{name} is not listed in its context")
-    _require(library.pilot.libraries.get(library.id) is library, f"{name} is not listed in its pilot")
+    _raise_unless_true(library.state is not LibraryState.GONE, f"{name} is gone but listed")
+    _raise_unless_true(context.libraries.get(library.id) is library, f"{name} is not listed in its context")
+    _raise_unless_true(library.pilot.libraries.get(library.id) is library, f"{name} is not listed in its pilot")
     usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
     usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
     suspects = [call for call in library.held.values() if call.runs_alone]
-    _require(not suspects or library.load == 1, f"{name}: a suspect runs with others")
-    _require((library.id in context.idle) == free, f"{name}: idle set is wrong")
+    _raise_unless_true(not suspects or library.load == 1, f"{name}: a suspect runs with others")
+    _raise_unless_true((library.id in context.idle) == free, f"{name}: idle set is wrong")
     level = (FREE if free else library.load - library.slots) if usable else None
-    listed = context.index.level_of(library)
-    _require(listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong")
+    listed = context.index.load_level_of(library)
+    _raise_unless_true(
+        listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong"
+    )
     is_empty = not library.held or not (library.state is LibraryState.ASLEEP or library.is_waking)
-    _require(is_empty, f"{name} is {library.state.value} and holds calls")
-    _require(library.pilot.sleeper_budget_bytes >= 0, f"{library.pilot.id} promised more host memory than it has")
-    _require(not library.stuck or listed != FULL, f"{name} is stuck, but calls may wait in it")
-    _require(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
+    _raise_unless_true(is_empty, f"{name} is {library.state.value} and holds calls")
+    _raise_unless_true(
+        library.pilot.free_host_bytes_for_sleep >= 0, f"{library.pilot.id} promised more host memory than it has"
+    )
+    _raise_unless_true(not library.stuck or listed != FULL, f"{name} is stuck, but calls may wait in it")
+    _raise_unless_true(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():
-        _require(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
+        _raise_unless_true(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
 
 
-def _require(true: bool, otherwise: str) -> None:
+def _raise_unless_true(true: bool, otherwise: str) -> None:
     if not true:
         raise AssertionError(otherwise)

@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import EngineLoad
-from stoker.contexts.step_times import StepSeconds, attended
+from stoker.contexts.step_times import StepSeconds, mean_attended_tokens
 from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.world import TICK_S
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
@@ -72,7 +72,7 @@ class VirtualEngine:
         return bool(self._ahead)
 
     @property
-    def is_leaping(self) -> bool:
+    def is_in_burst(self) -> bool:
         return len(self._ahead) > 1
 
     @property
@@ -98,7 +98,7 @@ class VirtualEngine:
         done = len(self._behind) + bisect_left(self._ahead, now) if decodes else 0
         return EngineLoad(
             len(batch.running), len(batch.waiting), **msgspec.structs.asdict(self.counts), rows=limits.rows,
-            cache_tokens=limits.cache_tokens, peak_tokens=batch.outgrown_tokens(unrecorded=done),
+            cache_tokens=limits.cache_tokens, peak_tokens=batch.expected_cache_tokens(unrecorded=done),
         )  # fmt: skip
 
     def free_at(self, now: float) -> float:
@@ -150,7 +150,7 @@ class VirtualEngine:
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
         """Add a request after the current step. Raises ValueError if the request never fits."""
         self._end_burst(now)
-        longest = self.batch.limits.longest_row()
+        longest = self.batch.limits.max_tokens_per_row()
         room = longest - times.prompt if longest else self._most_output
         most = max(times.output, min(self._most_output, room))
         self.batch.add(
@@ -226,13 +226,13 @@ class VirtualEngine:
         counts.most_running = max(counts.most_running, len(running))
         states = [running[number] for number in step.requests]
         if step.prefill:
-            length = attended(list(zip(step.starts, step.tokens, strict=True)))
+            length = mean_attended_tokens(list(zip(step.starts, step.tokens, strict=True)))
             self._takes = [self._seconds.prefill_s(sum(step.tokens), length)]
         else:
             count = min(self.batch.repeats(step), _LONGEST_BURST)
             if count > 1:  # the burst lasts until a request ends
                 count = min(count, min(self._times[state.id].output - state.made for state in states))
-            self._takes = self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
+            self._takes = self._seconds.decode_s(len(states), self.batch.mean_decode_length(step), count=count)
         dues: dict[float, float] = {}
         for request in running.values():
             due_at = request.due_at

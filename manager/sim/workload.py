@@ -237,7 +237,7 @@ Generated = SweepCalls | Constant | Poisson | Bursts | Diurnal
 Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
 
 
-def contexts_of(workload: Workload) -> tuple[str, ...]:
+def context_names_of_workload(workload: Workload) -> tuple[str, ...]:
     context = workload.context
     named: list[str] = [context] if isinstance(context, str) else list(context)
     if isinstance(workload, Trace):
@@ -261,7 +261,7 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
         return
     times = _times(workload, seed)
     if workload.for_s:
-        end_ns = _ns(workload.for_s)
+        end_ns = _to_nanoseconds(workload.for_s)
         times = takewhile(lambda at_ns: at_ns < end_ns, times)
     if workload.count:
         times = islice(times, workload.count)
@@ -305,7 +305,7 @@ def _times(workload: Constant | Poisson | Bursts | Diurnal, seed: int) -> Iterat
         case Constant(rate_per_s=rate):
             return (round(number * _NANO / rate) for number in count())
         case Poisson(rate_per_s=rate):
-            return accumulate(_ns(gaps.exponential(number, mean=1.0 / rate)) for number in count())
+            return accumulate(_to_nanoseconds(gaps.exponential(number, mean=1.0 / rate)) for number in count())
         case Bursts():
             return _bursts(workload, gaps, Stream(seed, "arrivals/stays"))
         case Diurnal():
@@ -321,9 +321,9 @@ def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
         rate, mean_s = (
             (workload.burst_rate_per_s, workload.burst_s) if bursting else (workload.rate_per_s, workload.calm_s)
         )
-        ends_ns = now_ns + _ns(stays.exponential(stay, mean=mean_s))
+        ends_ns = now_ns + _to_nanoseconds(stays.exponential(stay, mean=mean_s))
         while rate:
-            now_ns += _ns(gaps.exponential(next(drawn), mean=1.0 / rate))
+            now_ns += _to_nanoseconds(gaps.exponential(next(drawn), mean=1.0 / rate))
             if now_ns >= ends_ns:
                 break
             yield now_ns
@@ -332,19 +332,19 @@ def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
 
 def _diurnal(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]:
     swing, turn = workload.swing, 2.0 * math.pi / (workload.period_s * _NANO)
-    peak_ns, now_ns = _ns(workload.peak_s), 0
+    peak_ns, now_ns = _to_nanoseconds(workload.peak_s), 0
     for number in count():
-        now_ns += _ns(gaps.exponential(number, mean=1.0 / (workload.rate_per_s * (1.0 + swing))))
+        now_ns += _to_nanoseconds(gaps.exponential(number, mean=1.0 / (workload.rate_per_s * (1.0 + swing))))
         rate = 1.0 + swing * math.cos((now_ns - peak_ns) * turn)
         if thinning.uniform(number) * (1.0 + swing) < rate:
             yield now_ns
 
 
-def _ns(seconds: float) -> int:
+def _to_nanoseconds(seconds: float) -> int:
     return round(seconds * _NANO)
 
 
-def contexts_named(world: World, names: Iterable[str]) -> tuple[str, ...]:
+def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
     families = _families(world)
     return tuple(dict.fromkeys(context for name in names for context in families.get(name, (name,))))
 

@@ -78,12 +78,12 @@ class EngineFloor:
         self._speed = speed
 
     def run_s(self, prompt: int, output: int) -> float:
-        return self._without_rounding(self._read_s * (prompt - 1) + self._step_s * (output - 1), output)
+        return self._subtract_rounding_error(self._read_s * (prompt - 1) + self._step_s * (output - 1), output)
 
     def device_s(self, prompt: int, output: int) -> float:
-        return self._without_rounding(self._read_s * (prompt - 1) + self._token_s * (output - 1), output)
+        return self._subtract_rounding_error(self._read_s * (prompt - 1) + self._token_s * (output - 1), output)
 
-    def _without_rounding(self, seconds: float, steps: int) -> float:
+    def _subtract_rounding_error(self, seconds: float, steps: int) -> float:
         return max(0.0, seconds / self._speed - TICK_S * (steps + 1))
 
 
@@ -197,14 +197,14 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
             if self.engine and is_there:
                 raise ValueError(f"{setting}: the step times of its engine set the duration of a call; leave it out")
 
-    def engine_on(self, kind: str) -> EngineModel | None:
+    def engine_on_device_kind(self, kind: str) -> EngineModel | None:
         return self.engine.get(kind) or self.engine.get("")
 
-    def slots_on(self, kind: str) -> int:
-        engine = self.engine_on(kind)
+    def slots_on_device_kind(self, kind: str) -> int:
+        engine = self.engine_on_device_kind(kind)
         return self.slots or (engine.rows if engine is not None else 1)
 
-    def may_be_on(self, kind: str) -> bool:
+    def can_use_device_kind(self, kind: str) -> bool:
         """True if the context may use this kind, by its full name or first word."""
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 

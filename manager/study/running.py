@@ -25,14 +25,14 @@ from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
-from stoker.manager.sim.workload import contexts_named, contexts_of, of_lengths
+from stoker.manager.sim.workload import context_names_of_workload, expand_family_names, of_lengths
 from stoker.manager.sim.world import World, limited
 from stoker.manager.study.log_files import write_log
 from stoker.manager.study.measures import Figures, figures_of, measure
 from stoker.manager.study.plots import Curves, curves_of
 from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
-from stoker.tracebacks import lines_of_user_code
+from stoker.tracebacks import user_traceback_lines
 from stoker.units import show_seconds
 
 Task = TypeVar("Task")
@@ -207,7 +207,7 @@ def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, f
     except OSError as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except Exception as error:  # a user's policy may raise anything
-        lines = "\n".join(lines_of_user_code(error)) or traceback.format_exc()
+        lines = "\n".join(user_traceback_lines(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
 
@@ -229,7 +229,9 @@ def run_one(
     chosen = find(policy)
     policies = chosen.make()
     world = limited(scenario.world, policies.awareness)
-    refuse_impossible(world, wanted=contexts_named(world, contexts_of(scenario.workload)), until_s=scenario.until_s)
+    refuse_impossible(
+        world, wanted=expand_family_names(world, context_names_of_workload(scenario.workload)), until_s=scenario.until_s
+    )
     counted = scenario.outputs.calls is CallDetail.COUNTED
     simulation = Simulation(world, _calls(scenario, world, seed=seed), policies, seed=seed, counted=counted)
     until_s = float(scenario.until_s) or math.inf

@@ -29,9 +29,9 @@ from stoker.contexts.step_times import StepTimes
 from stoker.decoding import read_text, why_not_json
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
-from stoker.manager.sim.workload import Workload, contexts_named, contexts_of
+from stoker.manager.sim.workload import Workload, context_names_of_workload, expand_family_names
 from stoker.manager.sim.world import NO_TIME, Rate, World
-from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
+from stoker.site import Duration, Name, Size, check_policy_name, make_policy_path_absolute, policy_file
 from stoker.units import parse_rate
 
 
@@ -246,7 +246,7 @@ _WORLD = frozenset(field.encode_name for field in msgspec.structs.fields(World))
 
 def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: str, file: str) -> None:
     world = scenario.world
-    wanted = contexts_named(world, contexts_of(scenario.workload))
+    wanted = expand_family_names(world, context_names_of_workload(scenario.workload))
     for name in wanted:
         if name not in world.contexts:
             hint = nearest(name, world.contexts)
@@ -269,7 +269,9 @@ def _refused(problem: str, path: tuple[str, ...], made: Sequence[Override], *, t
 def _make_absolute(data: dict[str, Any], folder: Path) -> None:
     policies = data.get("policies")
     if isinstance(policies, list):
-        data["policies"] = [absolute_policy(each, folder) if isinstance(each, str) else each for each in policies]
+        data["policies"] = [
+            make_policy_path_absolute(each, folder) if isinstance(each, str) else each for each in policies
+        ]
     workload = data.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("file"), str) and workload["file"]:
         workload["file"] = str(folder / Path(workload["file"]).expanduser())

@@ -18,7 +18,7 @@ from stoker.manager.live.restore import JournalPast
 from stoker.manager.study.log_files import TraceEvent, name_event, slice_event, write_events
 from stoker.protocol import to_manager
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import show_call, show_library
+from stoker.protocol.ids import format_library_id, show_call
 
 _SESSION = 1
 _FIRST_PILOT = 10
@@ -101,7 +101,7 @@ class _Timeline:
                     yield from self._bar(f"load {library.context.recipe.name}", library, library.started_at, now)
             case to_manager.LibraryGone(library=number, failure=failure) if number in state.libraries:
                 why = f": {failure.message}" if failure is not None else ""
-                yield self._instant(now, f"{show_library(number)} ended{why}", self._pilots.get(pilot, _SESSION))
+                yield self._instant(now, f"{format_library_id(number)} ended{why}", self._pilots.get(pilot, _SESSION))
             case to_manager.CallsEnded(library=number, ends=ends) if number in state.libraries:
                 yield from self._bars_of_ended_calls(now, state.libraries[number], ends, state)
 
@@ -135,7 +135,7 @@ class _Timeline:
         if row == len(rows):
             rows.append(0.0)
             devices = ", ".join(device.id for device in library.devices)
-            title = f"{show_library(library.id)} {library.context.recipe.name} ({devices})"
+            title = f"{format_library_id(library.id)} {library.context.recipe.name} ({devices})"
             yield name_event("thread_name", title, pid=pid, tid=tid)
         rows[row] = ended_at
         yield slice_event(name, began_at - self._began, ended_at - self._began, pid=pid, tid=tid, **more)

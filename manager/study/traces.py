@@ -22,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from stoker.config_errors import did_you_mean
-from stoker.decoding import HEAD_BYTES, not_utf8, other_format, wrong_byte
+from stoker.decoding import HEAD_BYTES, describe_invalid_utf8, describe_non_text_format, invalid_byte_message
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
@@ -134,7 +134,7 @@ def open_bytes(path: Path) -> BinaryIO:
     if head.startswith(b"\x1f\x8b"):
         file.close()
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    if what := other_format(head):
+    if what := describe_non_text_format(head):
         file.close()
         raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
     return file
@@ -145,7 +145,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
         try:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise wrong(path, number, "", wrong_byte(error.start + 1, raw[error.start])) from None
+            raise wrong(path, number, "", invalid_byte_message(error.start + 1, raw[error.start])) from None
 
 
 def _header(
@@ -380,7 +380,7 @@ def _functions(path: Path) -> list[_TracedFunction]:
         problem, _, where = str(error).partition(" - at `$")
         raise ConfigError(f"{show_path(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if where := not_utf8(text):
+        if where := describe_invalid_utf8(text):
             raise ConfigError(f"{show_path(path)}: {where}", file=str(path)) from None
         found = re.search(r"\(byte (\d+)\)", str(error))
         line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1

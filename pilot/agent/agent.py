@@ -24,7 +24,7 @@ import msgspec
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
-from stoker.folders import folders_here
+from stoker.folders import working_folder_if_exists
 from stoker.log_files import SeldomLog
 from stoker.pilot.agent.fetches import Fetches, Peers
 from stoker.pilot.agent.offers import BOARD, OfferInspector
@@ -132,7 +132,7 @@ class ManagerLink:
 
     def before(self) -> UnacknowledgedFacts:
         """Return the facts in unacknowledged frames (see the module)."""
-        return facts_in_frames(self.outbox.unacked())
+        return collect_unacknowledged_facts(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
         session_over = ""
@@ -163,7 +163,7 @@ class ManagerLink:
                 hear(message)
 
 
-def facts_in_frames(frames: Iterable[bytes]) -> UnacknowledgedFacts:
+def collect_unacknowledged_facts(frames: Iterable[bytes]) -> UnacknowledgedFacts:
     known = UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:
@@ -238,7 +238,7 @@ class Agent:
         self.link = link
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
-        self.search_path = folders_here()
+        self.search_path = working_folder_if_exists()
         """Folders where libraries search for modules after all other folders: the program's folder, if the pilot was
         started there.
         """
@@ -284,7 +284,7 @@ class Agent:
         except OSError:  # the pipe is full, so the loop wakes anyway
             pass
 
-    def take_done(self) -> None:
+    def run_queued_actions(self) -> None:
         try:
             while os.read(self.wake_read, 4096):
                 pass

@@ -15,7 +15,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SessionError, StokerError
 from stoker.pilot.cache import Bringing, DiskError, InUseError, ObjectCache, Pin, ServedCache
 from stoker.pilot.core.events import Event, FetchFailure, ObjectArrived, ObjectLost, SourceFailed
-from stoker.pilot.core.infrastructure import takes_no_writes
+from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.core.state import CoreState
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
@@ -30,7 +30,7 @@ from stoker.protocol.to_pilot import FetchObject
 
 def is_pilots_fault(error: BaseException) -> bool:
     """True if the disk of this pilot caused the error. Another pilot may then succeed."""
-    return isinstance(error, DiskError) or takes_no_writes(error)
+    return isinstance(error, DiskError) or is_unwritable_disk_error(error)
 
 
 # ---- serving objects to other pilots
@@ -46,7 +46,7 @@ class Peers:
         self.carried = session.is_carried  # True if the pilot has only a copy of the session's folder
         self.host = "127.0.0.1"  # address of this machine for other pilots
         with suppress(OSError, ValueError, SessionError):
-            self.host = wire.route_to(split_address(session.read().address.removeprefix("tcp://"))[0])
+            self.host = wire.local_address_for_host(split_address(session.read().address.removeprefix("tcp://"))[0])
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import assert_never
 
-from stoker.log_files import OUTPUT_BYTES, drop_middle
+from stoker.log_files import OUTPUT_BYTES, free_file_middle
 from stoker.pilot.agent import objects, observing, processes
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.observing import check_job
@@ -52,7 +52,7 @@ class LogWatch:
     def _bound(self, paths: list[Path]) -> None:
         for path in paths:
             try:
-                if path not in self._refused and drop_middle(path, most_bytes=OUTPUT_BYTES):
+                if path not in self._refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s is too long: its middle is removed", path)
             except FileNotFoundError:
                 continue
@@ -91,9 +91,9 @@ class Loop:
             agent.wires.register(number)
 
     def run(self) -> int:
-        self._take_signals()
+        self._install_signal_handlers()
         agent, link = self.agent, self.agent.link
-        observing.start_walltime(agent)
+        observing.report_remaining_walltime(agent)
         try:
             observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
@@ -111,7 +111,7 @@ class Loop:
                 now = time.monotonic()
                 if now >= self._due:
                     self._timers(now)
-                agent.wires.send_all()
+                agent.wires.send_batched_messages()
                 link.flush()
             self._say_farewell()
         finally:
@@ -129,10 +129,10 @@ class Loop:
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
         now = time.monotonic()
-        self._due = self._next_due(now)
+        self._due = self._next_wakeup_time(now)
         timeout = 0.0 if has_frames else max(0.0, self._due - now)
         news = wires.wait(timeout)
-        self._notice_stop(timeout)
+        self._report_suspension(timeout)
         for number, what in news:
             if number == self._frames_fd:
                 has_frames = True
@@ -146,14 +146,14 @@ class Loop:
                     wires.watch(source)
                 if what & ~select.EPOLLOUT:
                     if isinstance(source, Zygote):
-                        processes.hear_zygote(agent, source)
+                        processes.handle_zygote_messages(agent, source)
                     else:
                         agent.hear(source)
         if was_woken:
-            agent.take_done()
+            agent.run_queued_actions()
         self._has_frames, self._has_changes = has_frames, has_changes
 
-    def _notice_stop(self, waited_s: float) -> None:
+    def _report_suspension(self, waited_s: float) -> None:
         """Report a suspension of this process before the loop checks time limits."""
         now, before = time.monotonic(), self._wait_ended_at
         self._wait_ended_at = now
@@ -161,7 +161,7 @@ class Loop:
         if before and stopped_s > limits.STOPPED_S:
             self.agent.handle(events.WasSuspended(stopped_s))
 
-    def _next_due(self, now: float) -> float:
+    def _next_wakeup_time(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
         if state.leaving:  # a draining pilot may receive no further event
             self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
@@ -174,10 +174,10 @@ class Loop:
             agent.handle(events.TimerFired(key))
         if now >= self._observe_at:
             self._observe_at = now + limits.EVERY_S
-            observing.observe_all(agent)
+            observing.observe_library_processes(agent)
             if now >= self._devices_at:
                 self._devices_at = now + 1.0
-                observing.measure_devices(agent)
+                observing.report_device_memory_use(agent)
             if not agent.link.dealer.connected:
                 agent.handle(agent.link.away(now))
         if now >= state.heartbeat_at:
@@ -187,10 +187,10 @@ class Loop:
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)
-        if now >= min(self._tick_at, presence.tick_at(state)):
+        if now >= min(self._tick_at, presence.next_tick_deadline(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
             check_job(agent)
-            observing.report_drivers(agent)
+            observing.report_driver_health(agent)
             agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
 
     def _greet(self) -> None:
@@ -200,7 +200,7 @@ class Loop:
 
     # ---- the end
 
-    def _take_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         signal.set_wakeup_fd(self.agent.wake_write, warn_on_full_buffer=False)
         for how in TOLD_TO_GO:
             if signal.getsignal(how) is not signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -273,13 +273,13 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
         case commands.StopFetch(name=name):
             agent.fetches.stop(name)
         case commands.TidySnapshots():
-            store.tidy_snapshots(agent.cache)
+            store.remove_evicted_snapshots(agent.cache)
         case commands.BringArguments():
             objects.bring_arguments(agent, command)
         case commands.ReleaseArguments(library=number, calls=calls):
             objects.release_arguments(agent, number, calls)
         case commands.UploadResults(library=number, ends=ends):
-            objects.hand_in_results(agent, number, ends)
+            objects.upload_results(agent, number, ends)
         case commands.OfferSnapshot(recipe=recipe, made=made):
             objects.offer_snapshot(agent, recipe, made)
         case commands.Probe(device=device):

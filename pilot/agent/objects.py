@@ -109,7 +109,7 @@ def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId])
                 pin.release()
 
 
-def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
+def upload_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
     """Send large results to the session's seed, in a thread."""
 
     def run() -> None:
@@ -194,7 +194,7 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
             ref = object_of(made.folder)
             manifest = manifest_of(ref)
             _add_to_cache(agent.cache, ref, manifest)
-            store.note_snapshot(agent.cache, Path(made.folder), name=ref.name)
+            store.write_snapshot_marker(agent.cache, Path(made.folder), name=ref.name)
         except (StokerError, OSError) as error:
             log.warning("the snapshot %s is not offered to other pilots: %s", made.folder, error)
             return
@@ -220,7 +220,7 @@ def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
     here.release()
 
 
-def is_snapshot_here(form: str) -> bool:
+def is_snapshot_on_node(form: str) -> bool:
     """True if a library on this node finds a snapshot with the form `form`."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
@@ -230,7 +230,7 @@ def is_snapshot_here(form: str) -> bool:
 _REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this pilot serves the archive
 
 
-def hand_on_environment(agent: Agent, archive: str) -> None:
+def share_environment_archive(agent: Agent, archive: str) -> None:
     """Offer the archive of the carried environment to other pilots, in a thread."""
     name, _, path = archive.partition("=")
     if name:

@@ -47,15 +47,15 @@ NO_END = math.inf
 _COMMAND_LIMIT_S = 10.0
 
 
-def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
+def report_remaining_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
     """Report the end of the job, from environment variables or the batch system."""
 
     def ask() -> None:
-        left_s, asked_at = ask_batch_system(environ), time.monotonic()
+        left_s, asked_at = query_seconds_until_job_end(environ), time.monotonic()
         if left_s != NO_END:
             agent.later(lambda: agent.handle(events.WalltimeKnown(asked_at + left_s - time.monotonic())))
 
-    left_s = walltime_in_variables(environ, now=time.time())
+    left_s = read_seconds_until_job_end(environ, now=time.time())
     given_s = agent.options.walltime_s or _number(environ.get("PBS_WALLTIME", ""))
     if left_s != NO_END:
         agent.handle(events.WalltimeKnown(left_s))
@@ -65,7 +65,7 @@ def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> Non
     threading.Thread(target=ask, name="walltime", daemon=True).start()
 
 
-def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
+def read_seconds_until_job_end(environ: Mapping[str, str], *, now: float) -> float:
     """Return the seconds until the job ends, from variables or HTCondor's job ad; NO_END if unknown."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
@@ -74,7 +74,7 @@ def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
     return _condor(ad, now) if ad else NO_END
 
 
-def node_of_job(environ: Mapping[str, str]) -> str:
+def batch_system_node_name(environ: Mapping[str, str]) -> str:
     """Return the node's name in the batch system, from Slurm's variable or HTCondor's machine ad; empty if unknown.
 
     The name may differ from the host name.
@@ -89,7 +89,7 @@ def node_of_job(environ: Mapping[str, str]) -> str:
     return found[1] if found else ""
 
 
-def ask_batch_system(environ: Mapping[str, str]) -> float:
+def query_seconds_until_job_end(environ: Mapping[str, str]) -> float:
     job = environ.get("SLURM_JOB_ID", "")
     if job:
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # SLURM_JOB_ID of one task may be the id of the whole array
@@ -163,7 +163,7 @@ def check_job(agent: Agent) -> bool:
     return bool(why)
 
 
-def cannot_make_folders(agent: Agent, error: OSError) -> bool:
+def report_if_cannot_create_folders(agent: Agent, error: OSError) -> bool:
     """Report `error` to the core if this pilot can create no folders. True in this case."""
     if check_job(agent):
         return True
@@ -180,7 +180,7 @@ _LONGEST = 160
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def observe_all(agent: Agent) -> None:
+def observe_library_processes(agent: Agent) -> None:
     if agent.processes:
         agent.handle(events.Observed([_seen(agent, process) for process in agent.processes.values()]))
 
@@ -197,7 +197,7 @@ def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
         return events.Observation(process.library)
     running: list[tuple[int, float]] = []
     if library.has_limits or library.stopping or library.stuck:
-        running = process.surely_running()  # type: ignore[assignment]
+        running = process.confirmed_running_calls()  # type: ignore[assignment]
     elif library.held:
         running = process.running()  # type: ignore[assignment]
     limit = limits.memory_limit(agent.state, library) if process.pid and not library.told_to_end else 0
@@ -234,7 +234,7 @@ def last_line(log: str) -> str:
     return ""
 
 
-def measure_devices(agent: Agent) -> None:
+def report_device_memory_use(agent: Agent) -> None:
     used: dict[LibraryId, dict[DeviceId, int]] = {}
     taken: dict[DeviceId, int] = {}
     at: dict[DeviceId, float] = {}
@@ -245,20 +245,20 @@ def measure_devices(agent: Agent) -> None:
             continue
         name = device.facts.device
         taken[name], at[name] = reading.taken_bytes, reading.at
-        for number, size in _library_bytes(agent, device, reading).items():
+        for number, size in _device_bytes_by_library(agent, device, reading).items():
             used.setdefault(number, {})[name] = size
     if taken:
         agent.handle(events.DevicesMeasured(used, taken, at))
 
 
-def _library_bytes(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
+def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:
         agent.bare_bytes[name] = reading.taken_bytes
     pids = {number: agent.processes[number].pid for number in here if number in agent.processes}
     processes = {number: frozenset(tree(pid)) for number, pid in pids.items() if pid}
-    found = devices_monitor.divide_memory(
+    found = devices_monitor.divide_gpu_memory_by_library(
         reading.by_process,
         processes,
         taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
@@ -281,7 +281,7 @@ def probe_command(options: PilotOptions) -> tuple[str, ...]:
     return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
-def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
+def devices_to_probe(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
     if not probe_command(options):
         return frozenset()
     return frozenset(
@@ -292,7 +292,7 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
     """Return the command with which a library may probe its devices; empty if probes are forbidden."""
     devices = tuple(devices)
-    may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
+    may = len(devices_to_probe(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
 
 
@@ -309,16 +309,16 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
     """Wait until every device has been probed, so that no context loads on a faulty device."""
     until = time.monotonic() + limit_s
-    while not probes.are_known(agent.state):
+    while not probes.is_every_device_examined(agent.state):
         if time.monotonic() > until or interrupted():
             return
-        report_drivers(agent)
+        report_driver_health(agent)
         agent.handle(events.Tick())
         time.sleep(_TICK_S)
-        agent.take_done()
+        agent.run_queued_actions()
 
 
-def report_drivers(agent: Agent) -> None:
+def report_driver_health(agent: Agent) -> None:
     now = time.monotonic()
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)

@@ -19,7 +19,7 @@ from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
-from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in
+from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows
 from stoker.pilot.library.packed_work import unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
@@ -60,7 +60,7 @@ class OfferInspector:
         if library is None or not order.calls:
             return OfferWeighed(order)
         engines_here, beside = self._read(library), self._libraries_beside(library)
-        self._count_taken_up(engines_here)
+        self._drop_prompts_taken_by_engines(engines_here)
         self._forget(beside)
         new = _unread_prompt(order, now)
         own_work = [work for row, work in engines_here if row.library == library.number]
@@ -112,7 +112,7 @@ class OfferInspector:
         for again in reversed(range(_READS)):
             data = self._path.read_bytes() if self._path.exists() else b""
             found = list[tuple[TurnRow, EngineWork]]()
-            for row, beside in rows_in(data):
+            for row, beside in unpack_board_rows(data):
                 if row.library not in libraries or mine.isdisjoint(row.devices):
                     continue
                 read = unpacked(beside)
@@ -161,7 +161,7 @@ class OfferInspector:
             f" would need {tokens:,}"
         )
 
-    def _count_taken_up(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
+    def _drop_prompts_taken_by_engines(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
         counts: dict[LibraryId, int] = {}
         for row, work in engines:
             counts[row.library] = counts.get(row.library, 0) + work.accepted_requests

@@ -120,24 +120,24 @@ class LibraryProcess:
     def running(self) -> list[tuple[CallId, float]]:
         """Return the running calls, each with the seconds since the call began."""
         now = time.monotonic_ns()
-        return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._marked()]
+        return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._read_running_call_records()]
 
-    def surely_running(self) -> list[tuple[CallId, float]]:
+    def confirmed_running_calls(self) -> list[tuple[CallId, float]]:
         """Return the running calls. The records are read twice, to ignore half-written records."""
-        first = {(run.call, run.start_ns) for run in self._marked()}
+        first = {(run.call, run.start_ns) for run in self._read_running_call_records()}
         now = time.monotonic_ns()
-        second = self._marked() if first else []
+        second = self._read_running_call_records() if first else []
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in second if (run.call, run.start_ns) in first]
 
     def ran(self) -> tuple[CallId, ...]:
-        return tuple(CallId(run.call) for run in self._marked())
+        return tuple(CallId(run.call) for run in self._read_running_call_records())
 
-    def printed_last(self) -> Printed | None:
+    def recover_last_call_output(self) -> Printed | None:
         """Return the output of the call that ran at the end of the process; None unless exactly one ran."""
-        ran = self._marked()
+        ran = self._read_running_call_records()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
-                call_records.recover(self.log, call_records.kept_of(self.folder, run.slot))
+                call_records.recover_call_output(self.log, call_records.call_output_path(self.folder, run.slot))
         if len(ran) != 1 or ran[0].log_from == call_records.NOWHERE:
             return None
         try:
@@ -146,7 +146,7 @@ class LibraryProcess:
             return None
         return Printed(self.log, start=min(ran[0].log_from, end), end=end)
 
-    def _marked(self) -> list[call_records.Running]:
+    def _read_running_call_records(self) -> list[call_records.Running]:
         return call_records.running(self.folder / "running")
 
     def release(self) -> None:
@@ -201,7 +201,7 @@ class Wires:
     def tell(self, library: LibraryProcess, message: Any) -> None:
         self._batches.setdefault(library, []).append(message)
 
-    def send_all(self) -> None:
+    def send_batched_messages(self) -> None:
         if not self._batches:
             return
         batches, self._batches = self._batches, {}
@@ -249,7 +249,7 @@ class Zygotes:
         """Kill a zygote and the remaining processes of its libraries."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
-        processes.kill_strays({other.pid for other in self}, of_main=True)
+        processes.kill_stray_children({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
         """Return the zygotes that have no library and have been unused for 10 minutes."""
@@ -265,5 +265,5 @@ class Zygotes:
                 zygote.wait(_CLEANUP_LIMIT_S)
             zygote.destroy()
         self._by_preload.clear()
-        processes.kill_strays(())
-        processes.end_trackers()
+        processes.kill_stray_children(())
+        processes.end_resource_trackers()

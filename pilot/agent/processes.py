@@ -13,7 +13,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.fetches import is_pilots_fault
-from stoker.pilot.agent.objects import is_snapshot_here
+from stoker.pilot.agent.objects import is_snapshot_on_node
 from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.cache import disk
@@ -41,18 +41,18 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
     try:
         folder = agent.scratch.library(number)
     except OSError as error:
-        observing.cannot_make_folders(agent, error)
+        observing.report_if_cannot_create_folders(agent, error)
         agent.handle(LibraryPrepared(number, error=str(error)))
         return
     agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
     from_sources = recipe.awareness is Awareness.NONE and not agent.peers.carried
-    changed = [ref.source for ref in recipe.objects if disk.was_changed(ref)] if from_sources else []
+    changed = [ref.source for ref in recipe.objects if disk.has_source_changed(ref)] if from_sources else []
     agent.handle(
         LibraryPrepared(
             number,
             free_disk_bytes=shutil.disk_usage(agent.scratch.path).free if recipe.needs.disk_bytes else 0,
             changed=changed[0] if changed else "",
-            snapshots_here=[form for form in ordered.snapshots if is_snapshot_here(form)],
+            snapshots_here=[form for form in ordered.snapshots if is_snapshot_on_node(form)],
         )
     )
 
@@ -137,7 +137,7 @@ def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
     agent.scratch.remove_library(number)
 
 
-def hear_zygote(agent: Agent, zygote: Zygote) -> None:
+def handle_zygote_messages(agent: Agent, zygote: Zygote) -> None:
     said = zygote.receive()
     if said is None:
         log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
@@ -190,7 +190,7 @@ def _ended(
     agent.hear(process, to_end=True)  # read the last messages of the library
     observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
-    printed = process.printed_last()
+    printed = process.recover_last_call_output()
     agent.handle(
         ProcessEnded(
             number,

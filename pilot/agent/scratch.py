@@ -14,8 +14,8 @@ from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
-from stoker.folders import refuse_odd_path
-from stoker.pilot.starter.place import own_folder
+from stoker.folders import refuse_non_utf8_path
+from stoker.pilot.starter.place import create_private_folder
 
 # ---- the scratch folder
 
@@ -29,9 +29,11 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
         raise SessionError(f"--scratch is {given}, but this variable is not set on this node; name an existing folder")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     first = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    refuse_odd_path(first, what="the scratch folder", advice="set [pilot] scratch or STOKER_SCRATCH to another folder")
+    refuse_non_utf8_path(
+        first, what="the scratch folder", advice="set [pilot] scratch or STOKER_SCRATCH to another folder"
+    )
     try:
-        base = own_folder(first)
+        base = create_private_folder(first)
     except OSError as error:
         raise SessionError(
             f"no scratch folder could be created at {first}: {error}; set [pilot] scratch (or --scratch) to"

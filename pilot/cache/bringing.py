@@ -14,7 +14,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
-from stoker.pilot.core.infrastructure import takes_no_writes
+from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import FetchSettings, ObjectFetch
@@ -71,14 +71,14 @@ class Bringing:
                 if here is not None:
                     return here, _NOTHING
                 self._cache.make_room(self._ref)
-                look = self._link_or_share(draft)
+                look = self._link_or_clone_source(draft)
                 if look:
                     with suppress(ChangedError):
                         return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
                 self._cache.make_disk_room(self._ref, draft)
-                return self._bring(draft, alone_s)
+                return self._fetch_into_cache(draft, alone_s)
         except OSError as error:
-            kind = DiskError if takes_no_writes(error) else CacheError
+            kind = DiskError if is_unwritable_disk_error(error) else CacheError
             raise kind(
                 f"the object {self._ref.name} ({show_bytes(self._ref.size_bytes)}) could not be copied to"
                 f" {self._cache.folder}: {error}; free disk space there, or set [pilot] scratch to another disk",
@@ -88,7 +88,7 @@ class Bringing:
         except wire.PeerError as error:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
-    def _link_or_share(self, draft: Path) -> str:
+    def _link_or_clone_source(self, draft: Path) -> str:
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):
@@ -97,7 +97,7 @@ class Bringing:
             disk.share(path, draft)
         return ""
 
-    def _bring(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
+    def _fetch_into_cache(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
         def manifest_at(path: str) -> bytes:
             return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
 

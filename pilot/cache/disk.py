@@ -28,7 +28,7 @@ import msgspec
 from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.decoding import UNREADABLE
-from stoker.pilot.core.objects import CachedObject, file_name
+from stoker.pilot.core.objects import CachedObject, encode_as_file_name
 from stoker.whole_files import draft_of
 
 # ---- files
@@ -43,28 +43,28 @@ def link(source: Path, draft: Path, ref: ObjectRef) -> str:
     """
     try:
         facts = source.stat()
-        if not stat.S_ISREG(facts.st_mode) or not _is_as_named(facts, ref):
+        if not stat.S_ISREG(facts.st_mode) or not _has_recorded_stat(facts, ref):
             return ""
         delete_tree(draft)
         os.link(source.resolve(), draft)
         facts = draft.lstat()
     except OSError:
         return ""
-    if not _is_as_named(facts, ref):
+    if not _has_recorded_stat(facts, ref):
         delete_tree(draft)
         return ""
     return _signature_of(facts)
 
 
-def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
+def _has_recorded_stat(facts: os.stat_result, ref: ObjectRef) -> bool:
     named = (ref.size_bytes, ref.changed_ns, ref.inode)
     return bool(ref.changed_ns) and (facts.st_size, facts.st_mtime_ns, facts.st_ino) == named
 
 
-def was_changed(ref: ObjectRef) -> bool:
+def has_source_changed(ref: ObjectRef) -> bool:
     """True if a file was changed after the recipe was made."""
     try:
-        return bool(ref.changed_ns) and not _is_as_named(os.stat(ref.source), ref)
+        return bool(ref.changed_ns) and not _has_recorded_stat(os.stat(ref.source), ref)
     except OSError:
         return False
 
@@ -174,7 +174,7 @@ class SafeMarks:
         """True if the object at `place` was synced to disk."""
         return (self.folder / place.name).exists()
 
-    def make_soon(self, place: Path) -> None:
+    def sync_and_mark_in_background(self, place: Path) -> None:
         """Sync and mark an object in a background thread."""
         with self._lock:
             self._fresh.append(place)
@@ -262,7 +262,7 @@ class Entries:
         return found
 
     def write(self, file: Path, facts: EntryFacts) -> None:
-        write_small(file, msgspec.json.encode(facts))
+        write_file_atomically(file, msgspec.json.encode(facts))
         self.forget(file)
 
     def forget(self, file: Path) -> None:
@@ -278,7 +278,7 @@ def read_facts(file: Path) -> EntryFacts | None:
         return None
 
 
-def write_small(file: Path, data: bytes) -> None:
+def write_file_atomically(file: Path, data: bytes) -> None:
     """Write a file completely or not at all. Raises OSError."""
     with draft_of(
         file, draft=file.with_name(f".{file.name}"[:200])
@@ -302,13 +302,13 @@ class Claims:
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
         """Claim an object and yield the path of its draft. May wait for another pilot."""
-        name = file_name(ref.name)
+        name = encode_as_file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
             self._make_folders()
             with open(claim, "a+b") as file:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
-                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # the claiming pilot makes no progress
+                    name = f"{encode_as_file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # the claim makes no progress
                     continue
                 try:
                     if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):

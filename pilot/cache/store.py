@@ -28,8 +28,16 @@ from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.disk import CacheEntry, Claims, Entries, EntryFacts, SafeMarks, read_facts, write_small
-from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
+from stoker.pilot.cache.disk import (
+    CacheEntry,
+    Claims,
+    Entries,
+    EntryFacts,
+    SafeMarks,
+    read_facts,
+    write_file_atomically,
+)
+from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
 from stoker.units import show_bytes
 
 # ---- the cache
@@ -110,7 +118,7 @@ class ObjectCache:
             disk.delete_tree(place)
             os.rename(draft, place)
             if manifest:
-                write_small(self._manifests / place.name, manifest)
+                write_file_atomically(self._manifests / place.name, manifest)
             boot = "" if look else disk.boot()
             facts = EntryFacts(
                 name=ref.name, size_bytes=disk.size(place), look=look or disk.stat_signature(place), boot=boot
@@ -120,18 +128,18 @@ class ObjectCache:
         if found is None:
             raise ChangedError(f"{place} was changed right after it was written")
         if boot:
-            self._safe.make_soon(place)
+            self._safe.sync_and_mark_in_background(place)
         return found
 
     def manifest(self, name: str) -> bytes:
         try:
-            return (self._manifests / file_name(name)).read_bytes()
+            return (self._manifests / encode_as_file_name(name)).read_bytes()
         except OSError:
             return b""
 
     def keep_manifest(self, name: str, data: bytes) -> None:
         with suppress(OSError):
-            write_small(self._manifests / file_name(name), data)
+            write_file_atomically(self._manifests / encode_as_file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
         """Evict objects to make room for a claimed object. Raises DiskError."""
@@ -245,11 +253,11 @@ class ObjectCache:
         except FileNotFoundError:
             name = uuid.uuid4().hex
             with suppress(OSError):  # without disk space, this pilot uses an id of its own
-                write_small(file, name.encode())
+                write_file_atomically(file, name.encode())
             return name
 
     def _place(self, name: str) -> tuple[Path, Path]:
-        file = file_name(name)
+        file = encode_as_file_name(name)
         return self._objects / file, self._entries.folder / file
 
     @contextmanager
@@ -316,13 +324,13 @@ def snapshot_folder_beside(cache: ObjectCache) -> Path:
     return cache.folder.parent / "snapshots"
 
 
-def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
+def write_snapshot_marker(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
     if snapshot.parent == snapshot_folder_beside(cache):
         with suppress(OSError):
             snapshot.with_name(snapshot.name + _MARK).write_text(name)
 
 
-def tidy_snapshots(cache: ObjectCache) -> None:
+def remove_evicted_snapshots(cache: ObjectCache) -> None:
     """Remove the snapshots whose objects were evicted."""
     here = cache.sizes()
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
@@ -332,7 +340,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
                 mark.unlink()
 
 
-def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
+def remove_stale_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
     """Remove unfinished snapshots, and old snapshots that no cached object shares."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):

@@ -133,7 +133,7 @@ def matching(types: Collection[str], *, number: int, text: str, names_file: bool
 _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
-def takes_no_writes(error: BaseException | None) -> bool:
+def is_unwritable_disk_error(error: BaseException | None) -> bool:
     """True if the error means a full disk, an exceeded quota, or a read-only file system."""
     return isinstance(error, OSError) and error.errno in _NO_WRITES
 

@@ -18,7 +18,7 @@ from stoker.pilot.core import memory, objects, probes
 from stoker.pilot.core.commands import Forget, KillProcess, SetTimer, Severity, TellLibrary
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.infrastructure import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
-from stoker.pilot.core.running import blame, drop_all, drop_ended, failure_of
+from stoker.pilot.core.running import blame, drop_all, drop_ended, make_library_failure
 from stoker.pilot.core.state import NEXT, SLEEPS, CoreState, PilotLibrary, Stage, StoppingCall
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
@@ -48,10 +48,10 @@ def kill_library(
     if library.has_process:
         state.out.append(KillProcess(library.number))
     else:
-        finish_library(state, library, ProcessEnded(library.number))
+        release_ended_library(state, library, ProcessEnded(library.number))
 
 
-def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
+def release_ended_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
     """Release the calls and the memory of an ended library, and report the end to the manager."""
     if library.stage is Stage.GONE:
         return
@@ -66,7 +66,7 @@ def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded
         failure = None
     move_to(library, Stage.GONE)
     left = drop_all(library, running)
-    objects.forget_wants(state, library)
+    objects.remove_library_from_wants(state, library)
     said = f": {failure.message}" if failure else ""
     state.log(f"lib-{number} ({library.recipe.name}) ended{said}", Severity.WARNING if failure else Severity.INFO)
     state.tell(
@@ -96,7 +96,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if library.told_to_end or (library.retires and not how and not code and not running):
         return None
     name, log = library.recipe.name, state.log_of(library.number)
-    crowded = _outside_use(library, ending)
+    crowded = _explain_outside_memory_use(library, ending)
     if crowded:
         what = f"was killed by SIGKILL ({crowded})"
     elif how:
@@ -129,7 +129,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     )
 
 
-def _outside_use(library: PilotLibrary, ending: ProcessEnded) -> str:
+def _explain_outside_memory_use(library: PilotLibrary, ending: ProcessEnded) -> str:
     """Return a message if processes outside the pilot used the library's declared memory; empty without proof."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
@@ -168,12 +168,12 @@ def grace_s(library: PilotLibrary) -> float:
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
-def extend_graces(library: PilotLibrary, seconds: float) -> None:
+def extend_stop_deadlines(library: PilotLibrary, seconds: float) -> None:
     for call, stop in library.stopping.items():
         library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
 
 
-def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
+def enforce_stop_deadlines(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
     """Report the ends of calls that did not stop in time. Kill the library if no other calls are running."""
     stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
     if stuck:
@@ -193,7 +193,7 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
             f"a call that ran on lib-{library.number} was cancelled and did not stop within"
             f" {show_seconds(grace_s(library))}, and its library ended with it"
         )
-        failure = failure_of(state, library, FailureKind.CANCELLED, what)
+        failure = make_library_failure(state, library, FailureKind.CANCELLED, what)
     ends = [
         CallEnd(call, ok=False, failure=stop.failure)
         for call in calls

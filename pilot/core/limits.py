@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from stoker.pilot.core import lifecycle, running
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import DevicesMeasured, Observation
-from stoker.pilot.core.running import failure_of
+from stoker.pilot.core.running import make_library_failure
 from stoker.pilot.core.sleeping import MOVE_LIMIT_S
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
@@ -39,17 +39,17 @@ STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilo
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     if library.serves:
-        _check_call_starts(state, library, seen)
+        _enforce_call_start_limit(state, library, seen)
     if library.is_killed:
         return
     if library.has_limits or library.stopping or library.stuck:
-        _check_calls(state, library, seen)
+        _enforce_call_time_limits(state, library, seen)
     if library.told_to_end:
         return
     if library.stage in (Stage.STARTING, Stage.LOADING):
-        _check_load(state, library)
+        _enforce_load_time_limit(state, library)
     if library.moving_since:
-        _check_move(state, library)
+        _enforce_sleep_wake_time_limit(state, library)
     if seen.over_limit_bytes and not library.told_to_end:
         declared = memory_limit(state, library)
         too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
@@ -61,7 +61,9 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
         and library.number in state.libraries
     ):
         what = f"lib-{library.number} closed its socket to the pilot: user code closes files that it did not open"
-        lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+        lifecycle.kill_library(
+            state, library, cause=make_library_failure(state, library, FailureKind.DIED, what), printed=True
+        )
 
 
 def extend_limits(state: CoreState, seconds: float) -> None:
@@ -78,10 +80,10 @@ def extend_limits(state: CoreState, seconds: float) -> None:
             library.hung_up_at += seconds
         if library.moving_since:
             library.moving_since += seconds
-        lifecycle.extend_graces(library, seconds)
+        lifecycle.extend_stop_deadlines(library, seconds)
 
 
-def _without_stops(state: CoreState, ran_s: float) -> float:
+def _run_seconds_without_suspension(state: CoreState, ran_s: float) -> float:
     """Return the run time of a call that began `ran_s` seconds ago, without suspensions of the pilot."""
     began = state.now - ran_s
     for start, end in reversed(state.stops):
@@ -110,10 +112,12 @@ def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int,
         f"lib-{library.number} ({library.recipe.name}) on {state.facts.pilot} took"
         f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
     )
-    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.MEMORY, text), printed=True)
+    lifecycle.kill_library(
+        state, library, cause=make_library_failure(state, library, FailureKind.MEMORY, text), printed=True
+    )
 
 
-def _check_load(state: CoreState, library: PilotLibrary) -> None:
+def _enforce_load_time_limit(state: CoreState, library: PilotLibrary) -> None:
     limit_s = library.recipe.needs.load_limit_s
     if not limit_s or state.now - library.started_at < limit_s:
         return
@@ -121,7 +125,7 @@ def _check_load(state: CoreState, library: PilotLibrary) -> None:
         f"{library.recipe.name} did not load within {show_seconds(limit_s)} on {state.facts.pilot};"
         " raise load_limit if it may take longer"
     )
-    cause = failure_of(state, library, FailureKind.CONTEXT, what)
+    cause = make_library_failure(state, library, FailureKind.CONTEXT, what)
     if not library.pid:  # an import hangs before the process exists
         library.cause = Cause(cause, printed=True)
         state.out.append(KillZygote(library.number))
@@ -129,27 +133,31 @@ def _check_load(state: CoreState, library: PilotLibrary) -> None:
     lifecycle.kill_library(state, library, cause=cause, printed=True)
 
 
-def _check_move(state: CoreState, library: PilotLibrary) -> None:
+def _enforce_sleep_wake_time_limit(state: CoreState, library: PilotLibrary) -> None:
     if state.now - library.moving_since < MOVE_LIMIT_S:
         return
     moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
     what = f"{moved}: its sleep() or wake() does not return"
-    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.CONTEXT, what), printed=True)
+    lifecycle.kill_library(
+        state, library, cause=make_library_failure(state, library, FailureKind.CONTEXT, what), printed=True
+    )
 
 
-def _check_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def _enforce_call_time_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     for call, since_s in seen.running:
         if call not in library.held or call in library.stopping or call in library.stuck:
             continue
         limit_s = library.held[call]
-        if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):
+        if 0 < limit_s < since_s and limit_s < (ran_s := _run_seconds_without_suspension(state, since_s)):
             what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
-            lifecycle.stop_calls(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
+            lifecycle.stop_calls(
+                state, library, [call], failure=make_library_failure(state, library, FailureKind.TIMEOUT, what)
+            )
     if library.stopping or library.stuck:
-        lifecycle.check_stopping(state, library, [call for call, _ in seen.running])
+        lifecycle.enforce_stop_deadlines(state, library, [call for call, _ in seen.running])
 
 
-def _check_call_starts(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def _enforce_call_start_limit(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     is_at_work = any(call in library.held for call, _ in seen.running)
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
@@ -160,7 +168,9 @@ def _check_call_starts(state: CoreState, library: PilotLibrary, seen: Observatio
             f"lib-{library.number} has not begun any of its calls for {show_seconds(NO_CALL_STARTED_LIMIT_S)}: its"
             " process is stopped, or a thread of an earlier call blocks it"
         )
-        lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+        lifecycle.kill_library(
+            state, library, cause=make_library_failure(state, library, FailureKind.DIED, what), printed=True
+        )
 
 
 def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -189,7 +199,7 @@ _WORKSPACES_BYTES = 2_000_000_000
 """Bytes that NCCL, cuBLAS and cuDNN may use in addition to the declared memory."""
 
 
-def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
+def apply_device_measurements(state: CoreState, event: DevicesMeasured) -> None:
     for number, sizes in event.used.items():
         library = state.libraries.get(number)
         if library is None or not library.has_process:
@@ -199,7 +209,7 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
             continue
         if state.devices[library.devices[0]].processes != 1:
             _settle(state, library, at=max(event.at[device] for device in sizes))
-        over = _harmed_device(state, library, sizes, event.taken)
+        over = _find_overused_device(state, library, sizes, event.taken)
         if over is not None:
             declared = library.recipe.needs.device_memory_bytes
             too_large(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
@@ -228,7 +238,7 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
         state.tell(LibraryResized(number, wanted, measured=True))
 
 
-def _harmed_device(
+def _find_overused_device(
     state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
 ) -> DeviceId | None:
     declared = library.recipe.needs.device_memory_bytes

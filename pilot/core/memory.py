@@ -26,7 +26,7 @@ from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 PROSPECT_S = 1.0  # seconds that a claim waits for an order that frees memory
 
 
-def is_declared(state: CoreState, library: PilotLibrary) -> bool:
+def has_declared_device_memory(state: CoreState, library: PilotLibrary) -> bool:
     """True if the recipe of a library declares its device memory."""
     needs = library.recipe.needs
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
@@ -38,15 +38,15 @@ def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> 
     if _reserve_if_free(state, library, memory_bytes):
         return True
     state.claims[library.number] = memory_bytes
-    ask_claim_again(state, library)
+    schedule_memory_claim_check(state, library)
     return False
 
 
-def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
+def schedule_memory_claim_check(state: CoreState, library: PilotLibrary) -> None:
     state.out.append(SetTimer(state.now + PROSPECT_S, f"memory/{library.number}"))
 
 
-def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
+def reserve_claimed_memory(state: CoreState) -> list[tuple[PilotLibrary, int]]:
     found = []
     for number, memory_bytes in list(state.claims.items()):
         library = state.libraries[number]
@@ -91,17 +91,17 @@ def has_room(
     return all(more <= state.ledger.free(device) + size for device, size in zip(library.devices, coming, strict=True))
 
 
-def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
+def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
     """Return why the claim of a library cannot be granted by waiting; empty if it can."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
     more = wanted - state.ledger.held(library.number)
     for device in library.devices:
-        if coming_bytes(state, device) + state.ledger.free(device) < more:
+        if device_bytes_being_freed(state, device) + state.ledger.free(device) < more:
             return state.ledger.why_not((device,), more)
         staying = [other for other in _libraries_on(state, device) if not other.told_to_end]
-        if not library.has_process and _lacks_place(state, device, staying):
+        if not library.has_process and _is_process_limit_reached(state, device, staying):
             return f"{device} takes {state.devices[device].processes} process at a time, and another process uses it"
     return ""
 
@@ -113,7 +113,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
             return False
         ledger.resize(number, memory_bytes=memory_bytes)
         return True
-    if any(_lacks_place(state, device, _libraries_on(state, device)) for device in library.devices):
+    if any(_is_process_limit_reached(state, device, _libraries_on(state, device)) for device in library.devices):
         return False
     if ledger.why_not(library.devices, memory_bytes):
         return False
@@ -122,7 +122,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
     return True
 
 
-def _lacks_place(state: CoreState, device: DeviceId, others: Iterable[PilotLibrary]) -> bool:
+def _is_process_limit_reached(state: CoreState, device: DeviceId, others: Iterable[PilotLibrary]) -> bool:
     most = state.devices[device].processes
     return 0 < most <= sum(other.has_process for other in others)
 
@@ -131,7 +131,7 @@ def _libraries_on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
     return [library for library in state.libraries.values() if device in library.devices]
 
 
-def coming_bytes(state: CoreState, device: DeviceId) -> int:
+def device_bytes_being_freed(state: CoreState, device: DeviceId) -> int:
     coming = 0
     for library in _libraries_on(state, device):
         held = state.ledger.held(library.number)
@@ -161,12 +161,12 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
         refuse_resize(state, library, why_not, ordered_bytes=size)
     elif size <= state.ledger.held(number):
         withdraw_claim(state, library)
-        tell_size(state, library, size)
+        send_resize_order(state, library, size)
     elif claim_memory(state, library, size):
-        tell_size(state, library, size)
+        send_resize_order(state, library, size)
 
 
-def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
+def send_resize_order(state: CoreState, library: PilotLibrary, size: int) -> None:
     """Order a library to use at most `size` bytes on each of its devices."""
     library.resizes.append(size)
     library.is_settled = True
@@ -176,15 +176,15 @@ def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
     withdraw_claim(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
-    report_unchanged(state, library, ordered_bytes=ordered_bytes)
+    report_unchanged_size(state, library, ordered_bytes=ordered_bytes)
 
 
-def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
+def report_unchanged_size(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
     held = budget_bytes(state, library)
     state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
 
 
-def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
+def record_library_resize(state: CoreState, library: PilotLibrary, message: Resized) -> None:
     """Record the new size of a library. A negative size means that its context refused the change.
 
     The sizes of later orders stay reserved, because the library may have shrunk and grown again within its old
@@ -210,7 +210,7 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
         return max(memory, device_memory)
     if not device_memory or device_memory > facts.memory_bytes:
         return device_memory
-    if takes_one_process(facts):
+    if is_limited_to_one_process(facts):
         return facts.memory_bytes
     return min(device_memory + facts.process_bytes, facts.memory_bytes)
 
@@ -234,14 +234,14 @@ def token_cache(
     return msgspec.structs.replace(reported, tokens=max(0, declared - reported.weights_bytes) // reported.token_bytes)
 
 
-def takes_one_process(facts: DeviceFacts) -> bool:
+def is_limited_to_one_process(facts: DeviceFacts) -> bool:
     """True if a second process on the device would fail (compute mode EXCLUSIVE_PROCESS)."""
     return facts.processes == 1
 
 
-def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
+def replace_guessed_reservation(state: CoreState, library: PilotLibrary) -> None:
     """Replace a guessed reservation by the measured bytes, within the free memory."""
-    if is_declared(state, library):
+    if has_declared_device_memory(state, library):
         return
     number, devices = library.number, state.devices_of(library)
     on_host = devices[0].on_host

@@ -24,7 +24,7 @@ from stoker.protocol.to_pilot import FetchObject
 # ---- objects that are missing
 
 
-def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
+def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
     unasked = []
     for ref in refs:
         found = state.wants.get(ref.name)
@@ -54,7 +54,7 @@ def plan_objects(state: CoreState, library: PilotLibrary) -> None:
         found.libraries[library.number] = None
 
 
-def report_found(state: CoreState, names: Iterable[str]) -> None:
+def report_cached_objects(state: CoreState, names: Iterable[str]) -> None:
     """Report cached objects for which the manager planned a fetch."""
     for name in names:
         found = state.wants.get(name)
@@ -106,7 +106,7 @@ def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
     return found
 
 
-def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> None:
+def report_failed_source(state: CoreState, name: str, reason: str, peer: PilotId) -> None:
     found = state.wants.get(name)
     if found is None:
         return
@@ -117,7 +117,7 @@ def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> No
         state.tell(FetchFailed(name=name, origin=True, reason=reason))
 
 
-def give_up_object(state: CoreState, name: str) -> Want | None:
+def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
     """Stop the fetch of an object without a source. Return its `Want` if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
@@ -126,7 +126,7 @@ def give_up_object(state: CoreState, name: str) -> Want | None:
     return found
 
 
-def forget_wants(state: CoreState, library: PilotLibrary) -> None:
+def remove_library_from_wants(state: CoreState, library: PilotLibrary) -> None:
     """Remove a library from all wants. Running fetches continue."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
@@ -136,7 +136,7 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
     library.missing.clear()
 
 
-def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
+def report_cache_changes(state: CoreState, sizes: Mapping[str, int]) -> None:
     """Report objects that other pilots added to the cache or evicted."""
     gone = state.told - sizes.keys() - state.wants.keys()  # the manager already has the names of the missing objects
     fresh = sizes.keys() - state.told - state.wants.keys()
@@ -200,7 +200,7 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
     return plan if excess <= 0 else Shortage.PINNED
 
 
-def file_name(name: str) -> str:
+def encode_as_file_name(name: str) -> str:
     """Return a cache name as a unique path component for any file system.
 
     Lower-case letters, digits, `-`, `_` and inner dots remain. All other bytes become `~` and two hex digits, because

@@ -102,7 +102,7 @@ def wants_hello(state: CoreState) -> bool:
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
-def manager_away(state: CoreState, event: events.ManagerAway) -> None:
+def leave_if_manager_absent(state: CoreState, event: events.ManagerAway) -> None:
     """Leave if the manager was away for longer than the lease, or will not return."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
@@ -134,7 +134,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
 # ---- the time that is left
 
 
-def walltime_known(state: CoreState, left_s: float) -> None:
+def record_remaining_walltime(state: CoreState, left_s: float) -> None:
     before = state.ends_at
     if abs(before - (state.now + left_s)) <= _WALLTIME_TOLERANCE_S:
         return
@@ -145,7 +145,7 @@ def walltime_known(state: CoreState, left_s: float) -> None:
         state.tell(to_manager.WalltimeUpdate(max(0.001, left_s)))
 
 
-def signalled(state: CoreState, event: events.Signalled) -> None:
+def handle_termination_signal(state: CoreState, event: events.Signalled) -> None:
     """Drain at the first signal. Leave immediately at the second signal."""
     if event.again:
         state.leave_by = 0.0
@@ -172,18 +172,18 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
-        lifecycle.finish_library(
+        lifecycle.release_ended_library(
             state, library, events.ProcessEnded(library.number, running=ran.get(library.number, ()))
         )
     if state.says_farewell:
         state.tell(to_manager.PilotLeaving(reason=state.leaving, loss=state.loss))
 
 
-def tick_at(state: CoreState) -> float:
+def next_tick_deadline(state: CoreState) -> float:
     """Return the latest time of the next tick: the begin of the drain, or the deadline for the exit."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 
 
 def next_at(state: CoreState) -> float:
-    return min(state.heartbeat_at, tick_at(state))
+    return min(state.heartbeat_at, next_tick_deadline(state))

@@ -36,7 +36,7 @@ def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
             turn.is_urgent, turn.due_at = True, state.now
 
 
-def are_known(state: CoreState) -> bool:
+def is_every_device_examined(state: CoreState) -> bool:
     """True if every device has been examined once, so that no context is loaded on a faulty device."""
     return all(turn.health.known for turn in state.turns.values())
 
@@ -57,13 +57,13 @@ def probed(state: CoreState, event: Probed) -> None:
     turn.due_at = state.now + pause_s
 
 
-def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
+def record_device_absence(state: CoreState, device: DeviceId, reason: str) -> None:
     """Record why a device is absent; empty if it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 
 
-def driver_said(state: CoreState, event: DriverSaid) -> None:
+def record_driver_report(state: CoreState, event: DriverSaid) -> None:
     """Record the driver's report about a device, or that the driver does not answer."""
     device = event.device
     if device not in state.turns and not (event.fault or event.hangs):

@@ -13,7 +13,7 @@ import msgspec
 from stoker.connections import join_address
 from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, sleeping, starting
 from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
-from stoker.pilot.core.running import failure_of, load_failure
+from stoker.pilot.core.running import make_library_failure, make_load_failure
 from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import decode_excess_s, why_late
 from stoker.protocol import to_agent, to_manager, to_pilot
@@ -38,7 +38,7 @@ def react(state: CoreState, event: events.Event) -> None:
         case events.HelloDue():
             presence.greet(state, event)
         case events.ManagerAway():
-            presence.manager_away(state, event)
+            presence.leave_if_manager_absent(state, event)
         case events.OfferWeighed():
             on_offer_weighed(state, event)
         case events.UsageMeasured():
@@ -46,9 +46,9 @@ def react(state: CoreState, event: events.Event) -> None:
         case events.Tick():
             presence.on_tick(state, event)
         case events.WalltimeKnown(left_s=left_s):
-            presence.walltime_known(state, left_s)
+            presence.record_remaining_walltime(state, left_s)
         case events.Signalled():
-            presence.signalled(state, event)
+            presence.handle_termination_signal(state, event)
         case events.Farewell(running=ran):
             presence.farewell(state, ran)
         case events.ResourceLost(reason=reason, loss=loss):
@@ -59,25 +59,25 @@ def react(state: CoreState, event: events.Event) -> None:
         case events.ObjectArrived():
             starting.object_arrived(state, event)
         case events.ObjectLost(name=name, lack=lack):
-            starting.object_lost(state, name, lack)
+            starting.on_object_lost(state, name, lack)
         case events.SourceFailed(name=name, reason=reason, peer=peer):
-            objects.source_failed(state, name, reason, peer)
+            objects.report_failed_source(state, name, reason, peer)
         case events.CacheListed(sizes=sizes):
-            objects.compare_with_cache(state, sizes)
+            objects.report_cache_changes(state, sizes)
         case events.ResultsUploaded():
-            running.results_handed_in(state, event)
+            running.on_results_uploaded(state, event)
         case events.SnapshotTaken(here=here):
             state.told.add(here.object.name)
             state.told_snapshots.append(here)
             state.tell(here)
         case events.DevicesMeasured():
-            limits.settle_reservations(state, event)
+            limits.apply_device_measurements(state, event)
         case events.Probed():
             probes.probed(state, event)
         case events.DriverSaid():
-            probes.driver_said(state, event)
+            probes.record_driver_report(state, event)
         case events.DeviceAway(device=device, reason=reason):
-            probes.device_away(state, device, reason)
+            probes.record_device_absence(state, device, reason)
         case events.TimerFired(key=key):
             on_timer(state, key)
         case events.Observed(libraries=seen):
@@ -90,9 +90,9 @@ def react(state: CoreState, event: events.Event) -> None:
         case _:
             on_library_event(state, event)
     if state.ledger.has_freed and state.claims:
-        starting.meet_memory_claims(state)
+        starting.grant_memory_claims(state)
     if state.host.has_freed and state.host_claims:
-        sleeping.meet_host_claims(state)
+        sleeping.grant_host_memory_claims(state)
 
 
 _LibraryEvent = (
@@ -113,25 +113,25 @@ def on_library_event(state: CoreState, event: _LibraryEvent) -> None:
         return
     match event:
         case events.LibraryPrepared():
-            starting.library_prepared(state, library, event)
+            starting.on_library_prepared(state, library, event)
         case events.ProcessMade(pid=pid):
             library.pid = pid
         case events.ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
             if verdict is not None:
                 running.blame(library, verdict)
             if cause:
-                running.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
-            lifecycle.finish_library(state, library, event)
+                running.blame(library, make_load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
+            lifecycle.release_ended_library(state, library, event)
         case events.LibraryGarbled(reason=reason):
-            on_garbled(state, library, reason)
+            kill_garbled_library(state, library, reason)
         case events.LibraryHungUp():
             library.hung_up_at = library.hung_up_at or state.now
         case events.DevicesWanted(reason=reason):
             lifecycle.stop_library(state, library.number, drain=True, reason=reason)
         case events.Pinned():
-            starting.objects_pinned(state, library, event)
+            starting.on_objects_pinned(state, library, event)
         case events.ArgumentsBrought():
-            running.arguments_brought(state, library, event)
+            running.on_arguments_brought(state, library, event)
         case _:
             assert_never(event)
 
@@ -177,7 +177,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
             if number in state.libraries:
                 state.out.append(TellLibrary(number, Meet(call=call, address=address)))
         case to_pilot.AckPieces():
-            running.pieces_acknowledged(state, message)
+            running.on_pieces_acknowledged(state, message)
         case to_pilot.ResizeLibrary(library=number, device_memory_bytes=size):
             memory.resize_library(state, number, size)
         case to_pilot.SleepLibrary():
@@ -193,7 +193,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
             nowhere = objects.set_sources(state, message)
             if nowhere is not None:
                 what = f"the object {nowhere.ref.name} is unavailable: no pilot that has it can be reached"
-                starting.object_lost(state, nowhere.ref.name, events.FetchFailure(nowhere.trouble or what))
+                starting.on_object_lost(state, nowhere.ref.name, events.FetchFailure(nowhere.trouble or what))
         case to_pilot.PilotRefused(reason=reason):
             state.says_farewell = False
             lifecycle.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
@@ -230,7 +230,7 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
     options = order.options
     running.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
     if library.stage is Stage.READY:
-        running.pass_calls_on(state, library, order)
+        running.send_calls_to_process(state, library, order)
     else:
         running.postpone_order(library, order)
 
@@ -274,7 +274,7 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
         on_run_calls(state, order, is_weighed=True)
         return
     if order.reserve_bytes and not order.preempts:
-        memory.report_unchanged(state, library, ordered_bytes=order.reserve_bytes)
+        memory.report_unchanged_size(state, library, ordered_bytes=order.reserve_bytes)
     calls = tuple(spec.call for spec in order.calls)
     state.tell(
         to_manager.CallsReturned(
@@ -291,7 +291,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
         state.out.append(TellLibrary(number, running.give_back(library, count=count)))
         library.asked_back_at = library.asked_back_at or state.now
         return
-    state.tell(to_manager.CallsReturned(number, tuple(running.take_back_waiting(library, count))))
+    state.tell(to_manager.CallsReturned(number, tuple(running.remove_newest_waiting_calls(library, count))))
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
@@ -342,7 +342,7 @@ def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
             on_library_message(state, library, message)
     except Exception as error:
         state.log(f"lib-{library.number}: its message cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
-        on_garbled(state, library, f"{type(error).__name__}: {error}")
+        kill_garbled_library(state, library, f"{type(error).__name__}: {error}")
 
 
 def on_library_message(state: CoreState, library: PilotLibrary, message: to_agent.ToAgent) -> None:
@@ -360,7 +360,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.Reports(reports=reports):
             state.tell(to_manager.CallsProgress(number, reports))
         case to_agent.Yielded():
-            running.pieces_yielded(state, library, message)
+            running.on_pieces_yielded(state, library, message)
         case to_agent.RunEvicted(progress=progress):
             running.call_evicted(state, library, progress)
         case to_agent.Listens(call=call, port=port):
@@ -387,7 +387,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.Woke():
             sleeping.woke(state, library, message)
         case to_agent.Resized():
-            memory.library_resized(state, library, message)
+            memory.record_library_resize(state, library, message)
         case _:
             assert_never(message)
 
@@ -418,15 +418,17 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
         f" {ready.load_s:.2f} s to load"
     )
     state.tell(ready)
-    memory.settle_reservation(state, library)
+    memory.replace_guessed_reservation(state, library)
     for order in running.take_postponed(library):
-        running.pass_calls_on(state, library, order)
+        running.send_calls_to_process(state, library, order)
 
 
-def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
+def kill_garbled_library(state: CoreState, library: PilotLibrary, reason: str) -> None:
     """Kill a library with messages that cannot be decoded or handled."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote invalid bytes to its socket: {library.garbled}"
     if not library.told_to_end:
         state.log(what, Severity.WARNING)
-    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+    lifecycle.kill_library(
+        state, library, cause=make_library_failure(state, library, FailureKind.DIED, what), printed=True
+    )

@@ -26,15 +26,15 @@ from stoker.protocol.to_pilot import RunCalls
 # ---- failures
 
 
-def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
+def make_library_failure(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
     return Failure(
         kind=kind, message=message, pilot=state.facts.pilot, library=library.number, log=state.log_of(library.number)
     )
 
 
-def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
+def make_load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
     kind = FailureKind.PILOT if is_pilots_fault else FailureKind.CONTEXT
-    return failure_of(state, library, kind, f"{library.recipe.name} on {state.facts.pilot}: {what}")
+    return make_library_failure(state, library, kind, f"{library.recipe.name} on {state.facts.pilot}: {what}")
 
 
 def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
@@ -94,7 +94,7 @@ def take_postponed(library: PilotLibrary) -> list[RunCalls]:
     return orders
 
 
-def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
+def remove_newest_waiting_calls(library: PilotLibrary, count: int) -> list[CallId]:
     """Remove up to `count` calls that were not sent to the library yet, newest first."""
     out: list[CallId] = []
     while library.waiting and len(out) < count:
@@ -144,7 +144,7 @@ def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress
         state.tell(CallEvicted(library.number, progress))
 
 
-def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
+def apply_stop_failures(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
     def one(end: CallEnd) -> CallEnd:
         stop = library.stopping.get(end.call)
         if end.ok or stop is None or stop.failure is None:
@@ -157,7 +157,7 @@ def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
 # ---- running
 
 
-def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
+def send_calls_to_process(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     """Send the calls of an order to the library's process. Fetch large arguments first."""
     if state.facts.is_carried and _bring_arguments(state, library, order):
         return
@@ -183,7 +183,7 @@ def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> N
     )
 
 
-def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
+def on_arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
     """Send an order after its large arguments were fetched. End or return the calls with missing arguments."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
@@ -200,29 +200,29 @@ def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsB
     back = drop_returned(library, [call for call in held if lacks[call].is_pilots_fault])
     if back:
         reason = f"{library.recipe.name} on {state.facts.pilot}: {lacks[back[0]].reason}"
-        blame(library, failure_of(state, library, FailureKind.PILOT, reason))
+        blame(library, make_library_failure(state, library, FailureKind.PILOT, reason))
         state.tell(CallsReturned(library.number, tuple(back), refused=reason))
     if order is not None:
         order.calls[:] = [spec for spec in order.calls if spec.call in library.held]
         if order.calls:
-            pass_calls_on(state, library, order)
+            send_calls_to_process(state, library, order)
 
 
 def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
     """Report ended calls to the manager. Large results are first written to the session."""
     if library.stopping:
-        ends = as_stopped(library, ends)
+        ends = apply_stop_failures(library, ends)
     here = drop_ended(library, [end.call for end in ends])
     if len(here) != len(ends):  # some calls left earlier, or were reported twice
         first = {end.call: end for end in reversed(ends)}
         ends = [first[call] for call in here]
     if state.facts.is_carried:
-        ends = _hand_in_results(state, library, ends)
+        ends = _start_result_uploads(state, library, ends)
     if ends:
         state.tell(CallsEnded(library.number, ends))
 
 
-def results_handed_in(state: CoreState, event: ResultsUploaded) -> None:
+def on_results_uploaded(state: CoreState, event: ResultsUploaded) -> None:
     state.uploads_pending -= 1
     state.tell(CallsEnded(event.library, event.ends))
 
@@ -241,7 +241,7 @@ def _bring_arguments(state: CoreState, library: PilotLibrary, order: RunCalls) -
     return bool(wanted)
 
 
-def _hand_in_results(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
+def _start_result_uploads(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
     done = [end.call for end in ends if end.call in library.arguments]
     if done:
         for call in done:
@@ -255,13 +255,13 @@ def _hand_in_results(state: CoreState, library: PilotLibrary, ends: list[CallEnd
 
 
 def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
-    return failure_of(state, library, FailureKind.SERIALIZATION, f"{message} (on {state.facts.pilot})")
+    return make_library_failure(state, library, FailureKind.SERIALIZATION, f"{message} (on {state.facts.pilot})")
 
 
 # ---- pieces of results
 
 
-def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
+def on_pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
     """Keep and send pieces of a call. Raises ValueError if pieces are missing or too many."""
     window = library.streams.get(message.call)
     if window is None:  # the library no longer holds the call
@@ -280,7 +280,7 @@ def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yi
         state.out.append(PassOn(passed))
 
 
-def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
+def on_pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
     """Drop acknowledged pieces. Resend the remaining pieces if the client requests them."""
     library = state.libraries.get(message.library)
     window = library.streams.get(message.call) if library is not None else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from stoker.pilot.core import lifecycle, memory
 from stoker.pilot.core.commands import Severity, TellLibrary
-from stoker.pilot.core.running import failure_of
+from stoker.pilot.core.running import make_library_failure
 from stoker.pilot.core.state import HOST, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId
@@ -36,7 +36,7 @@ def sleep_library(state: CoreState, order: SleepLibrary) -> None:
         _report_asleep(state, library)
         return
     number = library.number
-    if why_not := _why_awake(state, library):
+    if why_not := _explain_sleep_refusal(state, library):
         held = memory.budget_bytes(state, library)
         state.tell(LibraryAwake(number, held, refused=f"lib-{number} is not put to sleep: {why_not}"))
         return
@@ -47,10 +47,10 @@ def sleep_library(state: CoreState, order: SleepLibrary) -> None:
         end_sleeper(state, library, why_never)
         return
     state.host_claims[number] = order.host_bytes
-    meet_host_claims(state)
+    grant_host_memory_claims(state)
 
 
-def _why_awake(state: CoreState, library: PilotLibrary) -> str:
+def _explain_sleep_refusal(state: CoreState, library: PilotLibrary) -> str:
     if library.stage is not Stage.READY:
         return f"it is {library.stage.value}"
     if not library.sleeps:
@@ -62,14 +62,14 @@ def _why_awake(state: CoreState, library: PilotLibrary) -> str:
     return ""
 
 
-def meet_host_claims(state: CoreState) -> None:
+def grant_host_memory_claims(state: CoreState) -> None:
     """Put libraries to sleep if host memory is free; end sleepers for the remaining libraries."""
     state.host.has_freed = False
     for number, size in list(state.host_claims.items()):
         library = state.libraries[number]
         if state.host.why_not((HOST,), size):
-            lacking = size - state.host.free(HOST) - _coming_host_bytes(state)
-            _end_longest_unused(state, _sleepers(state), lacking, of=state.host.held)
+            lacking = size - state.host.free(HOST) - _host_bytes_being_freed(state)
+            _end_longest_unused_sleepers(state, _sleepers(state), lacking, of=state.host.held)
             continue
         del state.host_claims[number]
         state.host.reserve(number, devices=(HOST,), memory_bytes=size)
@@ -98,7 +98,7 @@ def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
         end_sleeper(state, library, f"it takes more host memory than it claimed: {lacks}")
     elif library.wake_to >= 0:
         _wake(state, library, library.wake_to)
-    meet_host_claims(state)
+    grant_host_memory_claims(state)
 
 
 def _report_asleep(state: CoreState, library: PilotLibrary) -> None:
@@ -126,12 +126,12 @@ def _wake(state: CoreState, library: PilotLibrary, size: int) -> None:
     library.wake_to = -1
     size = max(size, state.ledger.held(library.number))
     if why_never := state.ledger.why_never(library.devices, size):
-        fail_wake(state, library, why_never)
+        end_unwakeable_library(state, library, why_never)
     elif memory.claim_memory(state, library, size):
-        tell_wake(state, library)
+        send_wake_order(state, library)
 
 
-def tell_wake(state: CoreState, library: PilotLibrary) -> None:
+def send_wake_order(state: CoreState, library: PilotLibrary) -> None:
     library.moving_since = state.now
     state.out.append(TellLibrary(library.number, Wake()))
 
@@ -147,26 +147,26 @@ def woke(state: CoreState, library: PilotLibrary, message: Woke) -> None:
     state.tell(LibraryAwake(number, state.ledger.held(number), message.wake_s))
 
 
-def fail_wake(state: CoreState, library: PilotLibrary, why: str) -> None:
+def end_unwakeable_library(state: CoreState, library: PilotLibrary, why: str) -> None:
     """End a library that cannot wake on this pilot. The manager loads its context elsewhere."""
     what = f"lib-{library.number} ({library.recipe.name}) cannot wake: {why}"
-    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.PILOT, what))
+    lifecycle.kill_library(state, library, cause=make_library_failure(state, library, FailureKind.PILOT, what))
 
 
 # ---- ends
 
 
-def end_sleepers_for(state: CoreState, library: PilotLibrary) -> bool:
+def end_sleepers_for_claim(state: CoreState, library: PilotLibrary) -> bool:
     """End sleepers on a library's devices to grant its claim, longest unused first. False if this frees too little."""
     ledger = state.ledger
     more = state.claims[library.number] - ledger.held(library.number)
     ended = False
     for device in library.devices:
         here = [x for x in _sleepers(state) if device in x.devices]
-        lacking = more - ledger.free(device) - memory.coming_bytes(state, device)
+        lacking = more - ledger.free(device) - memory.device_bytes_being_freed(state, device)
         if lacking > sum(ledger.held(x.number) for x in here):
             return False
-        ended |= _end_longest_unused(state, here, lacking, of=ledger.held)
+        ended |= _end_longest_unused_sleepers(state, here, lacking, of=ledger.held)
     return ended
 
 
@@ -180,11 +180,13 @@ def _sleepers(state: CoreState) -> list[PilotLibrary]:
     return sorted(here, key=lambda x: (x.asleep_at, x.number))
 
 
-def _coming_host_bytes(state: CoreState) -> int:
+def _host_bytes_being_freed(state: CoreState) -> int:
     return sum(state.host.held(x.number) for x in state.libraries.values() if x.told_to_end)
 
 
-def _end_longest_unused(state: CoreState, sleepers: Iterable[PilotLibrary], lacking: int, *, of: _Held) -> bool:
+def _end_longest_unused_sleepers(
+    state: CoreState, sleepers: Iterable[PilotLibrary], lacking: int, *, of: _Held
+) -> bool:
     ended = False
     for library in sleepers:
         if lacking <= 0:

@@ -7,7 +7,7 @@ from stoker.contexts.step_times import StepTimes
 from stoker.pilot.core import lifecycle, memory, objects, running, sleeping
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
-from stoker.pilot.core.running import load_failure
+from stoker.pilot.core.running import make_load_failure
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
@@ -57,7 +57,7 @@ def start_library(state: CoreState, message: StartLibrary) -> None:
     state.out.append(Prepare(message))
 
 
-def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
+def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
     """Check this node against the needs of a library, then fetch the library's objects."""
     if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
         return  # a repeated event
@@ -86,7 +86,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
         here = frozenset(event.snapshots_here)
         library.forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
     if recipe.objects and not from_sources:
-        if why := _exceeds_cache(state, library):
+        if why := _explain_cache_overflow(state, library):
             fail_start(state, library, FetchFailure(why, is_pilots_fault=True))
             return
         library.missing = {ref.name for ref in recipe.objects}
@@ -96,23 +96,23 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
         fail_start(state, library, FetchFailure(why))
     else:
         library.paths = {ref.name: ref.source for ref in recipe.objects}
-        _have_forms(state, library)
+        _pin_snapshots_or_start(state, library)
 
 
-def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
+def on_objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
     if library.stage is not Stage.FETCHING:
         return
     if event.failed is not None:
-        objects_lacking(state, library, event.failed)
+        handle_missing_objects(state, library, event.failed)
         return
     library.paths.update(event.paths)
-    objects.report_found(state, event.paths)
+    objects.report_cached_objects(state, event.paths)
     library.has_pins |= bool(event.paths)
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
-    objects.want_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
+    objects.request_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
     if not library.missing:
-        (_start if library.awaits_forms else _have_forms)(state, library)
+        (_start if library.awaits_forms else _pin_snapshots_or_start)(state, library)
 
 
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
@@ -127,20 +127,20 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
             state.out.append(PinObjects(number, (found.ref,)))
 
 
-def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
+def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
     """Handle an object without a source: the waiting libraries fail, or start without a snapshot."""
-    found = objects.give_up_object(state, name)
+    found = objects.abandon_object_fetch(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
         if library is not None:
-            objects_lacking(state, library, lack)
+            handle_missing_objects(state, library, lack)
 
 
-def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
+def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """Start a library without its missing snapshots. If other objects are missing, fail the library."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
-        _without_forms(state, library)
+        _start_without_snapshots(state, library)
     else:
         fail_start(state, library, lack)
 
@@ -149,26 +149,26 @@ def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
         state.log(f"lib-{library.number} loads without a snapshot: no snapshot arrived within {wait_s:.1f} s")
-        _without_forms(state, library)
+        _start_without_snapshots(state, library)
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     if library.stage is not Stage.FETCHING:
         return
-    failure = load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
+    failure = make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
     running.blame(library, failure)
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
-    lifecycle.finish_library(state, library, ProcessEnded(library.number))
+    lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
     """End a library that cannot start on this pilot. The manager loads its context elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     running.blame(library, failure)
-    lifecycle.finish_library(state, library, ProcessEnded(library.number))
+    lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
 
 
-def _have_forms(state: CoreState, library: PilotLibrary) -> None:
+def _pin_snapshots_or_start(state: CoreState, library: PilotLibrary) -> None:
     library.awaits_forms = True
     if not library.forms:
         _start(state, library)
@@ -179,8 +179,8 @@ def _have_forms(state: CoreState, library: PilotLibrary) -> None:
     state.out.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
 
 
-def _without_forms(state: CoreState, library: PilotLibrary) -> None:
-    objects.forget_wants(state, library)
+def _start_without_snapshots(state: CoreState, library: PilotLibrary) -> None:
+    objects.remove_library_from_wants(state, library)
     for name in library.forms:
         library.paths.pop(name, None)
     _start(state, library)
@@ -200,11 +200,11 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
     library.started_at = state.now
     state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
     paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
-    budget_bytes = library.ordered.device_memory_bytes if memory.is_declared(state, library) else 0
+    budget_bytes = library.ordered.device_memory_bytes if memory.has_declared_device_memory(state, library) else 0
     state.out.append(StartProcess(library.ordered, paths, device_memory_bytes=budget_bytes))
 
 
-def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
+def _explain_cache_overflow(state: CoreState, library: PilotLibrary) -> str:
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
     if size <= bound or len(sizes) == 1:  # the cache names a single object in its error
@@ -218,14 +218,14 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
 # ---- room for a process
 
 
-def meet_memory_claims(state: CoreState) -> None:
-    for library, memory_bytes in memory.met_claims(state):
+def grant_memory_claims(state: CoreState) -> None:
+    for library, memory_bytes in memory.reserve_claimed_memory(state):
         if library.stage is Stage.WAITING:
             start_process(state, library)
         elif library.stage is Stage.WAKING:
-            sleeping.tell_wake(state, library)
+            sleeping.send_wake_order(state, library)
         else:
-            memory.tell_size(state, library, memory_bytes)
+            memory.send_resize_order(state, library, memory_bytes)
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
@@ -233,14 +233,14 @@ def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
     wanted = state.claims.get(library.number)
     if wanted is None:
         return
-    why = memory.why_hopeless(state, library)
-    if not why or sleeping.end_sleepers_for(state, library):
-        memory.ask_claim_again(state, library)
+    why = memory.explain_hopeless_claim(state, library)
+    if not why or sleeping.end_sleepers_for_claim(state, library):
+        memory.schedule_memory_claim_check(state, library)
         return
     why += ", and no library on the device will end or shrink"
     if library.stage is Stage.WAITING:
         refuse_start(state, library, why)
     elif library.stage is Stage.WAKING:
-        sleeping.fail_wake(state, library, why)
+        sleeping.end_unwakeable_library(state, library, why)
     else:
         memory.refuse_resize(state, library, why, ordered_bytes=wanted)

@@ -83,7 +83,7 @@ class Ledger:
         self.capacity = dict(devices)
         self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
         self._free = dict(devices)
-        self.has_freed = False  # True if memory was released since the last `met_claims`
+        self.has_freed = False  # True if memory was released since the last `reserve_claimed_memory`
 
     def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
         """Return why this reservation would not fit on empty devices; empty if it would."""

@@ -246,7 +246,7 @@ class _SimulatedEngine:
         self.late_at = min((at for at, counts in dues if not counts), default=math.inf)
         self.decode_s = self._decode_s() if self.rows else 0.0
 
-    def final_decode_s(self) -> float:
+    def decode_step_s_after_prompts(self) -> float:
         if not self.prompts:
             return self.decode_s
         rows = self.rows + len(self.prompts)
@@ -262,17 +262,17 @@ def why_late(
 ) -> LateRefusal | None:
     """Return why a request should not join the engine of the library `to`; None if it may join."""
     players, tpot_s = _simulated_engines(engines, to, new, now=now)
-    cycle_s = sum(player.final_decode_s() for player in players)
+    cycle_s = sum(player.decode_step_s_after_prompts() for player in players)
     is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
     if is_over and not all(player.ends for player in players):
-        return _too_long(cycle_s, tpot_s)
+        return _make_decode_round_refusal(cycle_s, tpot_s)
     at, late = _simulate_prompts(players, new, at=max(now, free_at))
     if late is not None or not is_over:
         return late
     return _simulate_until_end(players, tpot_s, at=at)
 
 
-def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
+def _make_decode_round_refusal(cycle_s: float, tpot_s: float) -> LateRefusal:
     why = f"one decode step of every engine would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
     return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
@@ -281,7 +281,7 @@ def decode_excess_s(engines: Iterable[EngineOutlook], to: LibraryId, new: Unread
     """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); else
     0."""
     players, tpot_s = _simulated_engines(engines, to, new, now=0.0)
-    return max(0.0, sum(player.final_decode_s() for player in players) - tpot_s) if tpot_s else 0.0
+    return max(0.0, sum(player.decode_step_s_after_prompts() for player in players) - tpot_s) if tpot_s else 0.0
 
 
 def _simulated_engines(
@@ -381,7 +381,7 @@ def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: f
     playing: list[tuple[_SimulatedEngine, list[_EqualSteps]]] = []
     for player in players:
         if player.prompts:  # too many prompts for the simulation
-            return _too_long(sum(each.final_decode_s() for each in players), tpot_s)
+            return _make_decode_round_refusal(sum(each.decode_step_s_after_prompts() for each in players), tpot_s)
         if stretches := _equal_steps(player):
             player.since = at
             playing.append((player, stretches))
@@ -410,4 +410,4 @@ def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: f
             if not stretches:
                 playing.remove(chosen)
     cycle_s = sum(stretches[-1].step_s for _, stretches in playing)
-    return _too_long(cycle_s, tpot_s) if cycle_s > tpot_s else None
+    return _make_decode_round_refusal(cycle_s, tpot_s) if cycle_s > tpot_s else None

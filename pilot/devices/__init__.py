@@ -52,7 +52,7 @@ def find_devices(
         short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
         troubles = (*short, *found.left_out)
         if kind == "gpu+cpu":
-            offered, lack = cpu.share_with_spare(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
+            offered, lack = cpu.add_spare_cpu_devices(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
         parts = cpu.divide(cpu.cores(), len(found.devices))
         offered = tuple(device.with_cores(part) for device, part in zip(found.devices, parts, strict=True))

@@ -87,7 +87,7 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
     or job id (Slurm).
     """
     allowed = sorted(os.sched_getaffinity(0))
-    limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
+    limits = [_cgroup_cpu_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))
     place = environ.get("_CONDOR_SLOT", "") or environ.get("SLURM_JOB_ID", "")
     number = re.search(r"([0-9]+)$", place) if count < len(allowed) else None
@@ -98,7 +98,10 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
     limits = [_total(root)]
     for folder in cgroups(root, "memory"):
-        limits += [number_in(folder / "memory.max"), number_in(folder / "memory.limit_in_bytes")]
+        limits += [
+            read_number_from_file(folder / "memory.max"),
+            read_number_from_file(folder / "memory.limit_in_bytes"),
+        ]
     for granted in (_slurm_memory(environ), _condor(environ, "Memory")):
         limits.append(int(granted) * 1024**2)
     return min(limit for limit in limits if limit)
@@ -137,7 +140,7 @@ def _total(root: Path) -> int:
     raise ConfigError("/proc/meminfo contains no MemTotal")
 
 
-def _quota(root: Path) -> float:
+def _cgroup_cpu_quota(root: Path) -> float:
     found = []
     for folder in cgroups(root, "cpu"):
         try:
@@ -173,7 +176,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
             inner = inner.parent
 
 
-def number_in(path: Path) -> int:
+def read_number_from_file(path: Path) -> int:
     """Return the number in a file; 0 if the file is missing or contains no number (`max`)."""
     try:
         text = path.read_text().strip()
@@ -187,7 +190,7 @@ def number_in(path: Path) -> int:
 _MOST_KEPT = 0.5  # largest share of host memory to keep for contexts on GPUs
 
 
-def share_with_spare(
+def add_spare_cpu_devices(
     gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
 ) -> tuple[tuple[PilotDevice, ...], str]:
     """Return GPUs with `gpu_cores` cores each, then `count` CPU devices on the other cores (0 = one per core)."""
@@ -217,7 +220,7 @@ def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
     return int(_SLEEPER_SHARE * max(0, int(USED_SHARE * memory_bytes()) - offered))
 
 
-def kept_cores(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
+def cores_outside_cpu_devices(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
     """Return the cores outside all CPU devices; empty if the pilot offers no spare cores."""
     if not any(device.facts.spare for device in devices):
         return frozenset()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.pilot.devices.cpu import PilotDevice
-from stoker.pilot.devices.islands import islands_of
+from stoker.pilot.devices.islands import gpu_island_numbers
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
@@ -51,7 +51,7 @@ def text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def address_of(handle: Any) -> int:
+def nvml_handle_address(handle: Any) -> int:
     """Return the address in an NVML handle, equal for all handles of a GPU; 0 = unknown."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
@@ -187,7 +187,7 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
         else:
             devices.append(device)
             wholes.append(unit.whole)
-    islands = islands_of(nvml, wholes)
+    islands = gpu_island_numbers(nvml, wholes)
     devices = [device.with_island(island) for device, island in zip(devices, islands, strict=True)]
     why = ""
     if not devices:
@@ -248,7 +248,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
         yield from parts or here
         return
     if grant.of_node:
-        yield from _units_of_node(here, mine, parts, grant)
+        yield from _gpus_by_node_index(here, mine, parts, grant)
         return
     seen = set()
     for name in grant.names:
@@ -267,7 +267,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
         yield found
 
 
-def _units_of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
+def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
     """Yield GPUs by their indices on the node.
 
     If the number of visible GPUs equals the number of granted GPUs, yield the visible GPUs. Otherwise an index is the
@@ -304,7 +304,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
         device=DeviceId(f"cuda:{index}"),
         kind=kind,
         memory_bytes=memory,
-        processes=_most_processes(nvml, unit),
+        processes=_max_processes_on_gpu(nvml, unit),
         process_bytes=min(PROCESS_BYTES, memory // 8),
     )
     return PilotDevice(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
@@ -319,7 +319,7 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
     return total - reserved if 0 < reserved < total else total
 
 
-def _most_processes(nvml: Any, unit: _Unit) -> int:
+def _max_processes_on_gpu(nvml: Any, unit: _Unit) -> int:
     try:
         mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
     except nvml.NVMLError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def islands_of(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
+def gpu_island_numbers(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
     """Return the island of each GPU as a number from 1; 0 = unknown.
 
     If NVLink links any two GPUs, each group of linked GPUs is an island. Otherwise, each NUMA node is an island.

@@ -22,7 +22,7 @@ import msgspec
 
 from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import gpu
-from stoker.pilot.devices.cpu import PilotDevice, cgroups, number_in
+from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 
 # ---- memory of GPUs
@@ -42,7 +42,7 @@ def sees_all_processes() -> bool:
         return False
 
 
-def divide_memory(
+def divide_gpu_memory_by_library(
     by_process: Mapping[int, int | None] | None,
     processes: Mapping[_K, Collection[int]],
     *,
@@ -114,9 +114,9 @@ class OomKills:
             yield total, max(0, total - _value(info, "MemAvailable:") * 1024 - shared), shared
         for folder in cgroups(self._root, "memory"):
             facts = folder / "memory.stat"
-            if (limit := number_in(folder / "memory.max")) and (not total or limit < total):
+            if (limit := read_number_from_file(folder / "memory.max")) and (not total or limit < total):
                 yield limit, _value(facts, "anon"), _value(facts, "shmem")
-            elif (limit := number_in(folder / "memory.limit_in_bytes")) and (not total or limit < total):
+            elif (limit := read_number_from_file(folder / "memory.limit_in_bytes")) and (not total or limit < total):
                 yield limit, _value(facts, "total_rss"), _value(facts, "total_shmem")
 
 
@@ -171,7 +171,7 @@ class Health:
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._address = gpu.address_of(handle)
+        self._address = gpu.nvml_handle_address(handle)
         self._events: Any = None
         self._errors: int | None = None
         self._unknown = 0
@@ -187,9 +187,9 @@ class Health:
             pass
 
     def fault(self) -> str:
-        return self._xid() or self._lost() or self._new_errors()
+        return self._describe_xid_error() or self._lost() or self._describe_new_ecc_errors()
 
-    def _xid(self) -> str:
+    def _describe_xid_error(self) -> str:
         nvml = self._nvml
         while self._events is not None:
             try:
@@ -198,12 +198,12 @@ class Health:
                 if gpu.is_error(nvml, error, *gpu.LOST_CODES):
                     return f"the driver says: {error}"
                 return ""  # no event
-            if event.eventData in XIDS and self._is_mine(event.device):
+            if event.eventData in XIDS and self._is_own_gpu(event.device):
                 return f"the driver reported Xid {event.eventData} ({XIDS[event.eventData]})"
         return ""
 
-    def _is_mine(self, handle: Any) -> bool:
-        if self._address and gpu.address_of(handle) == self._address:
+    def _is_own_gpu(self, handle: Any) -> bool:
+        if self._address and gpu.nvml_handle_address(handle) == self._address:
             return True
         try:
             return not self._uuid or gpu.uuid_of(self._nvml, handle) == self._uuid
@@ -222,7 +222,7 @@ class Health:
         self._unknown = 0
         return ""
 
-    def _new_errors(self) -> str:
+    def _describe_new_ecc_errors(self) -> str:
         nvml = self._nvml
         try:
             errors = int(

@@ -143,7 +143,7 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
         raise kind(f"{name.partition('_')[0]}: {known}")
 
 
-def open_first() -> Gpu:
+def open_first_gpu() -> Gpu:
     """Open the first GPU that this process sees. Raises NoDriverError, DeviceError."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> int:
     signal.alarm(_LIMIT_S)
     name = arguments[0]
     try:
-        answer, said = examine(open_first(), name=name)
+        answer, said = examine(open_first_gpu(), name=name)
     except NoDriverError as error:
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:

@@ -5,8 +5,8 @@ idle), and the byte of the log where the call's output begins. The first record 
 the last call.
 
 With one slot, standard output is the log, and a call's output is the growth of the log. With several slots, each thread
-prints to a file of its slot. At the end of the call, or after the process died (`recover`), the output moves into the
-log.
+prints to a file of its slot. At the end of the call, or after the process died (`recover_call_output`), the output
+moves into the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from stoker.pilot.core.infrastructure import takes_no_writes
+from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.protocol.calls import Printed
 
 # ---- the marker of running calls
@@ -100,9 +100,9 @@ class LogTail:
         self._taken_at = 0.0
         self._file_identity = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout = stream_to(1)
+            sys.stdout = open_log_stream(1)
         if isinstance(sys.stderr, io.TextIOWrapper):
-            sys.stderr = stream_to(2)
+            sys.stderr = open_log_stream(2)
 
     def begin(self) -> int:
         """Return the log offset where the output of the next call begins."""
@@ -140,7 +140,7 @@ class ThreadTail:
         self._path = path
         self._ended = ended
         self._file = os.open(kept, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._stream = stream_to(self._file)
+        self._stream = open_log_stream(self._file)
         route()
 
     def begin(self) -> int:
@@ -164,11 +164,11 @@ class ThreadTail:
         return printed
 
 
-def kept_of(folder: str | os.PathLike[str], slot: int) -> str:
+def call_output_path(folder: str | os.PathLike[str], slot: int) -> str:
     return os.path.join(folder, f"printed-{slot}")
 
 
-def recover(log: str, kept: str) -> None:
+def recover_call_output(log: str, kept: str) -> None:
     """Move the output of a dead process's call into the log."""
     try:
         with open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
@@ -186,7 +186,7 @@ def _move(file: int, log: int, path: str) -> Printed | None:
         while done < size and (block := os.pread(file, min(size - done, 1 << 20), done)):
             done += os.write(log, block)
     except OSError as error:
-        if not takes_no_writes(error):
+        if not is_unwritable_disk_error(error):
             raise
     os.ftruncate(file, 0)
     return Printed(path=path, start=start, end=start + done) if done else None
@@ -209,12 +209,12 @@ class _LogFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if not takes_no_writes(error):
+            if not is_unwritable_disk_error(error):
                 raise
             return memoryview(data).nbytes
 
 
-def stream_to(descriptor: int) -> io.TextIOWrapper:
+def open_log_stream(descriptor: int) -> io.TextIOWrapper:
     file = io.BufferedWriter(_LogFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 

@@ -71,7 +71,7 @@ def pack_raw(body: bytes) -> bytes:
     return _HEAD.pack(_MARK | len(body)) + body
 
 
-def length_of(head: bytes | bytearray, start: int = 0) -> int:
+def read_frame_length(head: bytes | bytearray, start: int = 0) -> int:
     """Return the length of the frame at `start`. Raises ProtocolError if no frame begins at `start`."""
     (said,) = _HEAD.unpack_from(head, start)
     length: int = said ^ _MARK
@@ -106,7 +106,7 @@ class FrameReader:
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
             return None
-        length = length_of(self._buffer, self._start)
+        length = read_frame_length(self._buffer, self._start)
         if here < HEAD_BYTES + length:
             self._make_room(HEAD_BYTES + length)
             return None
@@ -238,7 +238,7 @@ class BatchReports:
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
             return
-        if not times.samples and not load.is_short and now - self._sent_at < self._every_s:
+        if not times.samples and not load.is_cache_too_small and now - self._sent_at < self._every_s:
             return
         self._sent_at, self._load = now, load
         self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))

@@ -47,7 +47,7 @@ _SERVER_ERRNOS = frozenset(
 )
 
 
-def others_filled_it(error: BaseException, folder: str) -> bool:
+def is_full_disk_caused_by_others(error: BaseException, folder: str) -> bool:
     """True if other processes filled the disk that refused a call's write, and the disk is local to this node."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
@@ -55,7 +55,7 @@ def others_filled_it(error: BaseException, folder: str) -> bool:
             local[os.stat(place).st_dev] = place
     named = [getattr(error, name, None) for name in ("filename2", "filename")]
     files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # prefer the written file
-    files = files or _files_of(error.__traceback__)
+    files = files or _file_paths_in_traceback(error.__traceback__)
     if not files:
         return any(map(_is_full, local.values()))
     return any(_is_filled_by_others(file, local) for file in files)
@@ -109,7 +109,7 @@ def _own_bytes(file: str, device: int) -> int:
     return sum(sizes.values())
 
 
-def _files_of(trace: TracebackType | None) -> list[str]:
+def _file_paths_in_traceback(trace: TracebackType | None) -> list[str]:
     frames = []
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -117,13 +117,13 @@ def _files_of(trace: TracebackType | None) -> list[str]:
     for frame in reversed(frames):
         values = list(frame.f_locals.values())  # another thread may change the locals of a module
         opened = [value for value in values if type(value) in _FILE_TYPES]
-        found = [path for value in opened or values if (path := _path_of(value))]
+        found = [path for value in opened or values if (path := _file_path_of_value(value))]
         if found or not frame.f_code.co_filename.startswith(_INSTALLED_FOLDERS):
             return found
     return []
 
 
-def _path_of(value: object) -> str:
+def _file_path_of_value(value: object) -> str:
     try:
         is_file = type(value) in _FILE_TYPES
         name = value.name if is_file else value  # type: ignore[attr-defined]
@@ -199,7 +199,7 @@ def _row(error: BaseException, place: Place) -> Sign | None:
         types, number=number if type(number) is int else 0, text=_text(error), names_file=isinstance(name, str | bytes)
     )
     for row in rows:
-        if _is_compiled(error) and _PROOFS[row.proof](error, place):
+        if _is_raised_by_compiled_code(error) and _PROOFS[row.proof](error, place):
             return row
     return None
 
@@ -211,7 +211,7 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _is_compiled(error: BaseException) -> bool:
+def _is_raised_by_compiled_code(error: BaseException) -> bool:
     """True if compiled code raised the exception, or Python code in the package of the exception's type."""
     trace = error.__traceback__
     if trace is None:
@@ -260,7 +260,7 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     return False
 
 
-def _fails(device: str, command: tuple[str, ...]) -> bool:
+def _has_failed_probe(device: str, command: tuple[str, ...]) -> bool:
     try:
         done = subprocess.run(
             [*command, device],
@@ -284,11 +284,11 @@ _NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKI
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
     Proof.NONE: lambda _error, _place: True,
-    Proof.DISK_IS_FULL: lambda error, place: others_filled_it(error, place.folder),
+    Proof.DISK_IS_FULL: lambda error, place: is_full_disk_caused_by_others(error, place.folder),
     Proof.FILE_IS_THERE: lambda error, _place: is_there(_text(error).partition(": ")[2]),
     Proof.WITHIN_BUDGET: _is_within_budget,
     Proof.DEVICE_FAILS: lambda _error, place: (
-        bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
+        bool(place.probe) and any(_has_failed_probe(device, place.probe) for device in place.devices)
     ),
 }
 

@@ -21,9 +21,9 @@ import msgspec
 from stoker.contexts import payloads
 from stoker.contexts.folders import ProgramFolder, is_seen_here
 from stoker.contexts.payload_layout import Buffer
-from stoker.contexts.payloads import loads_code, versions_carried
+from stoker.contexts.payloads import carried_module_versions, loads_code
 from stoker.contexts.recipe import ObjectRef
-from stoker.contexts.user_modules import NO_MODULES, count_replaced, versions_of_context
+from stoker.contexts.user_modules import NO_MODULES, context_module_versions, count_replaced
 from stoker.errors import SerializationError
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.connection import Settings
@@ -53,7 +53,7 @@ class Function:
 
     def versions(self) -> Mapping[str, str]:
         if self._versions is None:
-            self._versions = versions_carried(self._blob)
+            self._versions = carried_module_versions(self._blob)
         return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
@@ -257,14 +257,14 @@ class SideBySide:
     """Chooses calls that may run together. The caller must lock each use."""
 
     def __init__(self) -> None:
-        self._context_versions = versions_of_context()
+        self._context_versions = context_module_versions()
         self._running: dict[int, _Versions] = {}
         self._next_versions: tuple[RunnableCall, _Versions] | None = None
         self._has_waiting_call = False
         self._is_one_folder = False
         self._seen: dict[ProgramFolder, bool] = {}
 
-    def share_a_folder(self) -> None:
+    def mark_folder_as_shared(self) -> None:
         """Record that all slots share one working folder and one umask."""
         self._is_one_folder = True
 
@@ -298,9 +298,9 @@ class SideBySide:
         versions = self._versions_of(work.function)
         payload = work.spec.payload
         if isinstance(payload, ObjectRef):
-            brought = versions_carried(work.run.objects.get(payload.name) or payload.source)
+            brought = carried_module_versions(work.run.objects.get(payload.name) or payload.source)
         else:
-            brought = versions_carried(payload)
+            brought = carried_module_versions(payload)
         if brought:
             versions = {**versions, **brought}
         if self._is_one_folder:

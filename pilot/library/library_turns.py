@@ -67,7 +67,7 @@ class TurnRow(msgspec.Struct):
     held_at: float
     devices: tuple[DeviceId, ...]
 
-    def is_of(self, other: TurnRow) -> bool:
+    def is_of_same_process(self, other: TurnRow) -> bool:
         return self.library == other.library and self.pid == other.pid
 
 
@@ -137,7 +137,7 @@ class TurnBoard:
 
     def has(self, row: TurnRow) -> bool:
         here = self.row(row.number)
-        return here is not None and here.is_of(row)
+        return here is not None and here.is_of_same_process(row)
 
     def clear(self, row: TurnRow) -> None:
         """Free a row. The caller must hold the lock."""
@@ -150,7 +150,7 @@ class TurnBoard:
         os.close(self._file)
 
 
-def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
+def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
     """Return the rows in the bytes of a board file, each with its packed work.
 
     The agent must not map the file, because a process dies if its mapped file is truncated.
@@ -226,7 +226,7 @@ class LibraryTurns:
     @property
     def shared(self) -> bool:
         """True if another engine on the board shares a device with this engine."""
-        return self._present_row() is not None and self._shared
+        return self._ensure_own_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
@@ -236,15 +236,15 @@ class LibraryTurns:
         `due_at`: due time of the most urgent token, on `time.monotonic`; `step_s`: expected seconds of the iteration, 0
         = unknown; `work`: a function that returns the work to publish, called after the next library is woken.
         """
-        row = self._present_row()
+        row = self._ensure_own_row()
         if row is None:
             return
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
-        has_turn = self._takes_turn_at_once(row, now)
+        has_turn = self._try_to_take_turn(row, now)
         if work is not None:
             self._board.write_work(row.number, packed(self._library, work()))
-        while not has_turn and not self._holds():
+        while not has_turn and not self._is_holding_turn():
             if time.monotonic() > now + _LONGEST_WAIT_S:
                 log.warning("no turn came within %.0f s; this library computes without a turn", _LONGEST_WAIT_S)
                 return
@@ -252,11 +252,11 @@ class LibraryTurns:
             try:
                 self._waker.recv(1)
             except OSError:  # no wake-up in time
-                self._take_lost_turns(row)
+                self._reclaim_lost_turns(row)
 
     def end(self) -> None:
         """Release the turn, because the library has no further iteration now."""
-        row = self._present_row() if self._row is not None else None
+        row = self._ensure_own_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
         row.state = TurnState.IDLE
@@ -270,7 +270,7 @@ class LibraryTurns:
 
     def publish(self, work: EngineWork) -> None:
         """Publish the engine's work, with which the agent evaluates offers."""
-        row = self._present_row()
+        row = self._ensure_own_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
 
@@ -290,7 +290,7 @@ class LibraryTurns:
                     if self._board.has(row):
                         # Unlink before the row is free, because the next engine in this row uses a socket of the same
                         # name.
-                        Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
+                        Path(_waker_socket_path(self._board, row.number)).unlink(missing_ok=True)
                         self._board.clear(row)
                     next_ones = self._hand_on(time.monotonic())
                 self._wake(next_ones)
@@ -299,14 +299,14 @@ class LibraryTurns:
                 self._waker.close()
                 self._waker = None
 
-    def _present_row(self) -> TurnRow | None:
+    def _ensure_own_row(self) -> TurnRow | None:
         if not self._joined:
-            self._join()
+            self._join_turn_board()
         row, changes = self._row, self._board.changes
         if row is None or changes == self._seen:
             return row
         if not self._board.has(row):
-            row, changes = self._join(), self._board.changes
+            row, changes = self._join_turn_board(), self._board.changes
             if row is None:
                 return None
         mine = set(row.devices)
@@ -314,12 +314,12 @@ class LibraryTurns:
         self._seen, self._shared = changes, any(not mine.isdisjoint(other.devices) for other in others)
         return row
 
-    def _join(self) -> TurnRow | None:
+    def _join_turn_board(self) -> TurnRow | None:
         self._joined = True
         row = self._row = self._board.join(self._library, self._devices)
         if row is None:
             return None
-        path = _waker_of(self._board, row.number)
+        path = _waker_socket_path(self._board, row.number)
         if self._waker is not None:
             self._waker.close()
             self._waker = None
@@ -336,12 +336,12 @@ class LibraryTurns:
             self._row = None
         return self._row
 
-    def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
+    def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
         """Hold a turn if no device is shared, or if this library keeps its turn. Otherwise request one."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
-            if self._board.changes == self._seen or self._present_row() is not row or not self._shared:
+            if self._board.changes == self._seen or self._ensure_own_row() is not row or not self._shared:
                 return True
             # A library has joined in the meantime, and may have taken a turn before it saw this row.
         if self._hands_on(row, now):
@@ -377,16 +377,16 @@ class LibraryTurns:
         self._wake(chosen)
         return True
 
-    def _holds(self) -> bool:
+    def _is_holding_turn(self) -> bool:
         assert self._row is not None
         row = self._board.row(self._row.number)
-        if row is None or not row.is_of(self._row):  # another library concluded that this process is dead
-            self._join()
+        if row is None or not row.is_of_same_process(self._row):  # another library concluded that this process is dead
+            self._join_turn_board()
             return True
         self._row.state, self._row.held_at = row.state, row.held_at
         return row.state is TurnState.HOLDS
 
-    def _take_lost_turns(self, row: TurnRow) -> None:
+    def _reclaim_lost_turns(self, row: TurnRow) -> None:
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
@@ -419,7 +419,7 @@ class LibraryTurns:
         for number in numbers:
             if number != own and self._waker is not None:
                 with contextlib.suppress(OSError):  # the library checks the board later
-                    self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
+                    self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_socket_path(self._board, number))
 
 
 def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
@@ -433,7 +433,7 @@ def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
     return [int(library) for library in next_turns(waiting, busy)] if waiting else []
 
 
-def _waker_of(board: TurnBoard, number: int) -> str:
+def _waker_socket_path(board: TurnBoard, number: int) -> str:
     return f"{board.path}.{number}"
 
 

@@ -20,9 +20,9 @@ from stoker.contexts.loading import HubWatch, load_context, slots_of, token_cach
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
-from stoker.pilot.core.infrastructure import takes_no_writes
+from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.library import connection, process
-from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, kept_of, route
+from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, call_output_path, route
 from stoker.pilot.library.connection import BatchReports, Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import SideBySide, clean
@@ -33,10 +33,10 @@ from stoker.pilot.library.process import (
     ProcessGuard,
     ScratchGuard,
     Workplace,
-    leave_child,
-    links_of,
+    context_file_paths,
+    exit_user_forked_child,
+    set_temporary_folder,
     unshare_working_folder,
-    use_temporary,
 )
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
@@ -62,7 +62,7 @@ def serve(number: int) -> None:
     # user code keep the default action.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    process.forget_tracker()
+    process.drop_resource_tracker()
     process.register_created_segments_only()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
@@ -78,12 +78,12 @@ def serve(number: int) -> None:
         tail = LogTail(settings.log)
         marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))
         temporary = ClearedFolder(os.path.join(settings.folder, "tmp"))
-        use_temporary(temporary.short_path)
-        links = links_of(order.recipe, order.objects)
+        set_temporary_folder(temporary.short_path)
+        links = context_file_paths(order.recipe, order.objects)
         workplace = Workplace(os.path.join(settings.folder, "load"), temporary=temporary, links=links)
-        workplace.enter_home(order.recipe.home)
+        workplace.enter_working_folder(order.recipe.home)
     except OSError as error:
-        _cannot_begin(error, settings, sock)
+        _report_start_failure(error, settings, sock)
         return
     loaded = _load(order, settings, sock, workplace)
     if loaded is None:
@@ -94,7 +94,7 @@ def serve(number: int) -> None:
             marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
         temporary.keep()
     except OSError as error:
-        _cannot_begin(error, settings, sock)
+        _report_start_failure(error, settings, sock)
         return
     tail.take()
     gc.collect()
@@ -128,13 +128,15 @@ def serve(number: int) -> None:
     def make_runner(slot: int) -> Runner:
         own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
         if slots > 1 and not unshare_working_folder():
-            side_by_side.share_a_folder()
+            side_by_side.mark_folder_as_shared()
         runner = Runner(
             settings,
             slot=slot,
             marker=marker,
             workplace=Workplace(os.path.join(settings.folder, f"slot-{slot}"), temporary=own, links=links),
-            tail=tail if slots == 1 else ThreadTail(settings.log, kept_of(settings.folder, slot), ended=marker.ended),
+            tail=tail
+            if slots == 1
+            else ThreadTail(settings.log, call_output_path(settings.folder, slot), ended=marker.ended),
             context=context,
             report=server.outbox.report,
             lane=server.lane,
@@ -156,7 +158,7 @@ def serve(number: int) -> None:
         server.serve_threads(make_runner, slots, idle=marker.idle, side_by_side=side_by_side)
 
 
-def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> None:
+def _report_start_failure(error: OSError, settings: Settings, sock: socket.socket) -> None:
     failure = Failure(
         kind=FailureKind.PILOT,
         message=clean(_no_room(error, settings)),
@@ -188,10 +190,10 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
             cache = token_cache_of(order.recipe, context)
             os.close(os.dup(2))  # raises OSError if the loader has left no free descriptor
         if os.getpid() != pid:
-            leave_child(None)
+            exit_user_forked_child(None)
     except BaseException as error:  # a loader may call sys.exit
         if os.getpid() != pid:
-            leave_child(error)
+            exit_user_forked_child(error)
         if ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)
         trace = error.__traceback__
@@ -231,7 +233,7 @@ def _refusal(settings: Settings) -> OSError | None:
         with open(place, "wb") as file:
             file.write(bytes(_LEAST_ROOM_BYTES))
     except OSError as error:
-        return error if takes_no_writes(error) else None
+        return error if is_unwritable_disk_error(error) else None
     finally:
         with suppress(OSError):
             os.unlink(place)
@@ -254,7 +256,7 @@ def _read_settings(sock: socket.socket) -> Settings:
 
 
 def _read_frame(sock: socket.socket) -> bytes:
-    return _exactly(sock, connection.length_of(_exactly(sock, connection.HEAD_BYTES)))
+    return _exactly(sock, connection.read_frame_length(_exactly(sock, connection.HEAD_BYTES)))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

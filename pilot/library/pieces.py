@@ -75,7 +75,7 @@ class GangMeetings:
             address = self._addresses.pop(call, "") or place.rendezvous
         if not address:
             raise GangBroken(f"rank {place.rank} of {place.size} was cancelled", rank=place.rank, size=place.size)
-        return Gang(rank=place.rank, size=place.size, rendezvous=address, key=self._key_of(call))
+        return Gang(rank=place.rank, size=place.size, rendezvous=address, key=self._gang_key_of_call(call))
 
     def _listen(self, call: CallId, place: GangPlace) -> Gang:
         try:
@@ -88,9 +88,11 @@ class GangMeetings:
         port = listener.getsockname()[1]
         self._send_message(Listens(call=call, port=port))
         shown = f"[{self._host}]" if ":" in self._host else self._host
-        return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
+        return Gang(
+            rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._gang_key_of_call(call)
+        )
 
-    def _key_of(self, call: CallId) -> bytes:
+    def _gang_key_of_call(self, call: CallId) -> bytes:
         return hmac.digest(self._key, f"call {call}".encode(), "sha256")
 
 
@@ -114,7 +116,7 @@ def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
         finally:
             if hasattr(result, "close"):
                 result.close()
-    return bool(in_event_loop(_drain_async(result, put), stop))
+    return bool(run_in_event_loop(_drain_async(result, put), stop))
 
 
 async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
@@ -139,7 +141,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
     return pieces
 
 
-def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
+def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
     import asyncio  # saves 50 ms in libraries without coroutines
 
     async def run() -> Any:
@@ -190,15 +192,15 @@ class PieceBatcher:
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
         with self._came:
             self._add(pieces)
-            self._send_soon(at_once=at_once or pieces.waits)
+            self._send_or_schedule_pieces(at_once=at_once or pieces.waits)
 
-    def add_of(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
+    def add_pieces_of_runs(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
         """Add pieces of runs that another thread may end at the same time."""
         with self._came:
             for run, each in pieces:
                 if not run.is_over:
                     self._add(each)
-            self._send_soon(at_once=at_once)
+            self._send_or_schedule_pieces(at_once=at_once)
 
     def _add(self, pieces: Yielded) -> None:
         before = self._waiting.get(pieces.run)
@@ -209,11 +211,11 @@ class PieceBatcher:
             self._waiting[pieces.run] = Yielded(pieces.call, pieces.run, before.first, items, pieces.waits)
         self._bytes += sum(map(len, pieces.items))
 
-    def _send_soon(self, *, at_once: bool) -> None:
+    def _send_or_schedule_pieces(self, *, at_once: bool) -> None:
         if at_once or self._bytes >= GATHER_BYTES or _now() >= self._due:
             self._send_all()
         elif self._sender is None:
-            self._sender = threading.Thread(target=self._send_due, name="stoker-pieces", daemon=True)
+            self._sender = threading.Thread(target=self._send_pieces_when_due, name="stoker-pieces", daemon=True)
             self._sender.start()
         else:
             self._came.notify()
@@ -228,7 +230,7 @@ class PieceBatcher:
             self._send(list(waiting.values()))
         self._due = _now() + min(GATHER_S, self.calls * GATHER_EACH_S)
 
-    def _send_due(self) -> None:
+    def _send_pieces_when_due(self) -> None:
         while True:
             with self._came:
                 while not self._waiting:
@@ -300,7 +302,7 @@ class PieceSender:
 
     def send_relayed(self) -> None:
         relayed, self._relayed = self._relayed, []
-        self._batcher.add_of(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
+        self._batcher.add_pieces_of_runs(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
 
 
 class YieldingRun:
@@ -356,7 +358,7 @@ class YieldingRun:
         self.count += 1
         return self.count - 1
 
-    def wait_taken(self) -> bool:
+    def wait_until_all_pieces_taken(self) -> bool:
         """Wait until the client has every piece. False if the client no longer reads pieces."""
         return self._wait(lambda: not self._sizes)
 

@@ -35,7 +35,7 @@ from stoker import connections
 from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library.call_records import stream_to
+from stoker.pilot.library.call_records import open_log_stream
 from stoker.protocol.calls import CallOptions, LeftFiles
 
 # ---- scratch folders
@@ -130,7 +130,7 @@ class ClearedFolder:
         self._changed_ns = facts.st_mtime_ns
 
 
-def clear_temporary(folder: ClearedFolder) -> None:
+def clear_temporary_folder(folder: ClearedFolder) -> None:
     """Empty a temporary folder, and reset the temporary folder of `multiprocessing`. Raises OSError."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
@@ -152,7 +152,7 @@ def unshare_working_folder() -> bool:
     return code == 0
 
 
-def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
+def context_file_paths(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
     """Return the local paths of a context's files, by relative path in the recipe's `files`."""
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
@@ -173,14 +173,14 @@ class Workplace:
     def enter(self, options: CallOptions) -> None:
         home = options.home
         if not options.folder:
-            self.enter_home(home)
+            self.enter_working_folder(home)
             return
         os.umask(self._umask if home is None else home.umask)
         self._home, self._is_in_slot_folder = None, False
         os.makedirs(options.folder, exist_ok=True)
         os.chdir(options.folder)
 
-    def enter_home(self, home: ProgramFolder | None) -> None:
+    def enter_working_folder(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if this process sees the folder, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
         is_known = home is self._home and not self._is_in_slot_folder  # calls of a frame share their options
@@ -246,10 +246,10 @@ class Workplace:
             if not os.listdir(self._own.path):  # `clear` created the folder again
                 self._link(self._own)
         if self.temporary.is_touched():
-            clear_temporary(self.temporary)
+            clear_temporary_folder(self.temporary)
 
 
-def use_temporary(folder: str) -> None:
+def set_temporary_folder(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
@@ -287,7 +287,7 @@ class ProcessGuard:
         self._recursion = sys.getrecursionlimit()
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._signals = _signals()
-        lowest = _lowest_free()
+        lowest = _lowest_free_descriptor()
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._has_spare_descriptors = free > 8
@@ -295,7 +295,7 @@ class ProcessGuard:
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._has_spare_descriptors:
             self._outputs = {
-                number: (_kept_descriptor(number), _identity(number)) for number in (0, 1, 2) if _identity(number)
+                number: (_duplicate_descriptor(number), _identity(number)) for number in (0, 1, 2) if _identity(number)
             }
         poll = select.poll()
         for number in self._outputs:
@@ -364,18 +364,18 @@ class ProcessGuard:
     def _restore_streams(self) -> None:
         for name, stream in tuple(self._streams.items()):
             if getattr(stream, "closed", False):
-                stream = self._streams[name] = stream_to(1 if name == "stdout" else 2)
+                stream = self._streams[name] = open_log_stream(1 if name == "stdout" else 2)
             if getattr(sys, name, None) is not stream:
                 setattr(sys, name, stream)
 
     def _has_room(self) -> bool:
-        lowest = _lowest_free()
+        lowest = _lowest_free_descriptor()
         return lowest is not None and lowest < connections.descriptor_limit() - self._margin
 
     def _clear(self) -> LibraryFault | None:
         if self._temporary is not None and self._temporary.is_touched():
             try:
-                clear_temporary(self._temporary)
+                clear_temporary_folder(self._temporary)
             except Exception as error:
                 text = f"{self._temporary.path} could not be cleared: {error}"
                 return LibraryFault(infrastructure.NOT_CLEARED, text)
@@ -390,12 +390,12 @@ def _signals() -> tuple[bool, bool, bool]:
     )
 
 
-def _kept_descriptor(number: int) -> int:
+def _duplicate_descriptor(number: int) -> int:
     """Duplicate a descriptor to a number above 2, even if a standard descriptor is closed."""
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
-def _lowest_free() -> int | None:
+def _lowest_free_descriptor() -> int | None:
     try:
         number = os.dup(2)
     except OSError as error:
@@ -435,7 +435,7 @@ def register_created_segments_only() -> None:
     shared_memory.SharedMemory.__init__ = init  # type: ignore[method-assign]
 
 
-def forget_tracker() -> None:
+def drop_resource_tracker() -> None:
     """Drop the resource tracker of the parent, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
@@ -446,7 +446,7 @@ def forget_tracker() -> None:
 # ---- forked children
 
 
-def leave_fork() -> None:
+def flush_and_exit_fork() -> None:
     """Exit a forked child that returned from the user's function."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -456,7 +456,7 @@ def leave_fork() -> None:
     os._exit(0)
 
 
-def leave_child(error: BaseException | None) -> NoReturn:
+def exit_user_forked_child(error: BaseException | None) -> NoReturn:
     """Exit a child that user code forked, because only the library reports the end of a call."""
     code = error.code if isinstance(error, SystemExit) else error
     try:

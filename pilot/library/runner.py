@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, SeatHook, is_caused_by_stop
+from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, SeatHook, is_caused_by_eviction
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
@@ -33,10 +33,17 @@ from stoker.pilot.library.pieces import (
     as_list,
     can_be_drained,
     drain,
-    in_event_loop,
+    run_in_event_loop,
     yields,
 )
-from stoker.pilot.library.process import LibraryFault, ProcessGuard, ScratchGuard, Workplace, leave_child, leave_fork
+from stoker.pilot.library.process import (
+    LibraryFault,
+    ProcessGuard,
+    ScratchGuard,
+    Workplace,
+    exit_user_forked_child,
+    flush_and_exit_fork,
+)
 from stoker.protocol.calls import (
     PIECE_BYTES,
     CallEnd,
@@ -128,8 +135,8 @@ class Runner:
             function, takes_context = packer.open_function(work.function)
             args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
             seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
-            dues = _token_dues(work.run.options.objective, waited_s=work.run.waited_s)
-            ambient.enter_call(
+            dues = _token_due_times(work.run.options.objective, waited_s=work.run.waited_s)
+            ambient.enter_call_scope(
                 hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
             )
             started = _now()
@@ -143,9 +150,9 @@ class Runner:
             if (kind := type(result)).__name__ == _PARSL_FAILURE_TYPE and kind.__module__.startswith("parsl."):
                 raise result.e_value
             if kind in _LAZY or work.run.options.stream:
-                result = self._result_of(run, work, result)
+                result = self._await_or_drain_result(run, work, result)
             if os.getpid() != self._pid:
-                leave_child(None)
+                exit_user_forked_child(None)
             self.ended_at = ended = _now()
             try:
                 payload = packer.pack(call, result)
@@ -156,38 +163,38 @@ class Runner:
             del result, args, kwargs
         except TransferError as error:
             self.ended_at = ended = _now()
-            failure = self._infrastructure(error) or error.failure
+            failure = self._find_infrastructure_failure(error) or error.failure
         except Evicted as evicted:
             if os.getpid() != self._pid:
-                leave_child(None)
+                exit_user_forked_child(None)
             self.ended_at = _now()
             self._finish()
             return self._evicted(call, state=evicted.state)
         except BaseException as error:  # including SystemExit and KeyboardInterrupt, which end only the function
             if os.getpid() != self._pid:
-                leave_child(error)
+                exit_user_forked_child(error)
             self._advise(error)
             self.ended_at = ended = _now()
-            if self.stop.asked and is_caused_by_stop(error):
+            if self.stop.asked and is_caused_by_eviction(error):
                 self._finish()
                 return self._evicted(call)
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
                 said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
-                raised, failure = said or in_short(error), self._infrastructure(error)
+                raised, failure = said or in_short(error), self._find_infrastructure_failure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch the exception
                     os.unlink(payload.source)
                     payload = b""
         if self.forked:
-            leave_fork()
+            flush_and_exit_fork()
         if not ok:
-            self._leave_if_damaged()
+            self._exit_if_damaged()
         run_s, pieces = ended - started, 0
         if self._yielding is not None:
             run_s, pieces = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
-            if not self._yielding.wait_taken():
+            if not self._yielding.wait_until_all_pieces_taken():
                 self._finish()
                 return self._evicted(call)
         printed = self._finish()
@@ -216,9 +223,9 @@ class Runner:
 
     # ---- functions that yield
 
-    def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
+    def _await_or_drain_result(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
         if type(result) is CoroutineType:  # an `async def` function
-            result = run(in_event_loop, result, self.stop)
+            result = run(run_in_event_loop, result, self.stop)
         if not work.run.options.stream:
             return run(self._as_list, result) if yields(result) else result
         if not can_be_drained(result):
@@ -248,7 +255,7 @@ class Runner:
 
     def _put(self, piece: Any) -> bool:
         if os.getpid() != self._pid:
-            leave_child(None)
+            exit_user_forked_child(None)
         yielding = self._yielding
         if yielding is None:
             return False
@@ -266,7 +273,7 @@ class Runner:
             )
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
-    def _leave_if_damaged(self) -> None:
+    def _exit_if_damaged(self) -> None:
         if self._scratch_guard.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent returns all calls of this library to the manager
         if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
@@ -287,7 +294,7 @@ class Runner:
         return None if meetings is None else lambda limit_s: meetings.seat(call, place, limit_s=limit_s)
 
     def _finish(self) -> Any:
-        ambient.leave_call()
+        ambient.leave_call_scope()
         if self._meetings is not None:
             self._meetings.over(self.call)
         if self._yielding is not None and self._lane is not None:
@@ -298,7 +305,7 @@ class Runner:
         self.is_clean = self._workplace.is_clean()
         return self._tail.take()
 
-    def _infrastructure(self, error: BaseException) -> Failure | None:
+    def _find_infrastructure_failure(self, error: BaseException) -> Failure | None:
         try:
             found = failures.find_infrastructure_cause(error, self._place)
         except Exception:  # a failed check must not hide the user's exception
@@ -334,7 +341,7 @@ def _decimal_setter() -> Callable[[], None] | None:
     return None
 
 
-def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
+def _token_due_times(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
     """Return a function for the due times of tokens; None without an objective."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None

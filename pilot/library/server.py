@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from stoker.contexts import ambient
-from stoker.contexts.loading import resizer_of
+from stoker.contexts.loading import resize_method_of
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import connection
@@ -87,14 +87,14 @@ class LibraryServer:
         self._served = 0
         self._bell = threading.Event()
         self._parked = True
-        self._resizer = resizer_of(context)
+        self._resizer = resize_method_of(context)
         self._resizes: deque[int] = deque()
         self._fault: LibraryFault | None = None  # why the library exits once no call runs
         self._faults = 0  # number of calls in a row that failed because of the infrastructure
 
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
         self._runners = [runner]
-        self.lane.read = self._read_for_call
+        self.lane.read = self._wait_and_receive_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends = self._queue.take, runner.run, self.outbox.ends
         guard, handling = self._guard, self._handling
@@ -110,14 +110,14 @@ class LibraryServer:
                 idle()
                 self.outbox.send_waiting()
                 if runner.ended_at - guard.checked_at > EVERY_S:
-                    self._leave_if_unfit(runner)
+                    self._exit_if_process_unfit(runner)
                 self._receive(block=True)
                 read_at = _now()
                 continue
             work = entry[1]
             mean_s = work.function.mean_s
             if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - guard.checked_at > EVERY_S:
-                self._leave_if_unfit(runner)
+                self._exit_if_process_unfit(runner)
             runner.begun += 1  # before the check of `_parked`: the attendant uses the opposite order
             if self._parked:
                 self._parked = False
@@ -132,7 +132,7 @@ class LibraryServer:
             if ends and now - self.outbox.oldest_end > _PATIENCE_S:
                 self.outbox.send_waiting()
             if now - read_at > _PATIENCE_S:
-                self._receive_at_once()
+                self._receive_without_blocking()
                 read_at = now
         idle()
         self.outbox.send_waiting()
@@ -161,7 +161,7 @@ class LibraryServer:
                     if side_by_side.end(slot):
                         work_came.notify_all()
                     while self._fault is not None or (work := side_by_side.take(self._queue, slot)) is None:
-                        if self._fault is not None and self._is_alone(runner):
+                        if self._fault is not None and self._is_only_busy_slot(runner):
                             self.leave(self._fault)
                         if self._over():
                             return
@@ -169,7 +169,7 @@ class LibraryServer:
                         work_came.wait()
                     runner.take(work.spec.call)
                 if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._guard.checked_at > EVERY_S:
-                    self._leave_if_unfit(runner)
+                    self._exit_if_process_unfit(runner)
                 self._note(runner.run(work), runner)
                 del work
                 if not runner.is_clean:
@@ -178,7 +178,7 @@ class LibraryServer:
                     idle(slot)
                 self.outbox.send_waiting()
                 if _now() - self._guard.checked_at > EVERY_S:
-                    self._leave_if_unfit(runner)
+                    self._exit_if_process_unfit(runner)
                 if self._over():
                     with work_came:
                         work_came.notify_all()
@@ -215,10 +215,10 @@ class LibraryServer:
         self._served += 1
         self.outbox.add(outcome, ended_at=runner.ended_at)
         if isinstance(outcome, CallEnd) and (self._faults or outcome.failure is not None):
-            self._leave_if_failing(outcome.failure, runner)
+            self._exit_if_infrastructure_failed(outcome.failure, runner)
         runner.taken = NO_CALL
 
-    def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
+    def _exit_if_infrastructure_failed(self, failure: Failure | None, own: Runner) -> None:
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
             self._faults = 0
             return
@@ -227,7 +227,7 @@ class LibraryServer:
             self.leave(LibraryFault(infrastructure.DEVICE_FAILED, failure.message))
         if self._faults >= _FAULTS:
             with self._handling:
-                if self._is_alone(own):
+                if self._is_only_busy_slot(own):
                     what = f"{self._faults} calls in a row failed: {failure.message}"
                     self.leave(LibraryFault(infrastructure.NODE_FAILED, what))
 
@@ -237,18 +237,18 @@ class LibraryServer:
         if fault is not None:
             with self._handling:
                 self._fault = fault
-                if self._is_alone(runner):
+                if self._is_only_busy_slot(runner):
                     self.leave(fault)
 
-    def _leave_if_unfit(self, own: Runner) -> None:
+    def _exit_if_process_unfit(self, own: Runner) -> None:
         guard = self._guard
         if guard.unchecked:
             with self._handling:
-                fault = guard.check(_now()) if self._is_alone(own) else None
+                fault = guard.check(_now()) if self._is_only_busy_slot(own) else None
                 if fault is not None:
                     self.leave(fault)
 
-    def _is_alone(self, own: Runner) -> bool:
+    def _is_only_busy_slot(self, own: Runner) -> bool:
         """True if every other slot is free: it has no call, or the outbox has the end of its call."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
@@ -273,17 +273,17 @@ class LibraryServer:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
         self._exit(infrastructure.SOCKET_LOST)
 
-    def _read_for_call(self, seconds: float) -> None:
+    def _wait_and_receive_for_call(self, seconds: float) -> None:
         self._reads_for_call = True
         try:
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
             if poll.poll(seconds * 1000):
-                self._receive_at_once()
+                self._receive_without_blocking()
         finally:
             self._reads_for_call = False
 
-    def _receive_at_once(self) -> None:
+    def _receive_without_blocking(self) -> None:
         with self._handling:
             self._receive(block=False)
 
@@ -396,7 +396,7 @@ class LibraryServer:
                 if call != NO_CALL and begun == seen:
                     self.outbox.send_waiting()
                     if not self._reads_for_call:
-                        self._receive_at_once()
+                        self._receive_without_blocking()
                 elif call == NO_CALL and begun == seen:  # no call ran for a whole tick
                     break
                 seen = begun

@@ -65,10 +65,10 @@ class Sleeper:
 
 def can_sleep(context: Any) -> bool:
     """True if a context's class has methods `sleep()` and `wake()` without required arguments."""
-    return all(_needs_nothing(context, name) for name in ("sleep", "wake"))
+    return all(_has_method_without_arguments(context, name) for name in ("sleep", "wake"))
 
 
-def _needs_nothing(context: Any, name: str) -> bool:
+def _has_method_without_arguments(context: Any, name: str) -> bool:
     if not callable(getattr(type(context), name, None)):  # a proxy object has every attribute
         return False
     method = getattr(context, name)

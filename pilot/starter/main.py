@@ -29,7 +29,7 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, FetchSettings, ObjectFetch, read_key
 from stoker.pilot.transfer.meeting import TRIES, meet
-from stoker.pilot.transfer.server import ObjectServer, bits_of
+from stoker.pilot.transfer.server import ObjectServer, pack_piece_bits
 from stoker.whole_files import draft_of
 
 # ---- getting the packages
@@ -57,7 +57,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
         except (wire.PeerError, ValueError) as error:
             reasons.append(str(error))
     try:
-        _from_path(Path(source), archive)
+        _copy_archive_from_path(Path(source), archive)
     except FileNotFoundError:
         reasons.append(f"{source} does not exist on this node")
     else:
@@ -84,12 +84,12 @@ class Serving:
             lost=lambda source, _why: self._lost.add(source.address),
             begun=self._served.hold,
         )
-        self._server = ObjectServer(self._served, key=key, host=wire.route_to(split_address(seed)[0]))
+        self._server = ObjectServer(self._served, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
 
     def fetch(self) -> None:
-        threading.Thread(target=self._keep_meeting, name="starter-meet", daemon=True).start()
+        threading.Thread(target=self._keep_updating_sources, name="starter-meet", daemon=True).start()
         try:
             self._fetch.run(alone_s=_SOURCE_WAIT_S)
             os.replace(self._draft, self._archive)
@@ -102,7 +102,7 @@ class Serving:
         self._closed.set()
         self._server.close()
 
-    def _keep_meeting(self) -> None:
+    def _keep_updating_sources(self) -> None:
         others: list[str] = []
         for pause_s in chain(_REPORT_PAUSES_S, repeat(_REPORT_PAUSES_S[-1])):
             with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
@@ -141,7 +141,7 @@ class _ServedArchive:
 
     def pieces(self) -> bytes:
         copy = self._copy
-        return bits_of(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
+        return pack_piece_bits(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
@@ -151,7 +151,7 @@ class _ServedArchive:
         return name == self._name
 
 
-def _from_path(source: Path, archive: Path) -> None:
+def _copy_archive_from_path(source: Path, archive: Path) -> None:
     with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
         draft.unlink(missing_ok=True)
         try:

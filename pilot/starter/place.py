@@ -48,7 +48,7 @@ def base_folder(given: str) -> Path:
         parent = parent or os.environ.get(name, "")
     first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
     try:
-        base = own_folder(first)
+        base = create_private_folder(first)
     except OSError as error:
         raise StartError(
             f"no folder could be created at {first}: {error}; set [pilot] scratch to another folder"
@@ -58,7 +58,7 @@ def base_folder(given: str) -> Path:
     return base
 
 
-def own_folder(first: Path) -> Path | None:
+def create_private_folder(first: Path) -> Path | None:
     """Return a private folder of this user at `first` or a numbered name; None if other users own all these folders."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
@@ -242,7 +242,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
     else:
         unpack(base, folder, missing_only=True)  # a killed process or a cleanup job may have left only some files
         interpreter = folder / "base" / "bin" / f"python{version}"
-        _check_base(folder, interpreter)
+        _check_base_interpreter(folder, interpreter)
     (folder / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
     (folder / "bin").mkdir(exist_ok=True)
     for name, target in (("bin/python", interpreter), ("bin/python3", "python"), ("lib64", "lib")):
@@ -275,7 +275,7 @@ def _find_interpreter(named: str, version: str) -> Path:
     return Path(found).resolve()
 
 
-def _check_base(folder: Path, interpreter: Path) -> None:
+def _check_base_interpreter(folder: Path, interpreter: Path) -> None:
     said, wrong = _run(interpreter)
     if said:
         return

@@ -142,11 +142,11 @@ def _worker_options(plan: VinePlan, workspace: Path | None) -> str:
     if workspace is not None:
         words.append(f"--workspace={shlex.quote(str(workspace))}/$$")
     elif plan.scratch:
-        words.append(f"--workspace={_in_shell(plan.scratch)}/stoker-vine-$$")
+        words.append(f"--workspace={_quote_for_node_shell(plan.scratch)}/stoker-vine-$$")
     return " ".join(words)
 
 
-def _in_shell(path: str) -> str:
+def _quote_for_node_shell(path: str) -> str:
     """Quote a path for the shell of a node, except for a leading `$TMPDIR` or `~`."""
     if path[:1] not in ("$", "~"):
         return shlex.quote(path)

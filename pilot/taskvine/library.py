@@ -33,7 +33,13 @@ from stoker.pilot.library.call_records import LogTail, Marker
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
-from stoker.pilot.library.process import ClearedFolder, ProcessGuard, Workplace, links_of, use_temporary
+from stoker.pilot.library.process import (
+    ClearedFolder,
+    ProcessGuard,
+    Workplace,
+    context_file_paths,
+    set_temporary_folder,
+)
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.taskvine import messages
 from stoker.pilot.zygote.processes import MemoryLimit, resident_bytes
@@ -163,7 +169,7 @@ class VineLibrary:
     def serve(self, order: messages.PoolOrder) -> messages.PoolAnswer:
         if self._held.failure is not None:
             # TaskVine would keep this useless process. A new process may succeed in loading the context.
-            self._leave_soon()
+            self._exit_after_delay()
             return messages.PoolAnswer(order.ticket, self._held)
         before = self._held
         self._held = msgspec.structs.replace(before, orders=before.orders + 1)
@@ -178,15 +184,15 @@ class VineLibrary:
                 except OSError as error:
                     self._retire(f"its folder {folder} is gone: {error}")
         if any(end.failure is not None and end.failure.device for end in ends):
-            self._leave_soon()  # this process can no longer use devices
+            self._exit_after_delay()  # this process can no longer use devices
         return messages.PoolAnswer(order.ticket, before, ends)
 
     def _retire(self, why: str) -> None:
         with contextlib.suppress(OSError):
             os.write(self._log_fd, f"the library ends: {why}\n".encode("utf-8", "replace"))
-        self._leave_soon()
+        self._exit_after_delay()
 
-    def _leave_soon(self) -> None:
+    def _exit_after_delay(self) -> None:
         leave = threading.Timer(_EXIT_DELAY_S, os._exit, (1,))
         leave.daemon = True
         leave.start()
@@ -197,9 +203,11 @@ class VineLibrary:
         recipe, setup = self._setup.recipe, self._setup
         objects = {ref.name: os.path.join(self._home, ref.name) for ref in recipe.objects}
         self._temporary = ClearedFolder(os.path.join(self._home, "stoker-tmp"))
-        use_temporary(self._temporary.short_path)
+        set_temporary_folder(self._temporary.short_path)
         workplace = Workplace(
-            os.path.join(self._home, "stoker-call"), temporary=self._temporary, links=links_of(recipe, objects)
+            os.path.join(self._home, "stoker-call"),
+            temporary=self._temporary,
+            links=context_file_paths(recipe, objects),
         )
         ambient.enter_library(
             device=setup.devices, objects=objects, device_memory_bytes=setup.recipe.needs.device_memory_bytes
@@ -207,17 +215,17 @@ class VineLibrary:
         started, failure, context = time.monotonic(), None, None
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
         try:
-            workplace.enter_home(recipe.home)
+            workplace.enter_working_folder(recipe.home)
             context = load_context(recipe, objects)
         except CallStopped:
-            failure = self._load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
+            failure = self._make_load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
         except BaseException as error:  # a loader may call sys.exit
             trace = error.__traceback__
             text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
             print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
             advice = workplace.advice(error)
             what = f"the loader raised {type(error).__name__}: {error}" + (f"\n{advice}" if advice else "")
-            failure = self._load_failure(what, text=text)
+            failure = self._make_load_failure(what, text=text)
         finally:
             self._watch.end()
         ambient.enter_library(device=setup.devices, context=context)
@@ -230,7 +238,7 @@ class VineLibrary:
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
 
-    def _load_failure(self, message: str, *, text: str) -> Failure:
+    def _make_load_failure(self, message: str, *, text: str) -> Failure:
         return Failure(
             kind=FailureKind.CONTEXT,
             message=clean(f"{self._setup.recipe.name}: {message}"),

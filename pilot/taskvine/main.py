@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
-from stoker.folders import folders_here
+from stoker.folders import working_folder_if_exists
 from stoker.log_files import keep_log
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import presence
@@ -125,7 +125,7 @@ class PoolLoop:
             self._check_at = now + _CHECK_S
             # TaskVine holds the interpreter lock. If TaskVine hangs, exit this process, so that another pool can run.
             faulthandler.dump_traceback_later(_HANG_LIMIT_S, exit=True)
-            self._count_workers()
+            self._update_connected_workers()
             self._scale(now)
             pool.share_slots()
             if not self._engine_ended and (why := self._factory.ended()):
@@ -142,7 +142,7 @@ class PoolLoop:
 
     # ---- workers
 
-    def _count_workers(self) -> None:
+    def _update_connected_workers(self) -> None:
         here = {worker.name: worker for worker in self._engine.workers()}
         for name in here.keys() - self._workers.keys():
             worker = here[name]
@@ -153,7 +153,7 @@ class PoolLoop:
         if not self._devices and here and not self._pool.state.leaving:
             self._devices = slots_of(next(iter(here.values())), self._plan)
             self._usable = len(self._devices)
-            self._pool.have_devices(self._devices)
+            self._pool.replace_core_with_devices(self._devices)
             if self._link.dealer.connected:
                 self._greet()
         if self._devices:
@@ -246,7 +246,11 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     setup = messages.Setup(
-        pilot=pilot, logs=str(logs), objects=str(session.objects), running=str(running), search_path=folders_here()
+        pilot=pilot,
+        logs=str(logs),
+        objects=str(session.objects),
+        running=str(running),
+        search_path=working_folder_if_exists(),
     )
     factory = VineFactory(
         orders,

@@ -94,7 +94,7 @@ def encode_note(note: Note) -> bytes:
     return msgspec.json.encode(note) + b"\n"
 
 
-def take_note(running: str, ticket: int) -> Note | None:
+def read_and_remove_note(running: str, ticket: int) -> Note | None:
     path = note_file(running, ticket)
     try:
         note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Note)

@@ -85,7 +85,7 @@ class VinePool:
     def state(self) -> CoreState:
         return self.core.state
 
-    def have_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
+    def replace_core_with_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
         """Replace the core by a core with the first worker's devices. The old core must not have sent messages."""
         self.core = PilotCore(msgspec.structs.replace(self.state.facts, devices=devices))
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)

@@ -99,7 +99,7 @@ class Orders:
         mean = self._means.get(function, run_s)
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
-    def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
+    def take_next_order(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
         """Remove the next order's calls from a queue: one function and equal options; a large call is alone."""
         run, _ = queue[0]
         mean = self._means.get(run.function, 0.0)
@@ -161,7 +161,7 @@ class Orders:
                 self._engine.forget(ref.name)
         succeeded = done.result == "success"
         answer = messages.decode_answer(done.answer) if succeeded else None
-        note = None if succeeded else messages.take_note(self.setup.running, order.ticket)
+        note = None if succeeded else messages.read_and_remove_note(self.setup.running, order.ticket)
         then(OrderOutcome(order, done.result, answer, frozenset(stopped), note))
 
 
@@ -249,7 +249,7 @@ class PoolLibrary:
             self._send_message(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
         self._queue.extend((run, spec) for spec in run.calls)
-        self._feed()
+        self._submit_next_order()
 
     def _drop(self, calls: tuple[CallId, ...]) -> list[CallId]:
         wanted = set(calls)
@@ -262,14 +262,14 @@ class PoolLibrary:
 
     # ---- TaskVine
 
-    def _feed(self) -> None:
+    def _submit_next_order(self) -> None:
         if self._order is not None or self._is_over:
             return
         if self._stops:
             self._end()
         elif self._queue:
             self._tries = 0
-            self._submit(self._orders.next_of(self._queue))
+            self._submit(self._orders.take_next_order(self._queue))
 
     def _submit(self, order: messages.PoolOrder) -> None:
         self._order = order
@@ -305,7 +305,7 @@ class PoolLibrary:
         if not held.orders:
             name = self._ordered.recipe.name
             log.info("TaskVine loaded %s again on %s: %.2f s", name, held.host, held.load_s)
-        self._feed()
+        self._submit_next_order()
 
     def _failed(self, outcome: OrderOutcome) -> None:
         order, note = outcome.order, outcome.note
@@ -325,7 +325,7 @@ class PoolLibrary:
         if calls:
             self._submit(self._orders.new(order, calls))
         else:
-            self._feed()
+            self._submit_next_order()
 
     # ---- messages to the core
 

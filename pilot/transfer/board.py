@@ -1,7 +1,7 @@
 """The copy of an object on disk, the choice of the next pieces, and the shared state of one fetch.
 
 A new copy contains all folders, links and files, with holes for missing pieces. Another process may complete the copy:
-`recheck` keeps correct pieces.
+`keep_correct_pieces` keeps correct pieces.
 
 As in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003), a fetch requests the rarest piece first and
 breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the reader of the object's origin only if no
@@ -30,8 +30,8 @@ from stoker.contexts.manifest import (
     EntryKind,
     Manifest,
     Slice,
-    is_right,
-    piece_bytes,
+    is_piece_intact,
+    piece_size_bytes,
     pieces,
     read_manifest,
 )
@@ -65,15 +65,15 @@ class ObjectCopy:
     def complete(self) -> bool:
         return len(self.arrivals) == len(self.pieces)
 
-    def recheck(self) -> int:
+    def keep_correct_pieces(self) -> int:
         """Keep correct pieces of an earlier attempt; return the number of bytes kept. Raises OSError."""
         kept = 0
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
             if any(self._is_hole(part) for part in piece):
                 continue
-            size = piece_bytes(piece)
-            if self.read(index, buffer[:size]) and is_right(piece, buffer[:size]):
+            size = piece_size_bytes(piece)
+            if self.read(index, buffer[:size]) and is_piece_intact(piece, buffer[:size]):
                 self._arrive(index)
                 kept += size
         return kept
@@ -81,7 +81,7 @@ class ObjectCopy:
     def write(self, index: int, data: memoryview) -> bool:
         """Write a piece to disk. False if its bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
-        if not is_right(piece, data):
+        if not is_piece_intact(piece, data):
             return False
         offset = 0
         for part in piece:
@@ -240,7 +240,7 @@ class Picker(Generic[S]):
                 if not self._here[index]:
                     offer.pieces.append(index)
 
-    def has_not(self, source: S, index: int) -> None:
+    def mark_piece_unavailable(self, source: S, index: int) -> None:
         """Record that a source cannot send a piece now."""
         offer = self._offers[source]
         self._withdraw_request(offer, index)
@@ -382,14 +382,14 @@ class FetchState:
         self.over = False
         self.failure: Exception | None = None
 
-    def establish(self, manifest: bytes) -> ObjectCopy:
+    def create_object_copy(self, manifest: bytes) -> ObjectCopy:
         """Create the copy from its manifest. Raises WrongBytesError, OSError."""
         with self._making:
             if self.copy is not None:
                 return self.copy
             try:
                 copy = ObjectCopy(self._root, self.name, manifest, whole=False)
-                kept = copy.recheck()
+                kept = copy.keep_correct_pieces()
             except ValueError as error:
                 raise WrongBytesError(str(error)) from error
             except OSError as error:
@@ -418,7 +418,7 @@ class FetchState:
         """Record new pieces of a source, or a piece that the source `lacks`."""
         with self._changed:
             if lacks is not None:
-                self._picker.has_not(source, lacks)
+                self._picker.mark_piece_unavailable(source, lacks)
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
+from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_size_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, FetchState, ObjectCopy, ObjectSource, WrongBytesError
@@ -140,7 +140,7 @@ class SourceReader:
         data = _body(channel, header, "data", most=PART_BYTES)
         copy = self._board.copy
         if copy is None:
-            copy = self._board.establish(self._board.told or bytes(manifest))
+            copy = self._board.create_object_copy(self._board.told or bytes(manifest))
         count = len(copy.pieces)
         has = range(count) if header.get("whole") else (i for i in range(count) if bits[i >> 3] >> (i & 7) & 1)
         if not header.get("whole") and len(bits) != -(-count // 8):
@@ -170,7 +170,7 @@ class SourceReader:
 
     def _answer(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
         header = channel.receive()
-        size = piece_bytes(copy.pieces[index])
+        size = piece_size_bytes(copy.pieces[index])
         has = _indices(header, len(copy.pieces))
         if header.get("error"):
             _body(channel, header, "", most=0)
@@ -190,7 +190,7 @@ class SourceReader:
             make = self._means.manifest_at
             if not board.told and make is None:
                 raise wire.PeerError("its manifest is unknown")
-            copy = board.establish(board.told or (make(self.source.path) if make else b""))
+            copy = board.create_object_copy(board.told or (make(self.source.path) if make else b""))
         original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
         board.join(self.source, range(len(copy.pieces)))
         buffer = memoryview(bytearray(PART_BYTES))
@@ -199,7 +199,7 @@ class SourceReader:
             if index is None:
                 board.wait(_IDLE_S)
                 continue
-            data = buffer[: piece_bytes(copy.pieces[index])]
+            data = buffer[: piece_size_bytes(copy.pieces[index])]
             if not original.read(index, data):
                 raise OSError(f"{self.source.path} is shorter than it was")
             board.arrive(self.source, index, data)
@@ -274,7 +274,7 @@ class ObjectFetch:
         board, alone_at = self._board, time.monotonic()
         if board.told:  # check parts of an earlier attempt before the sources answer
             try:
-                board.establish(board.told)
+                board.create_object_copy(board.told)
             except (OSError, WrongBytesError) as error:
                 board.end(error)
         try:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 from stoker.connections import UnprovenPlaces, join_address
-from stoker.contexts.manifest import Piece, piece_bytes
+from stoker.contexts.manifest import Piece, piece_size_bytes
 from stoker.log_files import SeldomLog
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy
@@ -43,7 +43,7 @@ class Sending:
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
         """Record that a piece is being sent. False if no further peer may receive the piece now."""
         with self._lock:
-            object, sent, wait_s = self._state_of(copy, index, host)
+            object, sent, wait_s = self._piece_sending_state(copy, index, host)
             if wait_s > 0:
                 return False
             object.under_way += sent.since is None
@@ -66,9 +66,9 @@ class Sending:
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
         """Return the seconds until a further peer may receive a piece."""
         with self._lock:
-            return self._state_of(copy, index, host)[2]
+            return self._piece_sending_state(copy, index, host)[2]
 
-    def _state_of(self, copy: ObjectCopy, index: int, host: str) -> tuple[_Object, _Sent, float]:
+    def _piece_sending_state(self, copy: ObjectCopy, index: int, host: str) -> tuple[_Object, _Sent, float]:
         now = time.monotonic()
         object = self._objects.setdefault(copy.name, _Object())
         sent = object.pieces.setdefault(index, _Sent())
@@ -297,7 +297,7 @@ class _PeerService:
         whole = copy.complete
         manifest = copy.data if wants_manifest else b""
         if len(copy.pieces) == 1 and whole:
-            size = piece_bytes(copy.pieces[0])
+            size = piece_size_bytes(copy.pieces[0])
             header = {"manifest": len(manifest), "have": 0, "whole": True, "data": size}
             self._channel.send_header(header, len(manifest) + size)
             self._channel.send_body(manifest)
@@ -305,7 +305,7 @@ class _PeerService:
             self._announced = 1
             return
         self._announced = len(copy.arrivals)
-        bits = b"" if whole else bits_of(copy.arrivals[: self._announced], len(copy.pieces))
+        bits = b"" if whole else pack_piece_bits(copy.arrivals[: self._announced], len(copy.pieces))
         header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
         self._channel.send(header, manifest, bits)
 
@@ -313,7 +313,7 @@ class _PeerService:
         copy, until = self._copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
-            soonest = min(map(self._free_in, self._later), default=WAIT_S)
+            soonest = min(map(self._seconds_until_piece_free, self._later), default=WAIT_S)
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
@@ -326,12 +326,12 @@ class _PeerService:
         told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
         self._announced += len(told)
         for index in self._later:
-            if self._free_in(index) <= 0:
+            if self._seconds_until_piece_free(index) <= 0:
                 self._later.discard(index)
                 return [*told, index]
         return told
 
-    def _free_in(self, index: int) -> float:
+    def _seconds_until_piece_free(self, index: int) -> float:
         return self._server.sending.free_in(self._copy, index, host=self._host)
 
     def _piece(self, index: int) -> None:
@@ -344,7 +344,7 @@ class _PeerService:
         else:
             try:
                 channel.send_header(
-                    {"index": index, "have": self._pieces_to_announce()}, piece_bytes(copy.pieces[index])
+                    {"index": index, "have": self._pieces_to_announce()}, piece_size_bytes(copy.pieces[index])
                 )
                 self._send_piece(copy.pieces[index])
             finally:
@@ -361,7 +361,7 @@ class _PeerService:
             raise wire.PeerError(f"{self._copy.name} cannot be read any more: {error}") from error
 
 
-def bits_of(indices: Iterable[int], count: int) -> bytes:
+def pack_piece_bits(indices: Iterable[int], count: int) -> bytes:
     """Return one bit for each of `count` pieces, set for the pieces in `indices`."""
     bits = bytearray(-(-count // 8))
     for index in indices:

@@ -185,7 +185,7 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
         raise PeerError(f"a peer was refused: {_why(error)}") from error
 
 
-def route_to(host: str) -> str:
+def local_address_for_host(host: str) -> str:
     """Return this machine's address on the network route to `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

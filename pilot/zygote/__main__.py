@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from stoker.folders import folders_here
+from stoker.folders import working_folder_if_exists
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.server import ZygoteServer
 
@@ -19,7 +19,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     os.set_inheritable(number, False)
-    for folder in folders_here():
+    for folder in working_folder_if_exists():
         if folder not in sys.path:
             sys.path.append(folder)  # for modules next to the user's program
     ZygoteServer(socket.socket(fileno=number), scratch=scratch).run()

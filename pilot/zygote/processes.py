@@ -31,7 +31,7 @@ _COMMAND_LINE_WAIT_S = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def is_tracker(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
     """True for a living process that only cleans up resources of other processes."""
     try:
         command = _command_line(pid)
@@ -128,7 +128,7 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
             os.kill(pid, how)
 
 
-def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
+def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
     """Kill all children that are not `known`, and their descendants; return these children.
 
     Orphans of killed processes become children of this process's main thread. `of_main`: spare children of other
@@ -138,9 +138,9 @@ def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float 
     until = time.monotonic() + wait_s
     while True:
         here = children(os.getpid(), of_main=of_main)
-        strays = [pid for pid in here if pid not in known and not is_tracker(pid)]
+        strays = [pid for pid in here if pid not in known and not is_resource_tracker(pid)]
         below = (pid for stray in strays for pid in reversed(list(tree(stray))))
-        kill_all(pid for pid in below if not is_tracker(pid))
+        kill_all(pid for pid in below if not is_resource_tracker(pid))
         killed.update(strays)
         for pid in strays:
             reap(pid)
@@ -152,14 +152,14 @@ def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float 
         time.sleep(0.001)
 
 
-def trackers() -> list[int]:
-    return [pid for pid in children(os.getpid()) if is_tracker(pid)]
+def child_resource_trackers() -> list[int]:
+    return [pid for pid in children(os.getpid()) if is_resource_tracker(pid)]
 
 
-def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
+def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
     """Wait until the trackers among the children end. Kill trackers that do not end in time."""
     until = time.monotonic() + wait_s
-    while left := [pid for pid in trackers() if pid not in known]:
+    while left := [pid for pid in child_resource_trackers() if pid not in known]:
         for pid in left:
             reap(pid)
         if time.monotonic() > until:

@@ -49,20 +49,20 @@ class ImportedThreads:
     def __init__(self) -> None:
         self._started = dict.fromkeys(_threads(), "code before the imports")
 
-    def attribute_to(self, module: str) -> None:
+    def attribute_new_threads(self, module: str) -> None:
         """Attribute new threads to the module that was just imported."""
         for thread in _threads():
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
         """Return the names of threads that forbid a fork, by the module that started the threads."""
-        found = self._harmful()
+        found = self._harmful_threads_by_module()
         if found:
             time.sleep(_THREAD_NAME_WAIT_S)
-            found = self._harmful()
+            found = self._harmful_threads_by_module()
         return found
 
-    def _harmful(self) -> dict[str, str]:
+    def _harmful_threads_by_module(self) -> dict[str, str]:
         names: dict[str, list[str]] = {}
         for thread, name in _threads().items():
             if thread != os.getpid() and name not in HARMLESS:
@@ -299,12 +299,12 @@ class ZygoteServer:
                     getattr(found, attribute)
             except BaseException as error:  # a module may call sys.exit
                 failed[name] = f"{type(error).__name__}: {error}"
-            threads.attribute_to(name)
+            threads.attribute_new_threads(name)
         listener.stop()
         set_threads(1)
         gc.freeze()  # without a collection, which takes a tenth of PyTorch's import time and frees no memory
         gc.enable()
-        self._own_trackers = frozenset(processes.trackers())
+        self._own_trackers = frozenset(processes.child_resource_trackers())
         harmful = threads.harmful()
         self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
         # From now on this process has children to clean up: request SIGUSR1 instead of SIGKILL when the agent ends.
@@ -342,27 +342,29 @@ class ZygoteServer:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # ended trackers are no orphans
+            orphans = (
+                processes.kill_stray_children(self._libraries) - self._trackers.keys()
+            )  # ended trackers are no orphans
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
-            for tracker in set(processes.trackers()) - self._own_trackers:
+            for tracker in set(processes.child_resource_trackers()) - self._own_trackers:
                 self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
             self._send(client.Exited(library, pid, max(0, -code), max(0, code), peak, len(orphans)))
 
     def _kill_late_trackers(self) -> None:
         if self._trackers:
-            here = set(processes.trackers())  # another process may have the pid of a reaped tracker
+            here = set(processes.child_resource_trackers())  # another process may have the pid of a reaped tracker
             self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
             processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
     def _clean(self) -> None:
         libraries = set(self._libraries)
-        killed = processes.kill_strays(())
+        killed = processes.kill_stray_children(())
         processes.remove_system_v_segments(libraries | killed, since=self._began)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
-        processes.end_trackers(self._own_trackers)
+        processes.end_resource_trackers(self._own_trackers)
 
 
 def _refuse(descriptors: Iterable[int], what: str) -> None:

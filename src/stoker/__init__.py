@@ -25,7 +25,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stoker.startup import RELEASE, import_whole
+from stoker.startup import RELEASE, import_deferring_interrupt
 
 __version__ = RELEASE
 
@@ -88,8 +88,8 @@ def __getattr__(name: str) -> Any:
         home = _HOME[name]
     except KeyError:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}") from None
-    importlib.import_module("stoker.tracebacks").hide_own_frames()
-    value = getattr(import_whole(home), name)
+    importlib.import_module("stoker.tracebacks").install_traceback_hooks()
+    value = getattr(import_deferring_interrupt(home), name)
     globals()[name] = value
     return value
 

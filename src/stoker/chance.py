@@ -46,7 +46,7 @@ class Stream:
         return math.exp(math.sqrt(variance) * _quantile(self.uniform(number)) - variance / 2)
 
 
-def least_factor(*, cv: float) -> float:
+def min_random_factor(*, cv: float) -> float:
     """Return the lowest value that `Stream.factor` returns for any seed and number."""
     if not cv:
         return 1.0

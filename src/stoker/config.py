@@ -96,7 +96,7 @@ from stoker.site import (
     Session,
     Site,
     Size,
-    absolute_policy,
+    make_policy_path_absolute,
 )
 from stoker.units import parse_bytes, parse_seconds, without_unit
 
@@ -107,7 +107,7 @@ SiteSetting = tuple[str, str]
 """Names of a table and of its setting."""
 
 
-def without_effect(site: Site) -> dict[SiteSetting, str]:
+def settings_without_effect(site: Site) -> dict[SiteSetting, str]:
     """Return the settings that have no effect on `site`, each with the reason and advice."""
     found: dict[SiteSetting, str] = {}
     local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
@@ -149,7 +149,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
 
 def refuse_settings_without_effect(site: Site) -> None:
     """Raise ConfigError if a program created `site` with a setting that has no effect."""
-    for (table, setting), why in without_effect(site).items():
+    for (table, setting), why in settings_without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
         if getattr(settings, field.name) != field.default:
@@ -200,7 +200,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file{_near_file(path)}", file=str(path)) from None
+        raise ConfigError(f"{path}: no such file{_suggest_site_file(path)}", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
@@ -221,12 +221,12 @@ def with_default_policy(site: Site, policy: str) -> Site:
 
 def site_file(site: str | os.PathLike[str]) -> Path:
     path = Path(site).expanduser()
-    if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_sites():
+    if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_site_names():
         return _SHIPPED / f"{path.name}.toml"
     return path
 
 
-def shipped_sites() -> list[str]:
+def shipped_site_names() -> list[str]:
     return sorted(file.stem for file in _SHIPPED.glob("*.toml"))
 
 
@@ -244,9 +244,9 @@ def parse_site(text: str, *, file: str) -> Site:
         ConfigError: The site is wrong. Facts, if known: `file`, `line`, `key`.
     """
     data = parse_toml(text, file=file)
-    _read_numbers(data)
+    _convert_number_settings(data)
     site = read_toml(text, Site, file=file, shapes=_SHAPES, read=read_unit, data=data)
-    for (table, setting), why in without_effect(site).items():
+    for (table, setting), why in settings_without_effect(site).items():
         if setting in data.get(table, {}):
             line = line_of((table, setting), text)
             problem = f"line {line}: [{table}] {setting} has no effect: {why}"
@@ -254,7 +254,7 @@ def parse_site(text: str, *, file: str) -> Site:
     return site
 
 
-def _read_numbers(data: dict[str, Any]) -> None:
+def _convert_number_settings(data: dict[str, Any]) -> None:
     """Convert numbers in `data` in place: `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
@@ -275,7 +275,9 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
     """Make the paths of policies absolute, because the session runs in another folder."""
     policy = site.policy
-    names = {each: absolute_policy(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")}
+    names = {
+        each: make_policy_path_absolute(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")
+    }
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
 
 
@@ -309,12 +311,12 @@ def read_unit(kind: type, value: Any) -> Any:
     return Duration(parse_seconds(value))
 
 
-def _near_file(path: Path) -> str:
+def _suggest_site_file(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f" (there is no folder {folder})"
     here = sorted(file.stem for file in folder.glob("*.toml"))
-    shipped = [] if path.suffix or folder != Path() else shipped_sites()
+    shipped = [] if path.suffix or folder != Path() else shipped_site_names()
     close = difflib.get_close_matches(path.name.removesuffix(".toml"), [*here, *shipped], n=1, cutoff=0.6)
     if close:
         return f"; did you mean {folder / close[0]}.toml?" if close[0] in here else f"; did you mean {close[0]}?"
@@ -351,12 +353,12 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
             raise ConfigError(f"two sites of the session are called {loaded.name}; rename one of them", key="name")
         found[loaded.name] = loaded
         others = [base / Path(other).expanduser() for other in loaded.sites]
-        _refuse_repeated(loaded, others, file=file)
+        _refuse_duplicate_sites(loaded, others, file=file)
         todo += others
     return tuple(found.values())
 
 
-def _refuse_repeated(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
+def _refuse_duplicate_sites(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
     named: set[Path] = set()
     for written, other in zip(site.sites, others, strict=True):
         path = site_file(other).resolve()
@@ -371,7 +373,7 @@ def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -
     """Write each site of a session to a file `NAME.toml` in a folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for site in sites:
-        (folder / f"{site.name}.toml").write_text(site_text(site), encoding="utf-8")
+        (folder / f"{site.name}.toml").write_text(format_site_toml(site), encoding="utf-8")
     (folder / PYTHON_PATH).write_text(python_path, encoding="utf-8", errors="surrogateescape")
 
 
@@ -385,9 +387,9 @@ def read_python_path(folder: Path) -> str:
     return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
 
 
-def site_text(site: Site) -> str:
+def format_site_toml(site: Site) -> str:
     """Return a site as TOML text, without `sites` and settings that have no effect."""
-    lines, tables, vain = [], [], without_effect(site)
+    lines, tables, vain = [], [], settings_without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
         if isinstance(value, msgspec.Struct):
@@ -397,14 +399,14 @@ def site_text(site: Site) -> str:
                 for entry in inner
                 if (field.encode_name, entry.encode_name) not in vain
             )
-            settings = [_setting(entry, said) for entry, said in given if said is not None]  # skip None
+            settings = [_format_toml_setting(entry, said) for entry, said in given if said is not None]  # skip None
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":
-            lines.append(_setting(field, value))
+            lines.append(_format_toml_setting(field, value))
     return "\n".join([*lines, *tables, ""])
 
 
-def _setting(field: FieldInfo, value: Any) -> str:
+def _format_toml_setting(field: FieldInfo, value: Any) -> str:
     if field.type is Duration:  # without an exponent
         value = f"{Decimal(repr(float(value))):f} s"
     elif field.type is Size:

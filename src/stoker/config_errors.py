@@ -50,19 +50,19 @@ def _lines(text: str) -> dict[KeyPath, int]:
         if not until and depth == 0:
             header, key = _HEADER.match(line), _KEY.match(line)
             if header:
-                table = _newest(_dotted(header[2]), counted)
+                table = _newest(_split_dotted_key(header[2]), counted)
                 if header[1] == "[[":
                     counted[table] = counted.get(table, 0) + 1
                     found.setdefault(table, number)
                     table = (*table, str(counted[table] - 1))
                 found.setdefault(table, number)
             elif key:
-                path = (*table, *_dotted(key[1]))
+                path = (*table, *_split_dotted_key(key[1]))
                 for end in range(len(table) + 1, len(path) + 1):
                     found.setdefault(path[:end], number)
                 for inner in _INNER.findall(line[key.end() :]):
                     found.setdefault((*path, inner), number)
-        until, depth = _left_open(line, until=until, depth=depth)
+        until, depth = _open_quotes_and_brackets(line, until=until, depth=depth)
     return found
 
 
@@ -75,11 +75,11 @@ def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
     return (*whole, *path[-1:])
 
 
-def _dotted(text: str) -> KeyPath:
+def _split_dotted_key(text: str) -> KeyPath:
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 
-def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
+def _open_quotes_and_brackets(line: str, *, until: str, depth: int) -> tuple[str, int]:
     """Return the quotes (or "") and the number of brackets that are still open after `line`."""
     position = 0
     while True:
@@ -119,22 +119,24 @@ def is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
+def find_setting_at_path(
+    root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None
+) -> SettingPlace:
     """Return the setting at a path from msgspec. In msgspec's path, `...` means the first invalid table in `data`."""
     kind: Any = root
     path: KeyPath = ()
     shown: KeyPath = ()
     for part in parts:
-        kind = meant_type(kind, data)
-        inner = _fields_of(kind).get(part) if is_struct(kind) else _element(kind)
+        kind = resolve_tagged_union(kind, data)
+        inner = _fields_of(kind).get(part) if is_struct(kind) else _container_element_type(kind)
         if part == "..." and isinstance(data, dict):
             part = next((name for name, value in data.items() if not _reads(value, inner, read)), part)
-        data = _value_inside(data, part)
+        data = _value_at_key(data, part)
         path = (*path, part)
         named = isinstance(data, dict) and part.isdigit() and isinstance(data.get("name"), str)
         shown = (*shown, data["name"] if named else part)
         kind = inner
-    return SettingPlace(path, shown, meant_type(kind, data))
+    return SettingPlace(path, shown, resolve_tagged_union(kind, data))
 
 
 def settings_of(kind: Any) -> list[str]:
@@ -142,49 +144,51 @@ def settings_of(kind: Any) -> list[str]:
     return [*([tag] if tag else []), *_fields_of(kind)]
 
 
-def tags_of(kind: Any) -> dict[str, type[msgspec.Struct]]:
+def structs_by_tag(kind: Any) -> dict[str, type[msgspec.Struct]]:
     return {
-        str(each.__struct_config__.tag): each for each in _structs_of(kind) if each.__struct_config__.tag is not None
+        str(each.__struct_config__.tag): each
+        for each in _struct_types_in(kind)
+        if each.__struct_config__.tag is not None
     }
 
 
 def tag_field(kind: Any) -> str:
-    return next((each.__struct_config__.tag_field or "" for each in _structs_of(kind)), "")
+    return next((each.__struct_config__.tag_field or "" for each in _struct_types_in(kind)), "")
 
 
-def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
+def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
     """Yield the header of each possible table (empty: the top level), and its settings."""
-    for struct in _structs_of(kind):
+    for struct in _struct_types_in(kind):
         yield at, settings_of(struct)
         for name, inner in _fields_of(struct).items():
             below = f"{at}.{name}" if at else name
-            if get_origin(_bare(inner)) is dict:
+            if get_origin(_strip_annotated(inner)) is dict:
                 below += ".NAME"
-            element = _element(inner)
-            yield from tables_of(element if element is not None else inner, at=below)
+            element = _container_element_type(inner)
+            yield from iter_table_settings(element if element is not None else inner, at=below)
 
 
-def meant_type(kind: Any, data: Any) -> Any:
+def resolve_tagged_union(kind: Any, data: Any) -> Any:
     """Return the union member that the tag in `data` selects. Return any other type unchanged."""
-    kind = _bare(kind)
-    structs = tags_of(kind)
+    kind = _strip_annotated(kind)
+    structs = structs_by_tag(kind)
     if len(structs) > 1 and isinstance(data, dict):
         return structs.get(str(data.get(tag_field(kind))), kind)
     return kind
 
 
-def _structs_of(kind: Any) -> list[type[msgspec.Struct]]:
-    kind = _bare(kind)
+def _struct_types_in(kind: Any) -> list[type[msgspec.Struct]]:
+    kind = _strip_annotated(kind)
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return [_bare(member) for member in members if is_struct(_bare(member))]
+    return [_strip_annotated(member) for member in members if is_struct(_strip_annotated(member))]
 
 
-def _bare(kind: Any) -> Any:
+def _strip_annotated(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def _element(kind: Any) -> Any:
-    kind = _bare(kind)
+def _container_element_type(kind: Any) -> Any:
+    kind = _strip_annotated(kind)
     inside = get_args(kind)
     if get_origin(kind) is dict:
         return inside[1]
@@ -198,7 +202,7 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
-def _value_inside(data: Any, part: str) -> Any:
+def _value_at_key(data: Any, part: str) -> Any:
     if isinstance(data, dict):
         return data.get(part)
     if isinstance(data, list | tuple) and part.isdigit() and int(part) < len(data):
@@ -241,7 +245,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
-        problem = _toml_words(re.sub(r" \(at .*\)$", "", str(error)))
+        problem = _reword_toml_error(re.sub(r" \(at .*\)$", "", str(error)))
         raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
     except RecursionError:
         raise ConfigError(f"{file}: not TOML: its lists or tables are nested too deep", file=file) from None
@@ -267,7 +271,7 @@ _TOML_WORDS = {
 """Explanations for users, by the start of tomllib's message."""
 
 
-def _toml_words(problem: str) -> str:
+def _reword_toml_error(problem: str) -> str:
     return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
 
 
@@ -303,8 +307,8 @@ def explain(
     """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
-    place = setting_at(root, parts, data=data, read=read)
-    said = _fault_words(problem, place, root, shapes, data=data, read=read)
+    place = find_setting_at_path(root, parts, data=data, read=read)
+    said = _explain_setting_fault(problem, place, root, shapes, data=data, read=read)
     path = (*place.path[: said.table], said.key.partition("[")[0])
     table = ".".join(place.shown[: said.table])
     return ConfigFault(line_of(path, text), said.key, f"[{table}] {said.words}" if table else said.words, path)
@@ -313,7 +317,7 @@ def explain(
 _STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 
 
-def _fault_words(
+def _explain_setting_fault(
     problem: str,
     place: SettingPlace,
     root: type[msgspec.Struct],
@@ -329,7 +333,7 @@ def _fault_words(
         return _Explanation(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
-        choices = f"; {_choices(tags_of(kind), '')}" if missing[1] == tag_field(kind) else ""
+        choices = f"; {_choices(structs_by_tag(kind), '')}" if missing[1] == tag_field(kind) else ""
         return _Explanation(whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
         # a message about several settings begins with the name of one of them
@@ -340,8 +344,8 @@ def _fault_words(
         return _Explanation(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
-        above = setting_at(root, parts[:-1], data=data, read=read).kind
-        known = _values(kind) or tags_of(above)
+        above = find_setting_at_path(root, parts[:-1], data=data, read=read).kind
+        known = _values(kind) or structs_by_tag(above)
         return _Explanation(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
         return _Explanation(last, key, f"{key}: {shapes[key]}")
@@ -379,7 +383,7 @@ def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
     here = settings_of(table)
     if hint := did_you_mean(key, here, otherwise=""):
         return hint
-    for other, there in tables_of(root):
+    for other, there in iter_table_settings(root):
         close = difflib.get_close_matches(key, there, n=1, cutoff=0.75)
         if close and there != here:
             return f"did you mean {close[0]} {f'in [{other}]' if other else 'at the top of the file'}?"

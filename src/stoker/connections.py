@@ -94,9 +94,9 @@ class UnprovenPlaces(Generic[K]):
 
     def surplus(self) -> tuple[K, str] | None:
         """Remove and return the connection to close and its address. Return None for up to `most` connections."""
-        return self.take_oldest() if len(self) > self.most else None
+        return self.pop_oldest_connection() if len(self) > self.most else None
 
-    def take_oldest(self) -> tuple[K, str]:
+    def pop_oldest_connection(self) -> tuple[K, str]:
         """Remove and return the oldest connection of the address with most connections. Raises ValueError if empty."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))

@@ -24,16 +24,16 @@ from stoker.manager.cli.console import (
     Redrawn,
     WholeNumber,
     error,
+    exit_silently_on_closed_pipe,
     is_terminal,
     json,
     line,
     lines,
     note,
     redrawn,
-    survive_closed_pipe,
 )
 from stoker.progress_display import ProgressBar
-from stoker.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.pace import WorkPace, format_time_left
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
@@ -73,7 +73,7 @@ class Screen:
             text: Without a line end.
             style: A style of Rich, for terminals (`bold red`).
         """
-        with survive_closed_pipe():
+        with exit_silently_on_closed_pipe():
             self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
@@ -84,7 +84,7 @@ class Screen:
         """
         if sys.stdout is None:  # stdout was closed before the program started
             return
-        with survive_closed_pipe():
+        with exit_silently_on_closed_pipe():
             sys.stdout.write(dumps(value, indent=1, ensure_ascii=False) + "\n")
             sys.stdout.flush()
 
@@ -168,7 +168,7 @@ class Progress:
         parts = [f"{self.done}/{self.total}"]
         now, rate = time.monotonic(), self.rate
         if rate and not self._ended:
-            parts.append(_rate_in_words(rate, self.noun))
+            parts.append(_format_rate(rate, self.noun))
             if self._also:
                 parts.append(f"{self._also_pace.per_second(now):,.0f} {self._also}/s")
         facts = self._facts
@@ -177,7 +177,7 @@ class Progress:
             if facts.pilots != 1:
                 parts.append(f"{facts.pilots} pilots")
             if rate:
-                parts.append(left_in_words(self._pace.left_s(self.total - self.done, now)))
+                parts.append(format_time_left(self._pace.left_s(self.total - self.done, now)))
         return "   ".join(parts)
 
     def waiting(self) -> str:
@@ -248,7 +248,7 @@ class Progress:
                 line(f"  {self.noun}  {self.numbers()}")
 
 
-def _rate_in_words(per_second: float, noun: str) -> str:
+def _format_rate(per_second: float, noun: str) -> str:
     if per_second < 0.095:
         return f"{60 * per_second:.1f} {noun}/min"
     return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:.0f} {noun}/s"

@@ -23,7 +23,13 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from stoker.decoding import HEAD_BYTES, UNREADABLE, not_utf8, other_format, wrong_byte
+from stoker.decoding import (
+    HEAD_BYTES,
+    UNREADABLE,
+    describe_invalid_utf8,
+    describe_non_text_format,
+    invalid_byte_message,
+)
 from stoker.errors import ConfigError
 
 __all__ = ["Line", "Row", "digest_file", "read_lines", "read_rows", "text_field", "write_rows"]
@@ -44,7 +50,7 @@ class Line(msgspec.Struct, frozen=True):
     data: bytes
 
 
-def check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
+def refuse_duplicate_columns(names: Sequence[str], *, path: Path, where: str) -> None:
     """Raise ConfigError if two columns have the same name. Columns may have no name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
@@ -68,10 +74,10 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     if path.is_dir():
         return _read_saved_data_set(path)
-    _check_file(path)
+    _check_file_exists(path)
     kind = _kind(path)
     if kind == ".parquet":
-        return _numbered(path, _parquet_fields(path), kind="Parquet")
+        return _numbered(path, _iter_parquet_row_dicts(path), kind="Parquet")
     if kind in _ARROW:
         return _read_arrow(path)
     return _read_text_rows(path, kind=kind)
@@ -88,7 +94,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; give the path of a file", file=str(path))
-    _check_file(path)
+    _check_file_exists(path)
     return _read_lines(path)
 
 
@@ -127,7 +133,7 @@ def text_field(row: Row, field: str, *, file: Path) -> str:
     return value
 
 
-def _check_file(path: Path) -> None:
+def _check_file_exists(path: Path) -> None:
     if not path.exists():
         raise ConfigError(f"{path}: no such file", file=str(path))
 
@@ -155,14 +161,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def _read_text_rows(path: Path, *, kind: str) -> Iterator[Row]:
-    rows = _csv(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _jsonl(path)
+    rows = _csv(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _read_jsonl_rows(path)
     last = ""
     try:
         for row in rows:
             last = row.place
             yield row
     except UnicodeDecodeError:
-        raise _not_text(path) from None
+        raise _invalid_utf8_error(path) from None
     except _DAMAGED as error:
         raise _damaged(path, error, last=last) from None
 
@@ -186,7 +192,7 @@ def _open_bytes(path: Path) -> IO[bytes]:
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
     try:
-        if what := other_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], renamed=ending not in openers):
+        if what := describe_non_text_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], renamed=ending not in openers):
             raise ConfigError(f"{path}: {what}", file=str(path))
     except BaseException as error:
         file.close()
@@ -200,14 +206,14 @@ def _open_bytes(path: Path) -> IO[bytes]:
 def _is_plain_text(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.readline(HEAD_BYTES)
-    return bool(head.strip()) and not other_format(head) and not not_utf8(head)
+    return bool(head.strip()) and not describe_non_text_format(head) and not describe_invalid_utf8(head)
 
 
 def _open(path: Path, *, errors: str = "strict") -> IO[str]:
     return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", errors=errors, newline="")
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl_rows(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -221,11 +227,11 @@ def _jsonl(path: Path) -> Iterator[Row]:
                     f"{path}: line {number}: is {type(fields).__name__}, must be an object", file=str(path), line=number
                 )
             if "\\ud" in line or "\\uD" in line:
-                _check_whole(fields, path=path, number=number)
+                _refuse_lone_surrogates(fields, path=path, number=number)
             yield Row(number=number, place=f"line {number}", fields=fields)
 
 
-def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
+def _refuse_lone_surrogates(fields: dict[str, Any], *, path: Path, number: int) -> None:
     """Raise ConfigError if a text contains half of a surrogate pair, which UTF-8 cannot encode."""
     broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
     if broken:
@@ -245,7 +251,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
                     continue
                 if not header:
                     header = [cell.strip() for cell in cells]
-                    check_columns(header, path=path, where=f"line {number}")
+                    refuse_duplicate_columns(header, path=path, where=f"line {number}")
                     continue
                 if len(cells) != len(header):
                     raise ConfigError(
@@ -270,7 +276,7 @@ def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
     return ConfigError(f"{path}: {what} {where} ({why}); copy or create the file again", file=str(path))
 
 
-def _not_text(path: Path) -> ConfigError:
+def _invalid_utf8_error(path: Path) -> ConfigError:
     """Return an error with the first line that is not UTF-8, which the decoder does not report."""
     number = 0
     try:
@@ -279,7 +285,7 @@ def _not_text(path: Path) -> ConfigError:
                 try:
                     line.encode("utf-8", "surrogateescape").decode("utf-8")
                 except UnicodeDecodeError as error:
-                    where = f"line {number}: {wrong_byte(error.start + 1, error.object[error.start])}"
+                    where = f"line {number}: {invalid_byte_message(error.start + 1, error.object[error.start])}"
                     return ConfigError(f"{path}: {where}", file=str(path), line=number)
     except _DAMAGED as error:  # the file is also truncated
         return _damaged(path, error, last=f"line {number}" if number else "")
@@ -290,7 +296,7 @@ _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    return _numbered(path, _arrow_fields(path), kind="Arrow")
+    return _numbered(path, _iter_arrow_row_dicts(path), kind="Arrow")
 
 
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
@@ -310,10 +316,10 @@ def _read_saved_data_set(folder: Path) -> Iterator[Row]:
     files = [folder / name for name in _listed(state, "_data_files", "filename")]
     if lost := next((file for file in files if not file.is_file()), None):
         raise ConfigError(f"{lost}: no such file, although {state} lists it; copy the whole folder", file=str(lost))
-    return _in_turn(files)
+    return _read_arrow_files(files)
 
 
-def _in_turn(files: list[Path]) -> Iterator[Row]:
+def _read_arrow_files(files: list[Path]) -> Iterator[Row]:
     number = 0
     for file in files:
         for row in _read_arrow(file):
@@ -345,16 +351,16 @@ def _numbered(path: Path, fields: Iterator[dict[str, Any]], *, kind: str) -> Ite
         raise ConfigError(f"{path}: cannot be read as {kind} {where}: {why}", file=str(path)) from None
 
 
-def _parquet_fields(path: Path) -> Iterator[dict[str, Any]]:
+def _iter_parquet_row_dicts(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as table:
-        check_columns(table.schema_arrow.names, path=path, where="its schema")
+        refuse_duplicate_columns(table.schema_arrow.names, path=path, where="its schema")
         for batch in table.iter_batches(batch_size=_CHUNK_ROWS):
             yield from batch.to_pylist()
 
 
-def _arrow_fields(path: Path) -> Iterator[dict[str, Any]]:
+def _iter_arrow_row_dicts(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     with closing(pyarrow.memory_map(str(path))) as source:
@@ -369,7 +375,7 @@ def _arrow_fields(path: Path) -> Iterator[dict[str, Any]]:
         else:
             batches = pyarrow.ipc.open_stream(source)
             schema = batches.schema
-        check_columns(schema.names, path=path, where="its schema")
+        refuse_duplicate_columns(schema.names, path=path, where="its schema")
         for batch in batches:
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 yield from batch.slice(start, _CHUNK_ROWS).to_pylist()

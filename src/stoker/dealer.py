@@ -60,7 +60,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
     return socket
 
 
-def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """Return a socket that reports `events` of another socket, with an unlimited queue.
 
     pyzmq's own monitor queues at most 2,000 events. If its queue is full, libzmq's thread holds a lock until an event
@@ -107,7 +107,7 @@ class Dealer:
         self.socket.sndhwm = self.socket.rcvhwm = 0
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = reconnect_ms
         self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = _HEARTBEAT_MS, _SILENT_MS
-        self._monitor = monitor_of(self.socket, _ALL_CHANGES)
+        self._monitor = open_monitor_socket(self.socket, _ALL_CHANGES)
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class Dealer:
                     self.connected = fresh = True
                     self.failed_handshakes = 0
                 case ConnectionChange.BROKEN:
-                    self._note_break()
+                    self._mark_disconnected()
                     fresh = False
                 case _:
                     self.failed_handshakes += 1
@@ -157,9 +157,9 @@ class Dealer:
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
-            self._note_break()
+            self._mark_disconnected()
 
-    def _note_break(self) -> None:
+    def _mark_disconnected(self) -> None:
         if self.connected:
             self.lost_at = time.monotonic()
             self._log.warning("the connection to the manager broke")

@@ -17,7 +17,7 @@ __all__ = ["UNREADABLE", "read_text", "why_not_json"]
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
 """All exceptions that msgspec's decoders and `json` raise for damaged bytes."""
 HEAD_BYTES = 256
-"""Number of bytes at the start of a file that `other_format` needs."""
+"""Number of bytes at the start of a file that `describe_non_text_format` needs."""
 _TO_UTF8 = "save it as UTF-8 (iconv -f {} -t UTF-8 OLD > NEW)"
 _UTF16 = f"is UTF-16 text, and must be UTF-8; {_TO_UTF8.format('UTF-16')}"
 _FORMATS = {
@@ -43,7 +43,7 @@ _ADVICE = {
 _RENAMED = {"gzip": ".gz", "xz": ".xz", "parquet": ".parquet", "arrow": ".arrow"}
 
 
-def other_format(head: bytes, *, renamed: bool = False) -> str:
+def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
     """Return why a file is not UTF-8 text, with advice: `is UTF-16 text, …`. Return "" for UTF-8 text.
 
     Args:
@@ -62,18 +62,18 @@ def other_format(head: bytes, *, renamed: bool = False) -> str:
     return "contains binary data, but must be text" if head.count(0) > len(head) // 8 else ""
 
 
-def not_utf8(data: bytes) -> str:
+def describe_invalid_utf8(data: bytes) -> str:
     """Return where `data` is not UTF-8, with advice: `line 3: byte 14 (0xe9) is not UTF-8 …`. Return "" for UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         place = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
-        return f"line {number}: {wrong_byte(place, data[error.start])}"
+        return f"line {number}: {invalid_byte_message(place, data[error.start])}"
     return ""
 
 
-def wrong_byte(place: int, byte: int) -> str:
+def invalid_byte_message(place: int, byte: int) -> str:
     """Return the error text for a byte that is not UTF-8. `place`: column of the byte, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
 
@@ -85,8 +85,8 @@ def why_not_json(data: bytes, error: BaseException) -> str:
         data: The bytes.
         error: The decoder's exception.
     """
-    what = other_format(data[:HEAD_BYTES])
-    if not what and (where := not_utf8(data)):
+    what = describe_non_text_format(data[:HEAD_BYTES])
+    if not what and (where := describe_invalid_utf8(data)):
         what = where.removeprefix("line 1: ") if b"\n" not in data.strip() else where
     return what or str(error)
 
@@ -102,9 +102,9 @@ def read_text(path: Path) -> str:
         OSError: The file cannot be read.
     """
     data = path.read_bytes()
-    if what := other_format(data[:HEAD_BYTES]):
+    if what := describe_non_text_format(data[:HEAD_BYTES]):
         raise ConfigError(f"{path}: {what}", file=str(path))
-    if where := not_utf8(data):
+    if where := describe_invalid_utf8(data):
         line = int(where.partition(":")[0].removeprefix("line "))
         raise ConfigError(f"{path}: {where}", file=str(path), line=line)
     return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

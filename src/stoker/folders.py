@@ -26,11 +26,11 @@ def is_working_folder_removed() -> bool:
     return False
 
 
-def folders_here() -> tuple[str, ...]:
+def working_folder_if_exists() -> tuple[str, ...]:
     return () if is_working_folder_removed() else (os.getcwd(),)
 
 
-def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
+def refuse_non_utf8_path(path: str | Path, *, what: str, advice: str) -> None:
     """Raise SessionError if a path is not valid UTF-8, because messages and scripts are UTF-8."""
     try:
         os.fspath(path).encode()

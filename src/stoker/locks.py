@@ -41,7 +41,7 @@ def take(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        return _take_by_name(descriptor)
+        return _try_lock_by_holder_file(descriptor)
     return True
 
 
@@ -103,28 +103,28 @@ def started(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def _take_by_name(descriptor: int) -> bool:
+def _try_lock_by_holder_file(descriptor: int) -> bool:
     file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     me = _Named(machine(), os.getpid(), started(os.getpid()), os.fstat(descriptor).st_ino)
-    there = _read_name(file)
-    if there is not None and there != me and there.inode == me.inode and _holder_lives(there):
+    there = _read_lock_holder(file)
+    if there is not None and there != me and there.inode == me.inode and _is_holder_alive(there):
         return False
     try:
         write_whole(_name_of(file), msgspec.json.encode(me))
     except OSError:  # the folder is not writable, so no other process has such a file
         return True
-    return _read_name(file) == me
+    return _read_lock_holder(file) == me
 
 
 def _is_named(file: Path) -> bool | None:
-    there = _read_name(file)
+    there = _read_lock_holder(file)
     try:
-        return None if there is None else there.inode == file.stat().st_ino and _holder_lives(there)
+        return None if there is None else there.inode == file.stat().st_ino and _is_holder_alive(there)
     except OSError:
         return None
 
 
-def _holder_lives(holder: _Named) -> bool:
+def _is_holder_alive(holder: _Named) -> bool:
     """True if the process is alive. A process on another machine is invisible and counts as dead."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
@@ -133,7 +133,7 @@ def _name_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.holder")
 
 
-def _read_name(file: Path) -> _Named | None:
+def _read_lock_holder(file: Path) -> _Named | None:
     try:
         return msgspec.json.decode(_name_of(file).read_bytes(), type=_Named)
     except (OSError, msgspec.DecodeError, ValueError):
@@ -147,17 +147,17 @@ def holders(file: Path) -> list[LockHolder]:
     """Return this user's local processes that hold or inherited a file's lock. Slow."""
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [LockHolder(pid, _command_words(pid)) for pid in pids if _process_holds(pid, name)]
+    return [LockHolder(pid, _process_command_line(pid)) for pid in pids if _is_locked_by_process(pid, name)]
 
 
-def _process_holds(pid: int, name: str) -> bool:
+def _is_locked_by_process(pid: int, name: str) -> bool:
     try:
-        return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
+        return any(_is_descriptor_locked(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
     except OSError:  # the process has ended, or another user owns it
         return False
 
 
-def _is_lock(pid: int, descriptor: str, name: str) -> bool:
+def _is_descriptor_locked(pid: int, descriptor: str, name: str) -> bool:
     """True if the kernel lists a lock for the file descriptor `descriptor` (proc_pid_fdinfo(5))."""
     try:
         if os.readlink(f"/proc/{pid}/fd/{descriptor}") != name:
@@ -168,7 +168,7 @@ def _is_lock(pid: int, descriptor: str, name: str) -> bool:
     return any(line.startswith("lock:") and " FLOCK " in line for line in facts.splitlines())
 
 
-def _command_words(pid: int) -> tuple[str, ...]:
+def _process_command_line(pid: int) -> tuple[str, ...]:
     try:
         return tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
     except OSError:

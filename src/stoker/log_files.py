@@ -1,8 +1,8 @@
 """Log files of bounded size. Standard library only, for the pilot's starter.
 
-A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `drop_middle` frees the disk
-space of a log's middle. The middle then reads as zeros, so byte offsets stay valid. `SeldomLog` limits log
-lines that unauthenticated peers can cause.
+A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` frees the
+disk space of a log's middle. The middle then reads as zeros, so byte offsets stay valid. `SeldomLog` limits log lines
+that unauthenticated peers can cause.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LOOK_EVERY = 64
 """Lines between two checks of the size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Disk space in bytes at which `drop_middle` frees the middle of a library's log."""
+"""Disk space in bytes at which `free_file_middle` frees the middle of a library's log."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""First and last bytes that `drop_middle` keeps."""
+"""First and last bytes that `free_file_middle` keeps."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -73,7 +73,7 @@ class BoundedLog(WatchedFileHandler):
         for output in (1, 2):
             with contextlib.suppress(OSError):
                 printed = _identity(output)
-                if printed != now and (printed == before or _had_name(output, Path(self.baseFilename))):
+                if printed != now and (printed == before or _is_former_log_file(output, Path(self.baseFilename))):
                     os.dup2(self.stream.fileno(), output)
 
     def _is_full(self) -> bool:
@@ -93,7 +93,7 @@ class BoundedLog(WatchedFileHandler):
         self.reopenIfNeeded()
 
 
-def _had_name(descriptor: int, log: Path) -> bool:
+def _is_former_log_file(descriptor: int, log: Path) -> bool:
     """True if the file of the descriptor is a renamed or deleted `log`."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
@@ -111,7 +111,7 @@ def keep_log(path: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
+def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     """Free the middle of a file that uses more than `most_bytes` of disk. The file keeps its length.
 
     Return False if nothing was freed. Raises OSError, also if the file system cannot.

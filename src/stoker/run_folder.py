@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Self
 from stoker import whole_files
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, StokerError
-from stoker.whole_files import append_whole, draft_of
+from stoker.whole_files import append_or_truncate, draft_of
 
 __all__ = ["Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"]
 
@@ -113,7 +113,7 @@ class RecordLog:
                 fresh[key] = text.encode() + b"\n"
         before = os.fstat(self._file).st_size
         try:
-            append_whole(self._file, b"".join(fresh.values()), at=before)
+            append_or_truncate(self._file, b"".join(fresh.values()), at=before)
         except OSError as error:
             raise StokerError(
                 f"{self.path}: cannot be written: {error.strerror}; the {len(self._places)} results before are kept",
@@ -132,7 +132,7 @@ class RecordLog:
 
     def __iter__(self) -> Iterator[Record]:
         """Yield the records, oldest first."""
-        return (self._record_at(place) for place in list(self._places.values()))
+        return (self._read_record_at_offset(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
         """Return the record of a key, or None.
@@ -141,9 +141,9 @@ class RecordLog:
             key: Values of the key fields.
         """
         place = self._places.get(key)
-        return None if place is None else self._record_at(place)
+        return None if place is None else self._read_record_at_offset(place)
 
-    def _record_at(self, place: int) -> Record:
+    def _read_record_at_offset(self, place: int) -> Record:
         if self._reader is None:
             self._reader = self.path.open("rb")
         self._reader.seek(place)
@@ -258,7 +258,7 @@ class RunFolder:
         Raises:
             StokerError: The write failed. An earlier file stays unchanged.
         """
-        return _write_whole(self.path / name, write)
+        return _write_atomically(self.path / name, write)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a value as JSON atomically.
@@ -311,14 +311,14 @@ def open_run(
     # Stored parameters come from a JSON file. Convert the new parameters to JSON types for the comparison.
     parameters = json.loads(json.dumps(parameters))
     if folder is None:
-        for path in [] if fresh else _unfinished(root, app=app, parameters=parameters):
+        for path in [] if fresh else _find_unfinished_runs(root, app=app, parameters=parameters):
             lock = _try_lock(path)
             if lock is not None:
                 return RunFolder(path, lock=lock, resumed=True)
-        folder = _make_new(root, prefix=prefix)
+        folder = _make_run_folder(root, prefix=prefix)
     existed = (folder / _RUN).exists()
     if existed:
-        _check_same(folder, app=app, parameters=parameters)
+        _check_same_parameters(folder, app=app, parameters=parameters)
     elif folder.exists() and (not folder.is_dir() or _holds_other_files(folder)):
         raise ConfigError(
             f"{folder}: is not a run folder and not empty; choose another folder with --out", file=str(folder)
@@ -370,7 +370,7 @@ def _final_file(folder: Path) -> Path | None:
     return None if (folder / PART).exists() else next((path for path in finals if path.exists()), None)
 
 
-def _check_same(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
+def _check_same_parameters(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
     there = _read_run(folder, app=app)["parameters"]
     differ = [
         f"  {name}: {_show(there.get(name))} there, {_show(parameters.get(name))} now"
@@ -410,7 +410,7 @@ def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
     return dict(run)
 
 
-def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Path]:
+def _find_unfinished_runs(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Path]:
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         try:
@@ -422,7 +422,7 @@ def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Pat
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def _make_new(root: Path, *, prefix: str) -> Path:
+def _make_run_folder(root: Path, *, prefix: str) -> Path:
     stem = f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / stem, 1
     while True:
@@ -440,7 +440,7 @@ def _make_new(root: Path, *, prefix: str) -> Path:
 
 def _holds_other_files(folder: Path) -> bool:
     """True if the folder has files other than those of a run that ended before it wrote its first file."""
-    return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_of(folder / _RUN).name}
+    return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_file_path(folder / _RUN).name}
 
 
 def _try_lock(folder: Path) -> int | None:
@@ -462,12 +462,12 @@ def _write_json(path: Path, value: Any) -> Path:
     def write(partial: Path) -> None:
         partial.write_text(text, encoding="utf-8")
 
-    return _write_whole(path, write)
+    return _write_atomically(path, write)
 
 
-def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
+def _write_atomically(path: Path, write: Callable[[Path], None]) -> Path:
     try:
-        with draft_of(path, draft=_partial_of(path)) as partial:
+        with draft_of(path, draft=_partial_file_path(path)) as partial:
             write(partial)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
@@ -478,7 +478,7 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
     return path
 
 
-def _partial_of(path: Path) -> Path:
+def _partial_file_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 

@@ -25,7 +25,7 @@ from stoker.manager.cli.following import FollowedSession
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.new_sessions import KeptSession, kept_session
 from stoker.manager.live.clock import Clock
-from stoker.manager.live.session_policies import honoured_in, policy_in_words
+from stoker.manager.live.session_policies import honoured_call_options, policy_in_words
 from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState
 from stoker.protocol.session import (
     WRITTEN_EVERY_S,
@@ -38,7 +38,7 @@ from stoker.protocol.session import (
 )
 from stoker.protocol.status import JOURNAL, ContextStatus
 from stoker.protocol.to_client import Status
-from stoker.startup import import_whole
+from stoker.startup import import_deferring_interrupt
 
 if TYPE_CHECKING:
     from stoker.manager.executor.apps import StokerApp
@@ -188,7 +188,7 @@ def honoured_by(session: Session) -> frozenset[str] | None:
     Raises:
         SessionError: The session's files cannot be read.
     """
-    return honoured_in(SessionFolder(session.folder))
+    return honoured_call_options(SessionFolder(session.folder))
 
 
 def journal_trouble(status: Status) -> str:
@@ -230,6 +230,6 @@ def checkpoint_of(progress: CallProgress | None) -> Any:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'stoker.sessions' has no attribute {name!r}")
-    value = getattr(import_whole(_HOME[name]), name)
+    value = getattr(import_deferring_interrupt(_HOME[name]), name)
     globals()[name] = value
     return value

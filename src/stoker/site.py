@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from stoker import site_options
-from stoker.site_options import asks_for_array, refuse_control_characters, tasks_at_once
+from stoker.site_options import asks_for_array, max_concurrent_array_tasks, refuse_control_characters
 
 
 class Size(int):
@@ -117,7 +117,7 @@ EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
 """Batch systems on which Stoker excludes failed nodes."""
 
 
-def cannot_exclude(kind: ProviderKind) -> str:
+def node_exclusion_warning(kind: ProviderKind) -> str:
     """Return the warning that jobs cannot avoid failed nodes."""
     return f"{kind.title} jobs are not kept off nodes that failed: a new block may start on such a node again"
 
@@ -186,14 +186,14 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             if why := site_options.why_option_refused(self.kind.value, line):
                 raise ValueError(f"options has {line}: {why}")
-        line, why = site_options.own_option_in_worker_init(self.kind.value, self.worker_init)
+        line, why = site_options.find_refused_worker_init_line(self.kind.value, self.worker_init)
         if why:
             raise ValueError(f"worker_init has {line}: {why}")
 
     @property
     def pilots(self) -> int:
         """Pilots per block: one pilot per node and per task of a job array."""
-        return self.nodes * (tasks_at_once(self.options) if self.kind is ProviderKind.SLURM else 1)
+        return self.nodes * (max_concurrent_array_tasks(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
     def gpu_count(self) -> int:
@@ -323,10 +323,10 @@ def check_policy_name(name: str, *, setting: str) -> None:
         return
     if ":" in name:
         raise ValueError(f'{setting} = {name!r}: write a policy of your own as "module:Class" or "path.py:Class"')
-    raise ValueError(f"{setting} = {name!r} {why_no_policy(name)}")
+    raise ValueError(f"{setting} = {name!r} {describe_unknown_policy(name)}")
 
 
-def why_no_policy(name: str) -> str:
+def describe_unknown_policy(name: str) -> str:
     """Return why no shipped policy has this name, with advice, as the rest of a sentence."""
     if name in BASELINES:
         return (
@@ -344,7 +344,7 @@ def policy_file(name: str) -> str:
     return own["place"] if own is not None and own["place"].endswith(".py") else ""
 
 
-def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
+def make_policy_path_absolute(name: str, folder: str | os.PathLike[str]) -> str:
     file = policy_file(name)
     return f"{os.path.abspath(os.path.join(folder, os.path.expanduser(file)))}{name[len(file) :]}" if file else name
 

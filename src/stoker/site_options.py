@@ -75,7 +75,7 @@ def why_option_refused(kind: str, line: str) -> str:
     return next((_refusal_text(word, why) for word, why in _refused_options(kind, _words(line))), "")
 
 
-def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
+def find_refused_worker_init_line(kind: str, text: str) -> tuple[str, str]:
     """Return the first line of `worker_init` with an option that Stoker sets, and the reason for the refusal.
 
     Slurm and PBS ignore options after the first command.
@@ -97,7 +97,7 @@ def split_worker_init(kind: str, text: str) -> tuple[tuple[str, ...], str]:
     return tuple(line.strip() for line in options), "".join((*rest, *lines[first:]))
 
 
-def slurm_excludes(options: Iterable[str]) -> str:
+def slurm_excluded_nodes(options: Iterable[str]) -> str:
     """Return the value of the last `--exclude` or `-x`, or ""."""
     value = ""
     for line in options:
@@ -130,7 +130,7 @@ def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             # sbatch accepts a prefix of an option's name.
             yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
         elif word.startswith("-"):
-            yield from _letters(kind, word)
+            yield from _refused_short_options(kind, word)
             if kind == "pbs" and "W" in word[:2] and _waits("".join(words[number : number + 2])):
                 yield "-W block", _ANSWER
 
@@ -140,7 +140,7 @@ def _lsf_option(word: str) -> str:
     return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
-def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:
+def _refused_short_options(kind: str, word: str) -> Iterator[tuple[str, str]]:
     """Yield the options in `-J`, `-Jname`, `-HJname`."""
     own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
     for letter in word[1:]:
@@ -172,13 +172,13 @@ _OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
 """Arrays of PBS (`-J 0-3`), LSF (`-J "name[1-4]"`) and Grid Engine (`-t 1-4`)."""
 
 
-def tasks_at_once(options: Sequence[str]) -> int:
+def max_concurrent_array_tasks(options: Sequence[str]) -> int:
     """Return how many tasks of the last `--array` may run at once; 1 without an array."""
     given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
     if not given:
         return 1
     indices, _, most = given[-1].partition("%")
-    count = sum(_array_tasks(part) for part in indices.split(","))
+    count = sum(_count_array_tasks(part) for part in indices.split(","))
     return max(1, min(count, int(most)) if most.isdecimal() and int(most) else count)
 
 
@@ -187,7 +187,7 @@ def asks_for_array(option: str) -> bool:
     return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
 
 
-def _array_tasks(part: str) -> int:
+def _count_array_tasks(part: str) -> int:
     """Return the number of tasks in `3`, `0-3` or `0-15:4`."""
     found = _ARRAY_INDICES.fullmatch(part)
     if found is None:

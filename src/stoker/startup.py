@@ -11,7 +11,7 @@ from types import FrameType, ModuleType
 RELEASE = "0.1.0"
 
 
-def import_whole(name: str) -> ModuleType:
+def import_deferring_interrupt(name: str) -> ModuleType:
     """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second Ctrl-C at once.
 
     If only parts of Parsl were imported (`stoker.manager.factory.parsl_parts`), the rest is imported first. Parsl's

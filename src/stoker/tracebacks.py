@@ -1,7 +1,7 @@
 """Remove Stoker's frames from the tracebacks of a user's errors.
 
-After `hide_own_frames`, Python's hook for uncaught errors and notebooks show only the user's frames. The traceback of
-an unexpected exception in Stoker stays complete. `error.__traceback__` of a caught error is also complete.
+After `install_traceback_hooks`, Python's hook for uncaught errors and notebooks show only the user's frames. The
+traceback of an unexpected exception in Stoker stays complete. `error.__traceback__` of a caught error is also complete.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _PACKAGE = "stoker."
 _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
-def hide_own_frames() -> None:
+def install_traceback_hooks() -> None:
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
     shell = get_shell() if get_shell is not None else None
     if shell is not None and not shell.custom_exceptions:  # keep a user's own handler
-        shell.set_custom_exc((Exception,), _in_notebook)
+        shell.set_custom_exc((Exception,), _show_notebook_traceback)
 
 
 class _Hook:
@@ -40,13 +40,15 @@ class _Hook:
         self._before(kind, error, error.__traceback__ if trace is not None else None)
 
 
-def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
+def _show_notebook_traceback(
+    shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: int | None = None
+) -> None:
     del trace
     trim(error)
     shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset, running_compiled_code=True)
 
 
-def lines_of_user_code(error: BaseException) -> list[str]:
+def user_traceback_lines(error: BaseException) -> list[str]:
     """Return the lines of a traceback from its first frame outside Stoker."""
     frames = list(traceback.walk_tb(error.__traceback__))
     begins = [
@@ -61,8 +63,8 @@ def lines_of_user_code(error: BaseException) -> list[str]:
 def trim(error: BaseException) -> None:
     """Remove Stoker's frames from a user's error and from its causes."""
     for each in _chain(error):
-        if _is_of_user(each):
-            each.__traceback__ = _without_ours(each.__traceback__)
+        if _is_user_error(each):
+            each.__traceback__ = _keep_user_frames(each.__traceback__)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -76,7 +78,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             left += [each.__cause__, None if each.__suppress_context__ else each.__context__]
 
 
-def _is_of_user(error: BaseException) -> bool:
+def _is_user_error(error: BaseException) -> bool:
     """True if the error is meant for the user, or was raised outside Stoker."""
     notes = getattr(error, "__notes__", ())
     if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
@@ -85,8 +87,8 @@ def _is_of_user(error: BaseException) -> bool:
     return bool(frames) and not _is_ours(frames[-1])
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    frames = [each for each in _frames(trace) if not _is_ours(each) and not _is_parsls(each)]
+def _keep_user_frames(trace: TracebackType | None) -> TracebackType | None:
+    frames = [each for each in _frames(trace) if not _is_ours(each) and not _is_parsl_frame(each)]
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
@@ -104,7 +106,7 @@ def _is_ours(trace: TracebackType) -> bool:
     return file.startswith(_OURS) and not file.startswith(_APPS)
 
 
-def _is_parsls(trace: TracebackType) -> bool:
+def _is_parsl_frame(trace: TracebackType) -> bool:
     parsl = sys.modules.get("parsl")
     return parsl is not None and _file_of(trace).startswith(os.path.dirname(str(parsl.__file__)) + os.sep)
 

@@ -52,7 +52,7 @@ def write_all(file: int, data: bytes | memoryview) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def append_whole(file: int, data: bytes, *, at: int) -> None:
+def append_or_truncate(file: int, data: bytes, *, at: int) -> None:
     """Append `data` at byte `at`, the end of a file with one writer. After an OSError, truncate the file to `at`."""
     try:
         write_all(file, data)

@@ -33,7 +33,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.session import SessionFolder, source_file
+from stoker.protocol.session import SessionFolder, program_source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
 
@@ -143,7 +143,7 @@ def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, progr
     recipe, key = program("mine")
     advisor = Advisor(session)
     assert ask_function(advisor, "unknown", BARE) is None
-    source_file(session.sources, key).write_bytes(b"\xff\x00{")
+    program_source_file(session.sources, key).write_bytes(b"\xff\x00{")
     assert ask_function(advisor, key, BARE) is None
     for text in session.sources.glob("*.text"):
         text.write_bytes(b"def score(:\n\xff\xfe not Python")
@@ -250,7 +250,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     ask_context(advisor, recipe)
     assert endpoint.asked
     assert "sk-secret" not in str(endpoint.asked)
-    facts = advisor._facts_of(recipe.key)
+    facts = advisor._extract_facts_of_source(recipe.key)
     assert facts.task.value == "score"
 
 
@@ -263,7 +263,7 @@ def test_hanging_language_model_costs_only_its_time_limit(
     recipe, _ = program("mine")
     advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
     assert ask_context(advisor, recipe) is None  # the history has no similar program
-    facts = advisor._facts_of(recipe.key)
+    facts = advisor._extract_facts_of_source(recipe.key)
     assert facts.known_facts()
     assert any("could not be used" in note for note in facts.notes)
 
@@ -337,7 +337,7 @@ def test_language_model_judges_an_uncertain_failure(session: SessionFolder, endp
     advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
     question = AskAdvice(OfFailure(PilotId("p1"), LibraryId(1), CallId(3)), "f", said=said)
     first = advisor.answer(question)
-    assert advisor.is_doubted(first)
-    assert not Advisor(session).is_doubted(first)
+    assert advisor.needs_model_opinion(first)
+    assert not Advisor(session).needs_model_opinion(first)
     assert endpoint.asked == []
-    assert advisor.second_answer(question).advice.kind == "framework"
+    assert advisor.answer_with_model_opinion(question).advice.kind == "framework"

@@ -7,9 +7,15 @@ import json
 import pytest
 from advice.fake_endpoint import FakeEndpoint
 
-from stoker.manager.advice.endpoint import Conversation, EndpointError, LanguageModel, ModelEndpoint, object_in
+from stoker.manager.advice.endpoint import (
+    Conversation,
+    EndpointError,
+    LanguageModel,
+    ModelEndpoint,
+    parse_first_json_object,
+)
 from stoker.manager.cli.doctor_machine import Level
-from stoker.manager.cli.doctor_site import advice_answers
+from stoker.manager.cli.doctor_site import check_advice_endpoint
 from stoker.site import Advice, Site
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
@@ -53,7 +59,7 @@ def test_answer_without_a_json_object_is_an_error(endpoint: FakeEndpoint):
         endpoint.answer = lambda request, number, text=text: text
         with pytest.raises(EndpointError, match="not a JSON object"):
             ModelEndpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "?", schema=SCHEMA)
-    assert object_in('Sure: ```json\n{"a": {"b": 2}}\n``` as you wished {') == {"a": {"b": 2}}
+    assert parse_first_json_object('Sure: ```json\n{"a": {"b": 2}}\n``` as you wished {') == {"a": {"b": 2}}
 
 
 # ---- stoker doctor
@@ -64,19 +70,19 @@ def site(url: str, **settings: str) -> Site:
 
 
 def test_doctor_reports_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
-    assert list(advice_answers(Site())) == []
-    (well,) = advice_answers(site(endpoint.url))
+    assert list(check_advice_endpoint(Site())) == []
+    (well,) = check_advice_endpoint(site(endpoint.url))
     assert (well.level, well.text) == (Level.OK, f"site lab: advice may ask fake at {endpoint.url}")
-    (other,) = advice_answers(site(endpoint.url, model="large"))
+    (other,) = check_advice_endpoint(site(endpoint.url, model="large"))
     assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: the endpoint serves fake")
 
 
 def test_doctor_reports_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("THE_KEY", raising=False)
     endpoint.status = 404
-    (found,) = advice_answers(site(endpoint.url))
+    (found,) = check_advice_endpoint(site(endpoint.url))
     assert found.level is Level.WARN
     assert "advice comes from rules: it answered with status 404" in found.text
-    unset, down = advice_answers(site("http://127.0.0.1:9/v1", key_variable="THE_KEY"))
+    unset, down = check_advice_endpoint(site("http://127.0.0.1:9/v1", key_variable="THE_KEY"))
     assert unset.fix == "export THE_KEY=KEY, where `stoker up` runs"
     assert "ConnectError" in down.text

@@ -11,7 +11,14 @@ import pytest
 
 from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice import similar
-from stoker.manager.advice.estimating import Estimator, MeasuredSample, blend, fit_effects, joined_facts, usual_exponent
+from stoker.manager.advice.estimating import (
+    Estimator,
+    MeasuredSample,
+    estimate_from_samples,
+    fit_effects,
+    merge_loader_facts,
+    usual_exponent,
+)
 from stoker.manager.advice.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
@@ -37,7 +44,7 @@ def loader_facts(width: int = 64, text: str = LOADER) -> WorkloadFacts:
 
 
 def function_facts(*, text: str = FUNCTION, width: int = 64, **arguments: Any) -> WorkloadFacts:
-    return joined_facts(loader_facts(width), extract_facts(SourceText(text, "run"), arguments=arguments))
+    return merge_loader_facts(loader_facts(width), extract_facts(SourceText(text, "run"), arguments=arguments))
 
 
 class World:
@@ -169,13 +176,15 @@ def test_one_of_two_correlated_numbers_is_fitted():
 def test_blend_uses_the_nearest_rows_and_returns_its_uncertainty():
     near = [MeasuredSample(1.0, 0.0, 0.95), MeasuredSample(1.1, 0.0, 0.95)]
     far = [MeasuredSample(100.0, 0.0, 0.6)]
-    one = blend([*near, *far], {}, most=5)
+    one = estimate_from_samples([*near, *far], {}, most=5)
     assert one.median == pytest.approx(1.05, rel=0.05)
-    alone = blend([MeasuredSample(1.0, 0.0, 0.7)], {}, most=5)
-    agreed = blend([MeasuredSample(1.0, 0.0, 0.95)] * 5, {}, most=5)
+    alone = estimate_from_samples([MeasuredSample(1.0, 0.0, 0.7)], {}, most=5)
+    agreed = estimate_from_samples([MeasuredSample(1.0, 0.0, 0.95)] * 5, {}, most=5)
     assert alone.high / alone.low > agreed.high / agreed.low > 1
     assert alone.mean > alone.median
-    assert blend([MeasuredSample(0.0, 0.0, 0.9), MeasuredSample(math.nan, 0.0, 0.9)], {}, most=5) is None
+    assert (
+        estimate_from_samples([MeasuredSample(0.0, 0.0, 0.9), MeasuredSample(math.nan, 0.0, 0.9)], {}, most=5) is None
+    )
 
 
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")

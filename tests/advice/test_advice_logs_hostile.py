@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.manager.advice.logs import Fault, classify, locate
-from stoker.manager.advice.logs.reading import LONGEST_BYTES, blocks_of
+from stoker.manager.advice.logs.reading import LONGEST_BYTES, read_log_blocks
 
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 4, in main\nKeyError: 'label'\n"
 MOST_BYTES = 24 << 20
@@ -96,7 +96,7 @@ def test_arbitrary_lines_give_a_verdict_or_none(lines: list[bytes | str]):
 def test_growing_file_is_read_up_to_its_size_at_the_start(tmp_path: Path):
     path = tmp_path / "log"
     path.write_bytes(b"step 1\n" * 100_000)
-    blocks = blocks_of(path)
+    blocks = read_log_blocks(path)
     read = len(next(blocks))
     with path.open("ab") as file:
         file.write(TRACEBACK * 100)

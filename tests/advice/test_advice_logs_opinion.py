@@ -10,9 +10,9 @@ import pytest
 from advice.fake_endpoint import KILLED, FakeEndpoint
 
 from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
-from stoker.manager.advice.judging import fault_of_call
+from stoker.manager.advice.judging import diagnose_failed_call
 from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
-from stoker.manager.advice.logs.opinion import ALONE, BY_MODEL, DOUBTED, excerpt, second_opinion
+from stoker.manager.advice.logs.opinion import ALONE, BY_MODEL, DOUBTED, excerpt_for_model, second_opinion
 from stoker.manager.policies.reactions import SURE
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
@@ -106,9 +106,9 @@ def test_only_uncertain_call_failures_are_sent_to_the_model():
         heard.append(fault)
         return fault
 
-    assert fault_of_call("OSError: [Errno 28] No space left on device", opinion=opinion).sure >= DOUBTED
+    assert diagnose_failed_call("OSError: [Errno 28] No space left on device", opinion=opinion).sure >= DOUBTED
     assert heard == []
-    assert fault_of_call(ODD, opinion=opinion) == fault_of_call(ODD)
+    assert diagnose_failed_call(ODD, opinion=opinion) == diagnose_failed_call(ODD)
     assert len(heard) == 1
 
 
@@ -116,7 +116,7 @@ def test_log_excerpt_is_short_and_masks_secrets():
     noise = "".join(f"storaged {'abcdefghij'[at]}: it failed; password=hunter{at}22 {'x' * 500}\n" for at in range(10))
     located = locate(LOG + noise)
     assert located is not None
-    lines = excerpt(located)
+    lines = excerpt_for_model(located)
     text = "\n".join(line.text for line in lines)
     assert ODD in text
     assert "hunter" not in text

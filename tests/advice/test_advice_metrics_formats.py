@@ -42,7 +42,7 @@ def tracked(path: Path, formats: LineFormats, asking: ModelEndpoint, *, looks: i
     log = FollowedLog(path, formats=formats)
     for _ in range(looks):
         log.track(at_s=0.0)
-        formats.learn_all(formats.take_unread(), asking)
+        formats.learn_formats(formats.take_unread_formats(), asking)
     return log.track(at_s=0.0).progress
 
 
@@ -92,9 +92,9 @@ def test_format_in_two_pending_questions_is_requested_once(endpoint: FakeEndpoin
         with log.open("a") as file:
             file.write(f"{report(at)}\n")
         reading.track(at_s=0.0)
-        waiting += formats.take_unread()
+        waiting += formats.take_unread_formats()
     assert len(waiting) == 2
-    formats.learn_all(waiting, model(endpoint))
+    formats.learn_formats(waiting, model(endpoint))
     assert len(endpoint.asked) == 1
 
 

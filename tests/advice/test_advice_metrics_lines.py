@@ -5,7 +5,7 @@ from math import isnan
 import pytest
 
 from stoker.manager.advice.metrics import LineMetrics, read_metrics
-from stoker.manager.advice.metrics.names import duration_s, line_time
+from stoker.manager.advice.metrics.names import duration_s, split_off_line_time
 
 
 def read(line: str) -> LineMetrics:
@@ -73,7 +73,7 @@ def test_counts_are_read_from_a_line(line: str, found: set[tuple[str, float, flo
         ("step: 9, lr: 0.1, policy_loss: -0.25, elapsed: 1h 2m 3s", "elapsed_s", 3723),
         ("step: 9, lr: 0.1, policy_loss: -0.25, elapsed: 1h 2m 3s", "loss", -0.25),
         ("{'loss': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}", "learning_rate", 5e-5),
-        ("2026-03-07 21:58:13,250 step 3/9", "line_s", line_time("2026-03-07 21:58:13.250")[0]),
+        ("2026-03-07 21:58:13,250 step 3/9", "line_s", split_off_line_time("2026-03-07 21:58:13.250")[0]),
     ],
 )
 def test_values_are_read_from_a_line(line: str, metric: str, value: float):

@@ -12,7 +12,7 @@ import pytest
 from advice.fake_endpoint import DRIP, FakeEndpoint
 
 from stoker.manager.advice.endpoint import Conversation, EndpointError, LanguageModel, ModelEndpoint
-from stoker.manager.advice.source.agent import facts_with_agent
+from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 
@@ -36,7 +36,7 @@ def asked(endpoint: FakeEndpoint, folder: Path, **settings: Any) -> tuple[Worklo
     source = SourceText(MAIN, file=str(folder / "train.py"))
     facts = extract_facts(source, folders=[folder])
     model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
-    return facts, facts_with_agent(source, facts, folders=[folder], model=ModelEndpoint(model))
+    return facts, add_facts_from_model(source, facts, folders=[folder], model=ModelEndpoint(model))
 
 
 def without_notes(facts: WorkloadFacts) -> WorkloadFacts:
@@ -147,7 +147,7 @@ def test_time_limit_covers_all_turns(endpoint: FakeEndpoint):
 
 def test_no_request_is_sent_without_a_model(endpoint: FakeEndpoint, folder: Path):
     facts = extract_facts(SourceText(MAIN))
-    assert facts_with_agent(SourceText(MAIN), facts, folders=[folder], model=None) is facts
+    assert add_facts_from_model(SourceText(MAIN), facts, folders=[folder], model=None) is facts
     assert endpoint.asked == []
 
 

@@ -67,7 +67,7 @@ class Router:
         self.frames: list[tuple[int, list[Any]]] = []
         self.sent = 0
         self._context = zmq.Context()
-        self._read = wire.from_client()
+        self._read = wire.from_client_decoder()
         self._peer = b""
         self._port = keep_port()
         self._address = f"tcp://127.0.0.1:{self._port.getsockname()[1]}"

@@ -20,7 +20,7 @@ from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.options import CallPlace, SpecificationError, read_parsl_spec, read_wants
+from stoker.manager.executor.options import CallPlace, SpecificationError, parse_call_specification, read_parsl_spec
 from stoker.manager.executor.packing import FunctionCache, bare, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.session_files import LargeArguments
@@ -42,7 +42,7 @@ def double(x):
 
 
 def test_resource_specification_sets_every_supported_option():
-    wants = read_wants(
+    wants = parse_call_specification(
         {
             "context": recipe,
             "priority": 3,
@@ -93,12 +93,12 @@ def test_deadline_counts_from_the_submission():
     def function() -> None: ...
 
     prepared = Preparer().function(function)
-    wants, before = read_wants({"deadline_s": 100}), time.monotonic()
+    wants, before = parse_call_specification({"deadline_s": 100}), time.monotonic()
     first = prepared.submission(function, wants)
     assert before + 100 <= first.due_at <= time.monotonic() + 100
     assert prepared.submission(function, wants).due_at > first.due_at
     assert prepared.submission(function, wants, due_at=7.0).due_at == 7.0, "a retried call"
-    assert prepared.submission(function, read_wants({})).due_at is None
+    assert prepared.submission(function, parse_call_specification({})).due_at is None
     assert first.options.objective.deadline_at == 0, "only the manager uses its clock"
 
 
@@ -121,7 +121,7 @@ def test_deadline_counts_from_the_submission():
 )
 def test_wrong_specification_is_refused_by_name(specification, words):
     with pytest.raises(SpecificationError) as caught:
-        read_wants(specification)
+        parse_call_specification(specification)
     assert isinstance(caught.value, InvalidResourceSpecification)
     assert isinstance(caught.value, errors.ConfigError)
     assert next(iter(specification)) in caught.value.invalid_keys
@@ -148,10 +148,10 @@ def test_specification_of_the_paper_is_accepted():
 def test_equal_paper_specifications_share_a_recipe():
     preparer = Preparer()
     spec = {"context": [load_model, ["a"], {}]}
-    first = preparer.paper_wants(spec)
-    assert preparer.paper_wants({"context": [load_model, ["a"], {}]}) is first
+    first = preparer.wants_from_parsl_spec(spec)
+    assert preparer.wants_from_parsl_spec({"context": [load_model, ["a"], {}]}) is first
     spec["context"][1][0] = "b"
-    assert preparer.paper_wants(spec).recipe.key != first.recipe.key
+    assert preparer.wants_from_parsl_spec(spec).recipe.key != first.recipe.key
 
 
 # ---- packing
@@ -370,9 +370,9 @@ def test_file_of_a_large_result_is_removed_after_reading(tmp_path):
 
 
 def test_memoization_includes_the_context_and_not_the_priority():
-    one = AppWants(read_wants({"context": recipe, "priority": 1}))
-    two = AppWants(read_wants({"context": recipe, "priority": 2}))
-    assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(read_wants({})))
+    one = AppWants(parse_call_specification({"context": recipe, "priority": 1}))
+    two = AppWants(parse_call_specification({"context": recipe, "priority": 2}))
+    assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(parse_call_specification({})))
 
 
 def test_calls_of_one_specification_share_a_job():
@@ -410,7 +410,7 @@ def test_infrastructure_error_has_the_last_exception_as_its_cause():
     data = payloads.dump_exception(OSError(5, "Input/output error"))
     failure = Failure(FailureKind.INFRASTRUCTURE, "failed it 3 times", pilot="n014-0a1b", device="cuda:1")
     end = CallEnd(7, False, data, 0.0, failure)
-    assert not failures.opens_at_once(end), "the exception is the user's"
+    assert not failures.can_unpickle_without_user_code(end), "the exception is the user's"
     with pytest.raises(errors.InfrastructureError, match="failed it 3 times") as caught:
         failures.outcome(end)
     assert caught.value.device == "cuda:1"
@@ -457,9 +457,9 @@ def test_garbage_collector_is_relaxed_while_a_session_is_loaded():
         executor.raise_gc_thresholds()
         executor.raise_gc_thresholds()
         assert gc.get_threshold() == executor.THRESHOLDS
-        executor.restore_collector()
+        executor.restore_gc_thresholds()
         assert gc.get_threshold() == executor.THRESHOLDS
-        executor.restore_collector()
+        executor.restore_gc_thresholds()
         assert gc.get_threshold() == (701, 11, 12)
     finally:
         gc.set_threshold(*before)

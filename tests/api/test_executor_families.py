@@ -7,7 +7,7 @@ import pytest
 
 import stoker
 from stoker.errors import ConfigError, InputTooLongError, RecipeError
-from stoker.manager.executor.options import SpecificationError, read_wants
+from stoker.manager.executor.options import SpecificationError, parse_call_specification
 
 
 @stoker.context
@@ -36,7 +36,7 @@ def test_invalid_family_is_refused(runtimes):
 
 
 def test_call_prefers_the_shortest_runtime_that_fits():
-    wants = read_wants({"context": FAMILY}, takes_context=True)
+    wants = parse_call_specification({"context": FAMILY}, takes_context=True)
     assert lengths(wants.chosen(("x" * 16,), {})) == [16, 32, 64]
     assert lengths(wants.chosen(("x" * 17,), {})) == [32, 64]
     assert lengths(wants.chosen((), {"text": "x" * 64})) == [64]
@@ -47,15 +47,15 @@ def test_call_prefers_the_shortest_runtime_that_fits():
 
 
 def test_length_from_the_features_counts():
-    wants = read_wants({"context": FAMILY, "features": {"input_length": 20}})
+    wants = parse_call_specification({"context": FAMILY, "features": {"input_length": 20}})
     assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
-    wants = read_wants({"context": stoker.family({8: runtime(8)})})
+    wants = parse_call_specification({"context": stoker.family({8: runtime(8)})})
     with pytest.raises(ConfigError, match="needs the length of its input"):
         wants.chosen(("x",), {})
 
 
 def test_too_long_input_is_refused_with_both_lengths():
-    wants = read_wants({"context": FAMILY})
+    wants = parse_call_specification({"context": FAMILY})
     said = r"65 tokens, and the longest runtime of runtime-\w+ accepts 64"
     with pytest.raises(InputTooLongError, match=said) as caught:
         wants.chosen(("x" * 65,), {})
@@ -65,19 +65,19 @@ def test_too_long_input_is_refused_with_both_lengths():
 
 
 def test_call_waits_for_an_unfinished_argument():
-    wants = read_wants({"context": FAMILY})
-    assert not wants.can_choose((Future(),), {})
-    assert wants.can_choose(("x",), {})
-    assert not read_wants({"context": FAMILY.recipes[0]}).can_choose(("x",), {})
+    wants = parse_call_specification({"context": FAMILY})
+    assert not wants.can_choose_context((Future(),), {})
+    assert wants.can_choose_context(("x",), {})
+    assert not parse_call_specification({"context": FAMILY.recipes[0]}).can_choose_context(("x",), {})
 
 
 def test_family_names_its_own_variants():
     with pytest.raises(SpecificationError, match="variants"):
-        read_wants({"context": FAMILY, "variants": [runtime(1)]})
+        parse_call_specification({"context": FAMILY, "variants": [runtime(1)]})
 
 
 def test_input_counter_stays_in_the_submitting_process():
-    wants = read_wants({"context": stoker.family({8: runtime(8)}, count=lambda text: len(text))})
+    wants = parse_call_specification({"context": stoker.family({8: runtime(8)}, count=lambda text: len(text))})
     again = pickle.loads(pickle.dumps(wants))
     assert again.family.lengths == (8,)
     assert again.family.count is None

@@ -31,7 +31,7 @@ def outgoing() -> tuple[Outgoing, Callable[..., OpenCall]]:
 
 
 def calls_of(frame: bytes) -> list[int]:
-    messages = wire.from_client()(frame).messages
+    messages = wire.from_client_decoder()(frame).messages
     return [spec.call for message in messages if isinstance(message, to_manager.Submit) for spec in message.calls]
 
 
@@ -65,7 +65,7 @@ def test_large_functions_are_sent_one_by_one() -> None:
     assert [call for frame in frames for call in calls_of(frame)] == list(range(10))
     defined: set[str] = set()
     for frame in frames:
-        for message in wire.from_client()(frame).messages:
+        for message in wire.from_client_decoder()(frame).messages:
             if isinstance(message, to_manager.DefineFunction):
                 assert message.key not in defined
                 defined.add(message.key)
@@ -81,7 +81,7 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
         out.queue.extend(entries)
         said = []
         for frame in out.frames(0.0):
-            for message in wire.from_client()(frame).messages:
+            for message in wire.from_client_decoder()(frame).messages:
                 match message:
                     case to_manager.DefineFunction(key=key):
                         said.append(f"define {key}")
@@ -110,7 +110,7 @@ TIMED = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptio
 
 
 def seconds_left(frame: bytes) -> list[float | None]:
-    messages = wire.from_client()(frame).messages
+    messages = wire.from_client_decoder()(frame).messages
     return [message.due_in_s for message in messages if isinstance(message, to_manager.Submit)]
 
 
@@ -136,7 +136,7 @@ def test_resent_frame_differs_only_in_seconds_left() -> None:
     assert (again[1], out.again(100.0)) == (other, [frame, other])
     assert out.again(200.0)[0] != again[0], "each time it is counted from the first"
     assert seconds_left(out.again(200.0)[0]) == [-40.0, None]
-    read = wire.from_client()
+    read = wire.from_client_decoder()
     assert (read(again[0]).sequence, calls_of(again[0])) == (read(frame).sequence, calls_of(frame))
 
 
@@ -169,7 +169,7 @@ def test_changed_limits_of_a_context_are_sent_to_the_manager() -> None:
     def defines(limits: LibraryLimits, number: int) -> list[LibraryLimits]:
         submission = Submission(SUBMISSION.function, replace(BARE, limits=limits), CallOptions())
         out.queue.append(opened(number, submission))
-        messages = [message for frame in out.frames(0.0) for message in wire.from_client()(frame).messages]
+        messages = [message for frame in out.frames(0.0) for message in wire.from_client_decoder()(frame).messages]
         return [each.recipe.limits for each in messages if isinstance(each, to_manager.DefineRecipe)]
 
     said = [defines(each, number) for number, each in enumerate((NO_LIMITS, few, few, NO_LIMITS, few, more))]
@@ -183,6 +183,6 @@ def test_context_sets_the_limits_of_a_variant_by_its_key() -> None:
     out, opened = outgoing()
     submission = Submission(SUBMISSION.function, recipes[0], CallOptions(), (recipes[1],))
     out.queue.append(opened(1, submission))
-    messages = [message for frame in out.frames(0.0) for message in wire.from_client()(frame).messages]
+    messages = [message for frame in out.frames(0.0) for message in wire.from_client_decoder()(frame).messages]
     assert [x.recipe.limits.most for x in messages if isinstance(x, to_manager.DefineRecipe)] == [1]
     assert isinstance(messages[-1], to_manager.Submit)

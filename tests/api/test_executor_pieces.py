@@ -157,16 +157,16 @@ def test_end_that_counts_more_pieces_than_received_is_an_error() -> None:
     inbox = make(keeps_all=True)
     inbox.add(pieces(0))
     with pytest.raises(CallError, match="2 of its 3 pieces did not arrive"):
-        inbox.values_at_end(CallEnd(CALL, ok=True, pieces=3))
+        inbox.pickled_pieces_at_end(CallEnd(CALL, ok=True, pieces=3))
 
 
 def test_reconnected_program_requests_missing_pieces() -> None:
     inbox = make()
-    assert inbox.ask_again() == PiecesTaken(CALL, 0, 0, again=True)
+    assert inbox.request_lost_pieces() == PiecesTaken(CALL, 0, 0, again=True)
     inbox.add(pieces(0, 1))
-    assert inbox.ask_again() == PiecesTaken(CALL, 1, 2, again=True)
+    assert inbox.request_lost_pieces() == PiecesTaken(CALL, 1, 2, again=True)
     inbox.close()
-    assert inbox.ask_again() is None
+    assert inbox.request_lost_pieces() is None
     assert inbox.add(pieces(2)) is None
 
 

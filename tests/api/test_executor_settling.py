@@ -20,7 +20,7 @@ from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import client, futures
 from stoker.manager.executor import settling as settling_module
 from stoker.manager.executor.client import Link
-from stoker.manager.executor.failures import opens_at_once
+from stoker.manager.executor.failures import can_unpickle_without_user_code
 from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.settling import WorkerThreads
@@ -128,12 +128,12 @@ def test_future_cancelled_before_unpickling_leaves_no_file(link, router, gate, t
     "value", [None, 1, "text", b"bytes", 1.5, [1, [2]], (1, "2"), {"a": {1: 2}}, {1, 2}, "x" * 999]
 )
 def test_only_builtin_types_are_unpickled_at_once(value):
-    assert opens_at_once(CallEnd(CallId(1), True, payloads.dumps(value, what="result")))
+    assert can_unpickle_without_user_code(CallEnd(CallId(1), True, payloads.dumps(value, what="result")))
     for other in (range(3), complex, ValueError("x"), Gated, [value, {2: Gated}], len):
-        assert not opens_at_once(CallEnd(CallId(1), True, payloads.dumps(other, what="result")))
-    assert not opens_at_once(CallEnd(CallId(1), True, ObjectRef("result-1", 10, "/nowhere")))
-    assert not opens_at_once(CallEnd(CallId(1), False, payloads.dump_exception(ValueError("x"))))
-    assert opens_at_once(CallEnd(CallId(1), False, b"", 0.0, Failure(FailureKind.CANCELLED, "why")))
+        assert not can_unpickle_without_user_code(CallEnd(CallId(1), True, payloads.dumps(other, what="result")))
+    assert not can_unpickle_without_user_code(CallEnd(CallId(1), True, ObjectRef("result-1", 10, "/nowhere")))
+    assert not can_unpickle_without_user_code(CallEnd(CallId(1), False, payloads.dump_exception(ValueError("x"))))
+    assert can_unpickle_without_user_code(CallEnd(CallId(1), False, b"", 0.0, Failure(FailureKind.CANCELLED, "why")))
 
 
 def test_threads_are_started_only_for_waiting_work(monkeypatch):
@@ -288,7 +288,7 @@ def test_callback_runs_if_its_future_ends_while_it_is_added(monkeypatch, gate, u
         future.set_result(3)
         assert started.wait(PATIENCE_S)
         if not earlier_runs_still:
-            settling_module.callbacks.wait_done(limit_s=PATIENCE_S)
+            settling_module.callbacks.wait_for_open_work(limit_s=PATIENCE_S)
         return is_users(callback)
 
     monkeypatch.setattr(settling_module, "is_users_callback", end_future)
@@ -315,7 +315,7 @@ def test_waiting_callback_of_a_parsl_app_delays_no_other(link, router, gate):
 
 
 class OneEndsAtEachLook:
-    """A clock for `wait_done`: each reading ends one callback and adds 0.2 s."""
+    """A clock for `wait_for_open_work`: each reading ends one callback and adds 0.2 s."""
 
     def __init__(self, settling: WorkerThreads) -> None:
         self.may_end = threading.Semaphore(0)

@@ -67,7 +67,7 @@ class WaitingProgram:
         before = len(self.said)
         until = self.now + seconds
         while self.now < until:
-            self.wait_notices.tell_if_due(self.now)
+            self.wait_notices.report_wait_reason_if_due(self.now)
             self.now += 1.0
         return self.said[before:]
 
@@ -186,15 +186,15 @@ def test_long_load_is_reported_with_its_last_log_line() -> None:
 
 
 def test_wait_notice_is_printed_above_the_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    assert not progress.above_the_bar("nobody")
+    assert not progress.print_above_progress_bar("nobody")
     console = Console(stderr=True, force_terminal=True, width=200)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     bar = progress.MapProgress("verify", 10, lambda _: None)
-    assert progress.above_the_bar("block [b1]: pending")
+    assert progress.print_above_progress_bar("block [b1]: pending")
     bar(1, 10)
     bar.close()
     assert "block [b1]: pending\n" in capsys.readouterr().err.replace("\r\n", "\n")
-    assert not progress.above_the_bar("nobody")
+    assert not progress.print_above_progress_bar("nobody")
 
 
 def test_wait_notice_without_a_bar_goes_to_the_named_logger(caplog: pytest.LogCaptureFixture) -> None:

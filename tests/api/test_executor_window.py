@@ -115,13 +115,13 @@ def test_window_opens_slowly_before_the_first_result():
     assert calls.fill() == 64
     assert calls.fill() == 0
     calls.now = 1.0
-    assert calls.window.grows_in() == GROW_S - 1.0
+    assert calls.window.seconds_until_growth() == GROW_S - 1.0
     calls.now = 0.0
     for most in (128, 256, 512, 1_024, 2_000):
         calls.now += GROW_S
         calls.fill()
         assert len(calls.window.in_flight) == most
-    assert calls.window.grows_in() is None
+    assert calls.window.seconds_until_growth() is None
 
 
 def test_small_results_open_the_whole_window_at_once():
@@ -131,7 +131,7 @@ def test_small_results_open_the_whole_window_at_once():
     calls.take()
     calls.fill()
     assert len(calls.window.in_flight) == 2_000
-    assert calls.window.grows_in() is None
+    assert calls.window.seconds_until_growth() is None
 
 
 def test_calls_in_flight_count_with_the_mean_size_of_last_results():
@@ -154,7 +154,7 @@ def test_waiting_loop_may_have_more_calls_in_flight():
         calls.take()
     assert calls.fill() == 2
     for _ in range(40):
-        calls.window.starved()
+        calls.window.raise_limit_after_starvation()
         calls.fill()
         calls.end(1, size_bytes=100 * MB)
         calls.take()
@@ -186,9 +186,9 @@ def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
     calls.take()
     calls.fill()
     calls.end(499, size_bytes=0)
-    assert calls.window.room_to_fill(ready=0) == 0
+    assert calls.window.call_count_worth_sending(ready=0) == 0
     calls.end(1, size_bytes=0)
-    assert calls.window.room_to_fill(ready=0) == 500
+    assert calls.window.call_count_worth_sending(ready=0) == 500
     calls.end(len(calls.window.in_flight), size_bytes=10 * MB)
     while calls.ready:
         calls.take()
@@ -196,7 +196,7 @@ def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
     calls.end(5, size_bytes=10 * MB)
     for _ in range(5):
         calls.take()
-    assert calls.window.room_to_fill(ready=0) == 0
+    assert calls.window.call_count_worth_sending(ready=0) == 0
     calls.end(1, size_bytes=10 * MB)
     calls.take()
-    assert calls.window.room_to_fill(ready=0) == 6
+    assert calls.window.call_count_worth_sending(ready=0) == 6

@@ -9,8 +9,8 @@ import stoker
 from benchmarks.baselines.loading import policy
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import WISHES, refusal
-from stoker.manager.executor.engines import check_wants
-from stoker.manager.executor.options import SpecificationError, read_wants
+from stoker.manager.executor.engines import refuse_unsupported_options
+from stoker.manager.executor.options import SpecificationError, parse_call_specification
 from stoker.manager.policies import SHIPPED
 from stoker.protocol.calls import CallOptions, FailureKind, Objective
 from stoker.site import BASELINES, Policy, Site
@@ -44,13 +44,13 @@ def test_option_that_the_policy_does_not_support_is_refused(policy: str) -> None
     site = Site(policy=Policy(name=policy))
     assert set(WISHED) == set(WISHES) >= honours
     for wish, specification in WISHED.items():
-        wants = read_wants(specification)
+        wants = parse_call_specification(specification)
         if wish in honours:
-            check_wants(site, wants, honours=honours)
+            refuse_unsupported_options(site, wants, honours=honours)
         else:
             with pytest.raises(ConfigError, match=f"the policy {policy} does not honour .*leave out {wish}"):
-                check_wants(site, wants, honours=honours)
-        check_wants(site, wants, honours=None)  # a joined session has its own policy
+                refuse_unsupported_options(site, wants, honours=honours)
+        refuse_unsupported_options(site, wants, honours=None)  # a joined session has its own policy
 
 
 def test_shipped_policies_honour_the_documented_options() -> None:
@@ -96,9 +96,9 @@ def test_several_unsupported_options_are_named_together() -> None:
 
 def test_late_option_without_a_deadline_is_refused() -> None:
     with pytest.raises(SpecificationError, match="late: 'drop' is not allowed without a deadline"):
-        read_wants({"late": "drop"})
-    assert read_wants({"late": "drop", "deadline_s": 5}).options.objective.drop_late
-    assert not read_wants({"late": "run"}).options.objective.drop_late
+        parse_call_specification({"late": "drop"})
+    assert parse_call_specification({"late": "drop", "deadline_s": 5}).options.objective.drop_late
+    assert not parse_call_specification({"late": "run"}).options.objective.drop_late
 
 
 def test_text_option_of_an_app_is_one_name() -> None:

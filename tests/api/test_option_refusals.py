@@ -16,7 +16,7 @@ import stoker
 from stoker.contexts.factory import recipe_of
 from stoker.contexts.recipe import ContextOptions
 from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.options import KEYS, read_wants
+from stoker.manager.executor.options import KEYS, parse_call_specification
 from stoker.manager.executor.session import Session
 from stoker.site import Policy, ProvisioningName, Site
 
@@ -150,7 +150,7 @@ def map_(function: Any = echo, items: Any = (1,), **given: Any) -> Any:
 
 
 def specification(**given: Any) -> Any:
-    return read_wants(given)
+    return parse_call_specification(given)
 
 
 def warm(context: Any = MODEL, count: Any = 1) -> Any:

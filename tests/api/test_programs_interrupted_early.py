@@ -9,7 +9,7 @@ import pytest
 from parsl.monitoring import MonitoringHub
 
 import stoker
-from stoker.startup import import_whole
+from stoker.startup import import_deferring_interrupt
 
 PRESSES = """
 import os, signal
@@ -29,7 +29,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_import_finishes_before_ctrl_c_is_handled(module: str) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt) as caught:
-        import_whole(module)
+        import_deferring_interrupt(module)
     assert sys.modules[module].DONE, "the import is complete"
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert not any("presses_ctrl_c" in file or "importlib" in file for file in files)
@@ -40,7 +40,7 @@ def test_second_ctrl_c_is_handled_at_once(module: str, tmp_path: Path) -> None:
     text = PRESSES.replace("DONE", "os.kill(os.getpid(), signal.SIGINT)\nDONE")
     (tmp_path / "presses_ctrl_c.py").write_text(text)
     with pytest.raises(KeyboardInterrupt):
-        import_whole(module)
+        import_deferring_interrupt(module)
     assert module not in sys.modules
 
 
@@ -48,7 +48,7 @@ def test_own_ctrl_c_handler_of_a_program_runs_during_an_import(module: str) -> N
     heard = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        assert import_whole(module).DONE
+        assert import_deferring_interrupt(module).DONE
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]

@@ -21,7 +21,7 @@ import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, SerializationError, StokerError
-from stoker.manager.executor.kept_file import KeptHeader, open_kept, record
+from stoker.manager.executor.kept_file import KeptHeader, open_and_lock_kept_file, record
 from stoker.manager.executor.progress import MapProgress
 
 LOAD = {"progress": False}
@@ -212,7 +212,7 @@ def test_progress_bar_starts_with_the_kept_results(session, tmp_path, kept, caps
     assert "work 8/8" in capsys.readouterr().err.replace("noted.", "")
     bar = MapProgress("work", 8, lambda _: None, kept=6)
     assert bar.shown == 6
-    bar.take_kept(1)
+    bar.count_kept_items(1)
     bar(1, 8)
     assert bar.shown == 6
     bar(2, 8)
@@ -281,7 +281,7 @@ def key(number):
 
 
 def written(path, results, *, start=0):
-    file = open_kept(path)
+    file = open_and_lock_kept_file(path)
     if file.header is None:
         file.begin(HEADER)
     file.append([record(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)])
@@ -313,7 +313,7 @@ def test_incomplete_last_line_is_removed(kept, torn):
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-torn])
     assert list(stoker.kept(kept)) == ["x" * 200], "a reader skips the line"
-    file = open_kept(kept)
+    file = open_and_lock_kept_file(kept)
     assert file.find(key(0)) is not None
     assert file.find(key(1)) is None
     file.append([record(key(1), 1, payloads.dumps("y" * 200))])
@@ -326,7 +326,7 @@ def test_item_of_a_damaged_record_runs_again(kept):
     whole = lines(kept)
     damaged = [whole[0], whole[1].replace(b"xxx", b"xax", 1), b"\0" * 100 + whole[2], whole[3]]
     kept.write_bytes(b"".join(damaged))
-    file = open_kept(kept)
+    file = open_and_lock_kept_file(kept)
     assert file.damaged == 1, "the line of zeros"
     assert [file.find(key(each)) is not None for each in range(3)] == [False, False, True]
     file.close()
@@ -343,7 +343,7 @@ def test_incomplete_header_is_rewritten_and_damaged_one_is_refused(kept):
     damaged = kept.read_bytes().replace(b'"function":', b'"function";', 1)
     kept.write_bytes(damaged)
     with pytest.raises(ConfigError, match="the first line is damaged"):
-        open_kept(kept)
+        open_and_lock_kept_file(kept)
     assert kept.read_bytes() == damaged
 
 
@@ -398,7 +398,7 @@ def test_result_of_a_removed_class_raises_a_clear_error(kept, tmp_path, monkeypa
     (tmp_path / "shapes_that_go.py").write_text("class Shape:\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     shapes_that_go = importlib.import_module("shapes_that_go")
-    file = open_kept(kept)
+    file = open_and_lock_kept_file(kept)
     file.begin(HEADER)
     file.append([record(key(0), 0, pickle.dumps(shapes_that_go.Shape(), 5))])
     file.close()
@@ -411,7 +411,7 @@ def test_result_of_a_removed_class_raises_a_clear_error(kept, tmp_path, monkeypa
 def test_index_of_many_results_uses_little_memory(kept):
     written(kept, list(range(20_000)))
     tracemalloc.start()
-    file = open_kept(kept)
+    file = open_and_lock_kept_file(kept)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held / 20_000 < 40

@@ -16,7 +16,7 @@ from tiny_model import write_tiny_model
 import stoker
 from stoker.errors import CallDroppedError
 from stoker.manager.executor.apps import AppWants, StokerApp
-from stoker.manager.executor.options import read_wants
+from stoker.manager.executor.options import parse_call_specification
 from stoker.protocol.ids import LibraryId
 
 pytestmark = [
@@ -88,7 +88,7 @@ def test_pilot_refuses_a_request_that_would_be_late(
     assert all(model.needs.token_bytes for model in models.values())
 
     def ask(name: str, *words: Any, function: Callable[..., Any] = reply, **wishes: Any) -> Any:
-        wants = AppWants(read_wants({"context": models[name], **wishes}, takes_context=True))
+        wants = AppWants(parse_call_specification({"context": models[name], **wishes}, takes_context=True))
         others: dict[str, Any] = dict.fromkeys(("batch_size", "ignore_for_cache", "executors"))
         return StokerApp(function, specification=wants, cache=False, **others)(*words)
 

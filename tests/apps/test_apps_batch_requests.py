@@ -4,7 +4,7 @@ import json
 import pytest
 
 from stoker.apps.batch_inference.options import EXAMPLE, ModelPaths, read_models
-from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request, read_requests
+from stoker.apps.batch_inference.request_file import RefusedLine, check_file, parse_request_line, read_requests
 from stoker.apps.common.openai_requests import ChatMessage, Endpoint, SamplingOptions
 from stoker.datafile import Line
 from stoker.errors import ConfigError
@@ -20,7 +20,7 @@ def line_of(body, *, url=CHAT, custom_id="a", method="POST", number=3, **more):
 
 
 def read(body, *, max_tokens=0, models=ANY, **about):
-    return read_request(line_of(body, **about), seen={}, admit=models.admit, max_tokens=max_tokens)
+    return parse_request_line(line_of(body, **about), seen={}, admit=models.admit, max_tokens=max_tokens)
 
 
 def put(path, lines):
@@ -238,7 +238,7 @@ def test_wrong_completion_is_refused(fields, param, says):
     ],
 )
 def test_wrong_line_is_refused(line, code, says):
-    found = read_request(Line(5, line), seen={}, admit=ANY.admit)
+    found = parse_request_line(Line(5, line), seen={}, admit=ANY.admit)
     assert isinstance(found, RefusedLine)
     assert found.error.code == code
     assert found.error.message.startswith("line 5: ")
@@ -257,7 +257,11 @@ def test_file_is_checked_whole_and_its_valid_requests_kept(tmp_path):
         (3, "b", "unsupported_value"), (4, None, "duplicate_custom_id"), (5, None, "invalid_json_line"),
     ]  # fmt: skip
     assert "custom_id a was already used on line 1" in checked.refused[1].error.message
-    assert (checked.lines, checked.endpoints, checked.models) == (5, {Endpoint.COMPLETIONS: 2}, {"m": 2})
+    assert (checked.lines, checked.request_counts_by_endpoint, checked.models) == (
+        5,
+        {Endpoint.COMPLETIONS: 2},
+        {"m": 2},
+    )
     assert [one.custom_id for one in read_requests(checked)] == ["a", "c"]
     (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     packed = check_file(tmp_path / "r.jsonl.gz", admit=ANY.admit)

@@ -7,14 +7,14 @@ from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.batch_inference.results import (
     KEY,
-    call_error,
     count_totals,
     first_errors,
+    make_call_failed_error,
     make_record,
     write_errors,
     write_responses,
 )
-from stoker.apps.batch_inference.run import stop_or_error
+from stoker.apps.batch_inference.run import convert_error_unless_fatal
 from stoker.apps.common.openai_answers import Choice
 from stoker.apps.common.openai_requests import ApiError, Endpoint
 from stoker.errors import CallTimeoutError, ContextError, PoisonCallError, SessionError
@@ -89,8 +89,8 @@ def test_line_equals_openais_and_is_reproducible(checked):
 
 @pytest.mark.parametrize("error", [KeyError("x"), PoisonCallError("it killed three"), CallTimeoutError("too slow")])
 def test_failed_call_is_the_error_of_its_request(error):
-    found = stop_or_error(error, line=7)
-    assert found == call_error(error, line=7)
+    found = convert_error_unless_fatal(error, line=7)
+    assert found == make_call_failed_error(error, line=7)
     assert (found.status, found.type, found.code) == (500, "server_error", "call_failed")
     assert found.message.startswith("line 7: ")
 
@@ -98,4 +98,4 @@ def test_failed_call_is_the_error_of_its_request(error):
 @pytest.mark.parametrize("error", [ContextError("no model"), SessionError("it is over")])
 def test_error_of_all_requests_ends_the_run(error):
     with pytest.raises(type(error)):
-        stop_or_error(error, line=7)
+        convert_error_unless_fatal(error, line=7)

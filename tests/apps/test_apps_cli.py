@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
+from stoker.apps.common.calls import Stopped, split_into_batches, stop_on_signals
 from stoker.apps.common.command_line import columns, command
 from stoker.apps.common.runner import Attempt
 from stoker.apps.fact_verification.cli import command as facts
@@ -99,8 +99,8 @@ def test_first_signal_stops_and_the_second_lets_everything_end(number):
 
 
 def test_batches_split_a_list():
-    assert list(in_batches([1, 2, 3, 4, 5], 2)) == [(1, 2), (3, 4), (5,)]
-    assert list(in_batches([], 2)) == []
+    assert list(split_into_batches([1, 2, 3, 4, 5], 2)) == [(1, 2), (3, 4), (5,)]
+    assert list(split_into_batches([], 2)) == []
 
 
 def test_json_goes_to_stdout_alone(capsys):

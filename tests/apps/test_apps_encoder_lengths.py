@@ -14,7 +14,7 @@ from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.encoder_lengths import run
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.run import advice, sample_texts, staircase, too_long, unsteady
+from stoker.apps.encoder_lengths.run import advice, format_length_table, sample_texts, too_long, unsteady
 from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
 from stoker.errors import ConfigError
@@ -40,12 +40,12 @@ def profile(*seconds: float, **more: Any) -> EncoderProfile:
 
 
 def test_staircase_has_a_row_for_each_length() -> None:
-    found = [line.split() for line in staircase(profile(0.001, 0.002, 0.00195), [])]
+    found = [line.split() for line in format_length_table(profile(0.001, 0.002, 0.00195), [])]
     assert found == [
         ["tokens", "ms", "spread", "more"], ["64", "1.00", "0.02"], ["128", "2.00", "0.02", "+1.00"],
         ["192", "1.95", "0.02", "-0.05"],
     ]  # fmt: skip
-    with_texts = [line.split() for line in staircase(profile(0.001, 0.002), [1, 64, 65, 400])]
+    with_texts = [line.split() for line in format_length_table(profile(0.001, 0.002), [1, 64, 65, 400])]
     assert [row[-1] for row in with_texts] == ["texts", "50.0%", "25.0%"]
 
 

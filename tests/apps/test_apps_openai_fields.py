@@ -20,7 +20,7 @@ from openai.types.chat import (
 )
 
 from stoker.apps.batch_inference.options import ModelPaths
-from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request
+from stoker.apps.batch_inference.request_file import RefusedLine, check_file, parse_request_line
 from stoker.apps.common.openai_answers import Choice, chat_body, completion_body
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
@@ -33,7 +33,7 @@ from stoker.apps.common.openai_requests import (
     Endpoint,
     RequestRefused,
 )
-from stoker.apps.gateway.answering import read_asked
+from stoker.apps.gateway.answering import parse_model_request
 from stoker.datafile import Line
 
 ANY = ModelPaths(named={}, every="models/m", engine="continuous")
@@ -41,14 +41,14 @@ QUESTION = {"role": "user", "content": "Say hi"}
 
 
 def by_gateway(endpoint: Endpoint, body: dict, *, models: ModelPaths = ANY) -> ApiRequest:
-    request = read_asked(json.dumps(body).encode(), endpoint=endpoint, name="r").request
+    request = parse_model_request(json.dumps(body).encode(), endpoint=endpoint, name="r").request
     models.admit(request)
     return request
 
 
 def by_batch(endpoint: Endpoint, body: dict, *, models: ModelPaths = ANY) -> ApiRequest:
     line = {"custom_id": "r", "method": "POST", "url": endpoint.value, "body": body}
-    found = read_request(Line(0, json.dumps(line).encode()), seen={}, admit=models.admit)
+    found = parse_request_line(Line(0, json.dumps(line).encode()), seen={}, admit=models.admit)
     if isinstance(found, RefusedLine):
         raise RequestRefused(found.error.message, param=found.error.param)
     return found
@@ -175,7 +175,7 @@ def test_wrong_form_is_refused_by_name(read, body, param):
 def test_ignored_fields_are_reported():
     body = {"model": "m", "messages": [{**QUESTION, "metadata": {}}], "user": "ana", "store": None, "priority": 3}
     told: list[str] = []
-    read_asked(json.dumps(body).encode(), endpoint=Endpoint.CHAT, name="r", ignored=told.append)
+    parse_model_request(json.dumps(body).encode(), endpoint=Endpoint.CHAT, name="r", ignored=told.append)
     assert sorted(told) == ["messages[].metadata", "priority", "user"]
 
 

@@ -7,8 +7,8 @@ from stoker.errors import ConfigError
 def test_shipped_templates_end_where_answers_begin():
     plain = read_prompts(SHIPPED)
     assert [one.name for one in plain] == ["plain", "definitions", "question"]
-    assert not any(one.wants_evidence for one in plain)
-    assert all(one.wants_evidence for one in read_prompts(SHIPPED_EVIDENCE))
+    assert not any(one.has_evidence_placeholder for one in plain)
+    assert all(one.has_evidence_placeholder for one in read_prompts(SHIPPED_EVIDENCE))
     # Each prompt ends where its answer begins. A trailing space or line break would split the answer's token.
     assert all(one.text == one.text.rstrip() for one in plain)
 

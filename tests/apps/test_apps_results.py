@@ -84,7 +84,7 @@ def test_figures_of_answers_raw_and_calibrated(log):
     # The uncalibrated answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only.
     assert (good.right, good.raw_right) == (28, 10)
     assert good.matrix == [[10, 0, 0], [1, 9, 0], [1, 0, 9]]
-    assert good.recalls == [1.0, 0.9, 0.9]
+    assert good.recall_by_label == [1.0, 0.9, 0.9]
     assert good.low < 28 / 30 < good.high
     assert good.rate == pytest.approx(2.0)
     assert bad.raw_right == 10
@@ -98,7 +98,7 @@ def test_label_without_claims_has_no_recall(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         log.append(make_records(GOOD, claims, scores(GOOD, claims)))
         made = figures(make_rows([GOOD], claims, log, calibrate=True))
-    assert made[0].recalls[1] is None
+    assert made[0].recall_by_label[1] is None
     assert "–" in "\n".join(results.results_table(made))
 
 

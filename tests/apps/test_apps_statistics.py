@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.apps.fact_verification.results import calibrated_answers, confusion, mcnemar, raw_answers, wilson
+from stoker.apps.fact_verification.results import (
+    calibrated_label_indices,
+    confusion,
+    mcnemar_p_value,
+    uncalibrated_label_indices,
+    wilson,
+)
 
 
 # Expected intervals from R's prop.test(right, total, correct = FALSE) and from Newcombe (1998), table I.
@@ -40,21 +46,21 @@ def test_mcnemar_gives_known_values():
     # 1 of 10 discordant pairs favours the second: p = 2 * (1 + 10) / 2**10.
     first = [True] * 9 + [False] + [True] * 30
     second = [False] * 9 + [True] + [True] * 30
-    assert mcnemar(first, second) == pytest.approx(22 / 1024)
-    assert mcnemar(first, first) == 1.0
-    assert mcnemar([True, False], [False, True]) == 1.0
+    assert mcnemar_p_value(first, second) == pytest.approx(22 / 1024)
+    assert mcnemar_p_value(first, first) == 1.0
+    assert mcnemar_p_value([True, False], [False, True]) == 1.0
 
 
 def test_mcnemar_of_many_pairs_does_not_overflow():
-    assert mcnemar([True] * 3000, [False] * 3000) == 0.0
-    assert mcnemar([True, False] * 3000, [False, True] * 3000) == 1.0
+    assert mcnemar_p_value([True] * 3000, [False] * 3000) == 0.0
+    assert mcnemar_p_value([True, False] * 3000, [False, True] * 3000) == 1.0
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_is_the_binomial_tail(more, fewer):
     total = more + fewer
     tail = sum(math.comb(total, count) for count in range(min(more, fewer) + 1))
-    p = mcnemar([True] * more + [False] * fewer, [False] * more + [True] * fewer)
+    p = mcnemar_p_value([True] * more + [False] * fewer, [False] * more + [True] * fewer)
     assert p == pytest.approx(min(1.0, 2 * tail / 2**total))
 
 
@@ -67,12 +73,12 @@ def test_calibration_takes_a_favourite_word_away():
     truth = [chance.randrange(3) for _ in range(300)]
     # The scores favour the right word, but the second word always has five nats too many.
     scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
-    assert set(raw_answers(scores)) == {1}
-    assert calibrated_answers(scores) == truth
+    assert set(uncalibrated_label_indices(scores)) == {1}
+    assert calibrated_label_indices(scores) == truth
 
 
 def test_calibration_ignores_a_rows_common_likelihood():
     scores = [[-1.0, -2.0, -3.0], [-3.0, -1.0, -2.0], [-2.0, -3.0, -1.0]]
     shifted = [[score - 100.0 * row for score in one] for row, one in enumerate(scores)]
-    assert calibrated_answers(shifted) == calibrated_answers(scores) == [0, 1, 2]
-    assert calibrated_answers([]) == []
+    assert calibrated_label_indices(shifted) == calibrated_label_indices(scores) == [0, 1, 2]
+    assert calibrated_label_indices([]) == []

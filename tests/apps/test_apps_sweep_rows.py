@@ -137,7 +137,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     assert passes >= 4
     assert len(held) >= 3 * 10
     assert 0 < min(held) <= max(held) <= 20 * batch, held
-    assert run.calls_ahead(batch) == 20
+    assert run.max_calls_in_flight(batch) == 20
     assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many waiting results"
     table = pyarrow.parquet.read_table(tmp_path / "run" / "results.parquet")
     assert table.column("id").to_pylist() == [f"r{number}" for number in range(count)]
@@ -151,7 +151,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_rows_ahead_fit_and_calls_keep_devices_busy() -> None:
-    assert [run.calls_ahead(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
+    assert [run.max_calls_in_flight(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
 
 
 class Noted(dict[str, object]):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.apps.common.reasoning import REASONING, ReasoningParser, reasoning_of_template
+from stoker.apps.common.reasoning import REASONING, ReasoningParser, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     CallParser,
     NamedCallParser,
     ParsedText,
     ToolCallParser,
-    format_of_template,
+    detect_tool_call_format,
 )
 from stoker.apps.common.xml_calls import XMLCallParser
 
@@ -180,7 +180,7 @@ def test_calls_in_tags_become_json(text, said, calls):
     ],
 )
 def test_chat_template_shows_its_format(template, format):
-    assert format_of_template(template) == format
+    assert detect_tool_call_format(template) == format
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,6 @@ def test_reasoning_is_apart_from_the_answer(text, prompt, thought, said):
 
 
 def test_chat_template_shows_its_marks_of_reasoning():
-    assert reasoning_of_template("{{ content.split('</think>')[-1] }}") == "deepseek_r1"
-    assert reasoning_of_template("[THINK]{{ thinking }}[/THINK]") == "mistral"
-    assert reasoning_of_template("{{ content }}") == "none"
+    assert detect_reasoning_marks("{{ content.split('</think>')[-1] }}") == "deepseek_r1"
+    assert detect_reasoning_marks("[THINK]{{ thinking }}[/THINK]") == "mistral"
+    assert detect_reasoning_marks("{{ content }}") == "none"

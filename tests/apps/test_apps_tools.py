@@ -13,8 +13,8 @@ if not all(map(find_spec, ("openai", "starlette", "prometheus_client"))):
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from stoker.apps.common.openai_answers import TextPiece, chat_body, complete, prompts_of, stream_text
-from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, read_body
+from stoker.apps.common.openai_answers import TextPiece, build_prompts, chat_body, complete, stream_text
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, parse_request_body
 from stoker.apps.gateway.streaming import Chunks
 from stoker.contexts.ambient import RelayedTexts
 from stoker.contexts.inference.adapter import Finish, NewToken
@@ -97,7 +97,7 @@ class WritingModel:
 
 def read(**fields) -> ApiRequest:
     body = {"model": "m", "messages": [QUESTION], **fields}
-    return read_body(body, endpoint=Endpoint.CHAT, custom_id="r", line=0)
+    return parse_request_body(body, endpoint=Endpoint.CHAT, custom_id="r", line=0)
 
 
 def strict(kind, body):
@@ -109,7 +109,7 @@ def strict(kind, body):
 
 def answer(model: WritingModel, **fields):
     request = read(**fields)
-    [prompt] = prompts_of(model, request)
+    [prompt] = build_prompts(model, request)
     choice = complete(model, request, prompt, place=0)
     body = json.loads(msgspec.json.encode(chat_body([choice], name="n", model="m", created=1)))
     assert body["usage"]["completion_tokens"] == len(model._tokens())
@@ -119,7 +119,7 @@ def answer(model: WritingModel, **fields):
 def streamed(model: WritingModel, **fields) -> tuple[str, str, list[list[str]], str]:
     """Return reasoning, text, calls and finish reason of a streamed answer."""
     request = read(**fields)
-    [prompt] = prompts_of(model, request)
+    [prompt] = build_prompts(model, request)
     pieces: list[TextPiece] = []
     for piece in stream_text(model, request, prompt, place=0):
         pieces.extend(piece if isinstance(piece, RelayedTexts) else (piece,))
@@ -215,7 +215,7 @@ def test_named_format_replaces_that_of_the_template():
 def test_template_with_tools_gets_tools_calls_and_options():
     model = WritingModel()
     fields = {"messages": [QUESTION, CALLED, RESULT], "chat_template_kwargs": {"enable_thinking": False}}
-    prompts_of(model, read(tools=[WEATHER], **fields))
+    build_prompts(model, read(tools=[WEATHER], **fields))
     [shown] = model.options.pop("tools")
     assert shown["function"] == {key: value for key, value in WEATHER["function"].items() if key != "strict"}
     assert model.options == {"enable_thinking": False}
@@ -223,9 +223,9 @@ def test_template_with_tools_gets_tools_calls_and_options():
     assert called["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": {"city": "Rome"}}
     assert called["tool_calls"][0]["id"] == result["tool_call_id"] == "call_123456789a"
     mistral = WritingModel(template="{{ tools }} [TOOL_CALLS]")
-    prompts_of(mistral, read(tools=[WEATHER], messages=[QUESTION, CALLED, RESULT]))
+    build_prompts(mistral, read(tools=[WEATHER], messages=[QUESTION, CALLED, RESULT]))
     assert mistral.messages[1]["tool_calls"][0]["id"] == mistral.messages[2]["tool_call_id"] == "23456789a"
-    prompts_of(model, read(tools=[WEATHER], tool_choice="none"))
+    build_prompts(model, read(tools=[WEATHER], tool_choice="none"))
     assert not model.options
 
 

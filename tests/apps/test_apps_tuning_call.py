@@ -79,7 +79,7 @@ def begun_with(context, text, samples, job):
     """Return the mean loss over the samples with which tuning from this text begins, before its first step."""
     rows = encode_samples(context.tokenizer, samples, template=job.data.template)
     prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
-    with passes.soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
+    with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
         of = [passes.measure(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows]
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 
@@ -203,7 +203,7 @@ def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
         reports.append((done, total, metric, state))
         return done == 3
 
-    ambient.enter_call(hook=hook)
+    ambient.enter_call_scope(hook=hook)
     monkeypatch.setattr(
         "stoker.tuning.call._REPORT_EVERY_S", 0.0
     )  # otherwise such a fast job would report only its first and last iteration
@@ -213,19 +213,19 @@ def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
     kept = tuning_order.unpack(payloads.loads(caught.value.state))
     assert kept.initial.text == whole.initial
     assert kept.metric is not None
-    ambient.enter_call(hook=None, state=caught.value.state)
+    ambient.enter_call_scope(hook=None, state=caught.value.state)
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     rest = tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
-    ambient.leave_call()
+    ambient.leave_call_scope()
     assert (rest.adapter, rest.points, rest.initial) == (whole.adapter, whole.points, whole.initial)
     assert rest.initial_from.startswith("the bank (loss ")
 
 
 def test_attempt_of_another_session_is_continued(context):
     reports = []
-    ambient.enter_call(hook=lambda done, total, metric, state: reports.append((done, state)))
+    ambient.enter_call_scope(hook=lambda done, total, metric, state: reports.append((done, state)))
     whole = tune_prompt(context, order_of())
-    ambient.leave_call()
+    ambient.leave_call_scope()
     start = next(payloads.loads(state) for done, state in reports if state)
     assert isinstance(tuning_order.unpack(start), Saved)
     rest = tune_prompt(context, order_of(start=start))

@@ -45,11 +45,11 @@ def test_checkpoint_of_another_job_is_refused():
 
 def test_file_is_replaced_whole(tmp_path):
     folder = tmp_path / "new" / "run"
-    assert checkpoint.read_file(folder) == b""
+    assert checkpoint.read_checkpoint_file(folder) == b""
     checkpoint.write_file(folder, b"one")
     held = (folder / checkpoint.FILE).open("rb")
     checkpoint.write_file(folder, b"two")
-    assert checkpoint.read_file(folder) == b"two"
+    assert checkpoint.read_checkpoint_file(folder) == b"two"
     assert held.read() == b"one"
     held.close()
     assert [file.name for file in folder.iterdir()] == [checkpoint.FILE]
@@ -61,7 +61,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
         checkpoint.write_file(tmp_path / "file", b"x")
     (tmp_path / checkpoint.FILE).mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
-        checkpoint.read_file(tmp_path)
+        checkpoint.read_checkpoint_file(tmp_path)
     with pytest.raises(ConfigError, match="cannot be written"):
         checkpoint.write_file(tmp_path, b"x")
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
@@ -85,6 +85,6 @@ def test_restored_optimizer_continues_exactly(kind):
     first, before = fresh(torch.ones(3))
     steps(first, before, 2)
     second, after = fresh(first.detach())
-    checkpoint.restore_optimizer(after, checkpoint.tensors_of(before))
+    checkpoint.restore_optimizer(after, checkpoint.optimizer_tensors(before))
     steps(second, after, 3)
     assert torch.equal(second, whole)

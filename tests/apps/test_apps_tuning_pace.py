@@ -47,7 +47,7 @@ def test_clock_continues_from_earlier_runs():
     assert spent_s["compute"] > 0
     assert math.isclose(sum(spent_s.values()), spent_s["compute"])
     later = PartClock()
-    later.go_on_from({"compute": 3.0, "communication": 1.0, "of another version": 9.0})
+    later.add_earlier_seconds({"compute": 3.0, "communication": 1.0, "of another version": 9.0})
     assert later.spent_s()["compute"] == 3.0
     assert communication_share(later.spent_s()) == 0.25
     assert communication_share({}) == 0.0

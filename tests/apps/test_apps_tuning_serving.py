@@ -9,7 +9,7 @@ from tiny_model import write_tiny_model
 from stoker.apps.common.models_file import read_models
 from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.serving import add_served, check_serving
+from stoker.apps.prompt_tuning.serving import add_prompt_to_models_file, check_prompt_can_be_served
 from stoker.apps.prompt_tuning.submit import check
 from stoker.errors import ConfigError
 from stoker.tuning import read_job
@@ -36,8 +36,8 @@ def ready(here):
 
 def add(ready, *, adapter="runs/facts-1", **options):
     given = SubmissionOptions(**{"serve": "facts", **options})
-    check_serving(given, ready)
-    return add_served(given, ready, adapter=Path(adapter))
+    check_prompt_can_be_served(given, ready)
+    return add_prompt_to_models_file(given, ready, adapter=Path(adapter))
 
 
 def test_prompt_joins_the_model_that_it_was_tuned_on(here, ready):

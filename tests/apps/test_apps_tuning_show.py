@@ -7,7 +7,7 @@ import pytest
 
 from stoker.apps.prompt_tuning import board, report
 from stoker.apps.prompt_tuning.board import BoardEntry, BoardRow, Display, Phase, read_board, write_entry
-from stoker.apps.prompt_tuning.watch import SessionPicture, saved_in, updated_entry
+from stoker.apps.prompt_tuning.watch import SessionPicture, read_saved_state, updated_entry
 from stoker.console import Screen
 from stoker.contexts import payloads
 from stoker.errors import ConfigError
@@ -70,9 +70,9 @@ def test_waiting_job_says_what_it_waits_for():
 
 def test_last_checkpoint_stays_while_reports_come_without_one():
     future = sent(progress(2, metric=0.5), progress(9))
-    assert (future.progress.done, saved_in(future.progress).metric) == (9, 0.5)
-    assert saved_in(sent(progress(9)).progress) is None
-    assert saved_in(sent(progress(2, metric=0.5), progress(3, metric=0.7)).progress).metric == 0.7
+    assert (future.progress.done, read_saved_state(future.progress).metric) == (9, 0.5)
+    assert read_saved_state(sent(progress(9)).progress) is None
+    assert read_saved_state(sent(progress(2, metric=0.5), progress(3, metric=0.7)).progress).metric == 0.7
 
 
 def test_running_jobs_end_follows_its_pace_then_the_forecast():
@@ -148,7 +148,7 @@ def replaced(**changes):
 def test_board_has_a_line_for_each_job():
     tuning = replaced(phase=Phase.TUNING, iteration=120, loss=0.4123, metric=0.75, devices=("a/lib-1",), ends_at=NOON)
     failed = replaced(name="other", phase=Phase.FAILED, why="no\nmodel", deadline_at=None)
-    lines = board.board_lines([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)
+    lines = board.format_job_board([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)
     assert lines[0] == "2 tuning jobs: 1 tuning, 1 failed"
     assert lines[2].split("  ")[1:] == [
         "facts", "tuning", "120/500", "loss 0.412", "accuracy 0.75 of 0.9", "1 device",
@@ -156,9 +156,9 @@ def test_board_has_a_line_for_each_job():
     ]  # fmt: skip
     assert lines[4:6] == ["      no", "      model"]
     assert lines[-1].startswith("other: the submitting program has ended")
-    assert "stoker tune submit" in board.board_lines([], now=NOON)[0]
+    assert "stoker tune submit" in board.format_job_board([], now=NOON)[0]
     many = [BoardRow(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
-    few = board.board_lines([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)
+    few = board.format_job_board([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)
     assert [line.split()[0] for line in few[2:]] == ["…", "facts", "job-3", "job-4"]
     assert few[2].endswith("3 older (--all)")
 

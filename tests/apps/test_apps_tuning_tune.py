@@ -52,7 +52,7 @@ def prompt_of(context, text="say yes or no"):
 def test_tuning_begins_with_the_bare_models_loss_of_the_text(kind):
     context = tiny.context(kind=kind)
     rows, prompt = rows_of(context), prompt_of(context)
-    with passes.soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
+    with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
         found = passes.measure(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
     total = 0.0
     for row in rows:
@@ -71,7 +71,7 @@ def test_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
     vectors = passes.embed(context.model, prompt_of(context))
-    with passes.soft_prompt(context.model, vectors) as soft:
+    with passes.attach_soft_prompt(context.model, vectors) as soft:
         whole, loss, tokens = passes.gradient(soft, rows, micro_batch=0)
         pieces = passes.gradient(soft, rows, micro_batch=2)
         nothing = passes.gradient(soft, [], micro_batch=0)
@@ -103,7 +103,7 @@ def test_accuracy_counts_targets_that_the_model_writes(kind):
                 written += (int(context.model(inputs_embeds=inputs[None]).logits[0, -1].argmax()),)
         right.append(EncodedSample(row.source, written, context.tokenizer.decode(written).strip()))
     wrong = [EncodedSample(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
-    with passes.soft_prompt(context.model, vectors) as soft:
+    with passes.attach_soft_prompt(context.model, vectors) as soft:
         found = passes.measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
         texts = passes.write(soft, right, tokenizer=context.tokenizer)
         alone = [passes.write(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
@@ -201,7 +201,7 @@ def test_trainable_model_stays_trainable():
     context.model.requires_grad_(True).train()
 
     def fail():
-        with passes.soft_prompt(context.model, passes.embed(context.model, prompt_of(context))) as soft:
+        with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt_of(context))) as soft:
             assert [soft.vectors.shape] == [value.shape for value in soft.wrapped.parameters() if value.requires_grad]
             assert not context.model.training
             raise KeyError("on the way")

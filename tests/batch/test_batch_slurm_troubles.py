@@ -18,7 +18,7 @@ from session.test_session_up import stoker as stoker_says
 
 import stoker
 from stoker.errors import StokerError
-from stoker.manager.cli.session_choice import status_of
+from stoker.manager.cli.session_choice import read_session_status
 
 # ---- troubles
 
@@ -106,7 +106,7 @@ def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, wo
     up = stoker_says(world, "up", str(site))
     assert up.returncode == 0, up.stderr
     session = re.search(r"session (\w+) is up", up.stdout)[1]
-    until(lambda: status_of(session)[1].status.pilots, what="a pilot")
+    until(lambda: read_session_status(session)[1].status.pilots, what="a pilot")
     [[job, *_]] = cluster.queue()
     cluster.have_jobs_written()
     cluster.kill("slurmctld")

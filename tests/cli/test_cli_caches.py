@@ -82,7 +82,7 @@ def test_snapshot_counts_once_and_is_removed_with_its_object(scratch: Path):
     snapshot.mkdir(parents=True)
     os.link(pin.path, snapshot / "model.safetensors")
     (name,) = cache.sizes()
-    store.note_snapshot(cache, snapshot, name=name)
+    store.write_snapshot_marker(cache, snapshot, name=name)
     assert SIZE <= json.loads(said("--json"))["bytes"] < 2 * SIZE
     said("--clear")
     assert snapshot.exists()  # a pilot uses the snapshot

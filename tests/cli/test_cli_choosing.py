@@ -15,7 +15,7 @@ from stoker.config import write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
-from stoker.manager.executor.processes import note_joined
+from stoker.manager.executor.processes import link_joined_session
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
@@ -83,7 +83,7 @@ def test_session_joined_by_a_program_here_belongs_to_this_folder(make, tmp_path,
     make("older", "mine/runinfo/000/stoker", up=False)
     make("other", "third/runinfo/000/stoker", up=True)
     (tmp_path / "mine/runinfo/001").mkdir()
-    note_joined(SessionFolder(joined), tmp_path / "mine/runinfo/001/stoker")
+    link_joined_session(SessionFolder(joined), tmp_path / "mine/runinfo/001/stoker")
     os.utime(tmp_path / "mine/runinfo/001/stoker", (3e9, 3e9), follow_symlinks=False)
     assert looked_at(tmp_path / "mine", monkeypatch, capsys)[0] == "joined"
 

@@ -103,7 +103,7 @@ def test_application_joins_the_named_session(monkeypatch: pytest.MonkeyPatch, tm
         seen.append((os.environ.get("STOKER_SESSION", ""), site))
 
     monkeypatch.setenv("STOKER_SESSION", "")
-    command = apps.with_session(apps.with_session(app))
+    command = apps.add_session_option(apps.add_session_option(app))
     assert CliRunner().invoke(command, ["--session", "k3v9"]).exit_code == 0
     assert seen == [("k3v9", None)]
     both = CliRunner().invoke(command, ["--site", "s.toml", "--session", "k3v9"])
@@ -216,7 +216,7 @@ def test_failing_check_is_reported_as_a_finding(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_versions_are_compared_with_bounds(version: str, bounds: str, met: bool):
-    assert doctor_machine.satisfied(version, bounds) is met
+    assert doctor_machine.is_version_within_bounds(version, bounds) is met
 
 
 def test_torch_build_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -227,15 +227,15 @@ def test_torch_build_is_read_without_importing_torch(tmp_path: Path, monkeypatch
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for line, built in (("cuda: Optional[str] = '12.8'", "12.8"), ("cuda: Optional[str] = None", "")):
         (torch / "version.py").write_text(f"debug = False\n{line}\n")
-        assert doctor_machine._torch_cuda() == built
+        assert doctor_machine._cuda_version_of_torch() == built
 
 
 def test_damaged_measurements_are_reported():
     state_folder().mkdir(parents=True)
     path = state_folder() / doctor.STORE
-    assert next(doctor.measurement_store()).level is Level.OK
+    assert next(doctor.check_measurement_store()).level is Level.OK
     path.write_bytes(b"not a database at all, whatever it says" * 100)
-    damaged = next(doctor.measurement_store())
+    damaged = next(doctor.check_measurement_store())
     assert damaged.level is Level.WARN
     assert damaged.fix == f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
     path.unlink()
@@ -243,7 +243,7 @@ def test_damaged_measurements_are_reported():
         db.execute("CREATE TABLE measured (recipe TEXT)")
         db.execute("INSERT INTO measured VALUES ('a')")
     db.close()
-    assert "measurements of 1 context in" in next(doctor.measurement_store()).text
+    assert "measurements of 1 context in" in next(doctor.check_measurement_store()).text
 
 
 def test_sessions_are_listed_as_alive_ended_or_dangling(manager: Manager, tmp_path: Path):
@@ -252,7 +252,7 @@ def test_sessions_are_listed_as_alive_ended_or_dangling(manager: Manager, tmp_pa
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(over.path)
     (state_folder() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
-    texts = [finding.text for finding in doctor.earlier_sessions()]
+    texts = [finding.text for finding in doctor.check_earlier_sessions()]
     assert texts[0] == "1 live session: test"
     assert texts[1].startswith("1 session that is over keeps ")
     assert texts[2].startswith("1 link to a session whose folder is gone")
@@ -262,14 +262,14 @@ def test_kept_session_without_a_manager_has_not_ended(tmp_path: Path):
     folder = new_sessions.make(new_sessions.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
-    lost = [finding for finding in doctor.earlier_sessions() if finding.level is Level.WARN]
+    lost = [finding for finding in doctor.check_earlier_sessions() if finding.level is Level.WARN]
     assert [finding.text for finding in lost] == ["session k1 is not over, but has no manager"]
     assert "stoker attach k1" in lost[0].fix
 
 
 def test_folders_of_old_sessions_are_listed_one_line_each():
     runs = [Path(f"/home/ana/runinfo/{number:03}/stoker") for number in range(40)]
-    assert doctor.where_to_remove([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
+    assert doctor.describe_removable_folders([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
         "stoker sessions --prune removes the old ones; or by hand (rm -r):",
         "  /home/ana/runinfo: 40 folders, 000 … 039",
         "  /home/ana/state/sessions.d: 1 folder, k3v9",

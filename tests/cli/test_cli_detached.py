@@ -14,7 +14,7 @@ from cli.command_line import Stoker
 from polling import PATIENCE_S, polls
 
 from stoker.manager.cli import apps, runs
-from stoker.manager.cli.runs import DetachedRun, RunFile, named_run
+from stoker.manager.cli.runs import DetachedRun, RunFile, find_detached_run
 
 WAITS = """
 import os, sys, time
@@ -58,7 +58,7 @@ def attach(run: DetachedRun) -> subprocess.Popen[str]:
 
 def test_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path, tmp_path: Path):
     done = stoker.ok("run", "--detach", "waits.py", "--epochs", "3")
-    run = named_run("waits-1")
+    run = find_detached_run("waits-1")
     first, *ways = done.stdout.splitlines()
     assert first.startswith(f"waits-1 runs on {run.facts.host} (pid {run.facts.pid}) and continues after you log out")
     assert str(run.log) in first
@@ -85,7 +85,7 @@ def test_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path
 def test_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Path):
     line = f"{sys.executable} -m stoker.manager.cli.entry run --detach waits.py; kill -HUP 0; kill -9 0"
     subprocess.run(["bash", "-c", line], start_new_session=True, capture_output=True, timeout=120, check=False)
-    run = named_run("waits-1")
+    run = find_detached_run("waits-1")
     until(lambda: "began" in run.log.read_text())
     program = psutil.Process(run.facts.pid)
     keeper = program.parent()
@@ -165,7 +165,7 @@ def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path):
     until(lambda: not run.is_running())
     assert "nightly  exit status 3  ended " in stoker("sessions").output
     stoker.ok("sessions", "--prune", "--older", "0 s")
-    assert named_run("nightly") is None
+    assert find_detached_run("nightly") is None
 
 
 @pytest.mark.parametrize(

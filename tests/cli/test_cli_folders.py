@@ -9,7 +9,7 @@ from cli.command_line import Stoker
 
 import stoker as package
 from stoker.errors import SessionError
-from stoker.folders import FOLDER_REMOVED, folders_here, is_working_folder_removed, working_folder
+from stoker.folders import FOLDER_REMOVED, is_working_folder_removed, working_folder, working_folder_if_exists
 from stoker.manager.cli.main import main
 from stoker.manager.executor.processes import new_session_id
 
@@ -95,10 +95,10 @@ def test_program_in_a_removed_folder_is_refused_with_advice(tmp_path: Path, give
 
 def test_removed_working_folder_is_not_searched(removed: Path):
     assert is_working_folder_removed()
-    assert folders_here() == ()
+    assert working_folder_if_exists() == ()
     with pytest.raises(SessionError, match="has been removed; change to another folder"):
         working_folder()
 
 
 def test_working_folder_is_searched(tmp_path: Path):
-    assert folders_here() == (str(working_folder()),) == (str(tmp_path),)
+    assert working_folder_if_exists() == (str(working_folder()),) == (str(tmp_path),)

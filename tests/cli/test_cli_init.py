@@ -94,7 +94,7 @@ def test_cluster_without_accounting_preemption_or_answer_is_read():
      ("2-12", 216000), ("1-00:30", 88200)],
 )  # fmt: skip
 def test_limits_of_partitions_are_read(text: str, seconds: float):
-    assert surroundings.read_limit(text) == seconds
+    assert surroundings.parse_time_limit(text) == seconds
 
 
 def test_gpus_are_read_with_or_without_a_type():
@@ -136,7 +136,7 @@ def test_cores_and_memory_are_the_share_of_a_gpu_in_the_partition():
 
 
 def test_htcondor_request_is_the_share_of_one_gpu_of_a_machine():
-    nodes = tuple(surroundings.read_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
+    nodes = tuple(surroundings.parse_condor_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
     assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
     made = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
     site = parse_site(made.text, file="s")
@@ -267,17 +267,21 @@ def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeyp
 
 
 def test_files_below_a_private_tmp_print_a_warning():
-    said = list(doctor_site.below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
+    said = list(
+        doctor_site.warn_about_folders_in_tmp(
+            "site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")
+        )
+    )
     assert [finding.level for finding in said] == [Level.WARN]
     assert said[0].text.startswith(
         "site lab: Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp"
     )
-    assert not list(doctor_site.below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
+    assert not list(doctor_site.warn_about_folders_in_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
 
 
 def test_probe_requests_one_minute_of_one_block():
     site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
-    probe = doctor_site.one_minute(site)
+    probe = doctor_site.make_probe_site(site)
     assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
     assert probe.policy.provisioning is ProvisioningName.ONCE
     assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
@@ -346,7 +350,7 @@ def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
     ],
 )
 def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: Level | None, told: str):
-    nodes = tuple(surroundings.read_nodes(machines))
+    nodes = tuple(surroundings.parse_condor_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
     findings = list(doctor_site.slot_users("site pool", pool))
     assert [finding.level for finding in findings] == ([level] if level else [])
@@ -356,8 +360,8 @@ def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, lev
 
 def test_machines_without_information_are_unknown():
     """condor_status may print daemons instead of slots, with exit code 0."""
-    assert surroundings.read_nodes("undefined undefined undefined undefined\n") == []
-    [node] = surroundings.read_nodes("4 6000 undefined undefined\n")
+    assert surroundings.parse_condor_nodes("undefined undefined undefined undefined\n") == []
+    [node] = surroundings.parse_condor_nodes("4 6000 undefined undefined\n")
     assert (node.gpus, node.user_domain) == (0, "")
 
 
@@ -369,6 +373,6 @@ def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
             folder.chmod(0o755)
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
-    said = [finding.text for finding in doctor_site.seen_by_slot_users("site pool", python)]
+    said = [finding.text for finding in doctor_site.warn_about_closed_folders("site pool", python)]
     assert len(said) <= 1  # no warning if the parent folder cannot be read, because that error is reported first
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

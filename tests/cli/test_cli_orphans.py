@@ -56,7 +56,7 @@ def give_lease(folder: SessionFolder, holder: lease.LeaseHolder, **how: object) 
 
 
 def left_behind() -> set[int]:
-    return {orphan.pid for orphan in doctor.orphaned()}
+    return {orphan.pid for orphan in doctor.find_orphaned_processes()}
 
 
 def test_manager_of_a_removed_folder_is_an_orphan(manager: Manager):
@@ -92,7 +92,9 @@ def test_processes_of_taskvine_are_identified_by_environment(manager: Manager, t
     try:
         for process in there:
             until_it_has_its_own_command_line(process, "vine_worker")
-        found = [orphan for orphan in doctor.orphaned() if orphan.pid in [process.pid for process in there]]
+        found = [
+            orphan for orphan in doctor.find_orphaned_processes() if orphan.pid in [process.pid for process in there]
+        ]
     finally:
         for process in there:
             process.kill()
@@ -131,7 +133,7 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
     slurm.put("42", name="stoker-k2-b1", state="RUNNING", folder=str(folder.submit))
 
     def told() -> list[Finding]:
-        return list(doctor.orphaned_jobs())
+        return list(doctor.check_orphaned_jobs())
 
     assert told() == []  # the session has not ended yet
     give_lease(folder, held(manager), over="stoker down")

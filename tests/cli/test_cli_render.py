@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.log_files import drop_middle
+from stoker.log_files import free_file_middle
 from stoker.manager.cli import calls, down, logs, status, up
-from stoker.manager.cli.status import out_of_sight
+from stoker.manager.cli.status import unreachable_pilots_warning
 from stoker.manager.live.lease import LeaseHolder
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus
@@ -55,10 +55,10 @@ def test_cancelled_calls_are_not_counted_as_failed():
 
 def test_log_gets_state_changes_and_one_line_for_calls():
     later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
-    assert status.log_lines(BUSY, before=None) == [*status.render(BUSY), ""]
-    assert status.log_lines(later, before=BUSY) == [], "only the times change"
+    assert status.lines_if_status_changed(BUSY, before=None) == [*status.render(BUSY), ""]
+    assert status.lines_if_status_changed(later, before=BUSY) == [], "only the times change"
     done = msgspec.structs.replace(later, done=10_500)
-    assert status.log_lines(done, before=later) == status.render(done)[:1]
+    assert status.lines_if_status_changed(done, before=later) == status.render(done)[:1]
     for change in (
         {"pilots": (msgspec.structs.replace(NODE, state="draining"),)},
         {"contexts": (msgspec.structs.replace(LLM, hot=2, loading=0),)},
@@ -66,13 +66,13 @@ def test_log_gets_state_changes_and_one_line_for_calls():
         {"trouble": {"lab": "squeue has not answered for 30 s"}},
     ):
         changed = msgspec.structs.replace(later, **change)
-        assert status.log_lines(changed, before=later) == [*status.render(changed), ""]
+        assert status.lines_if_status_changed(changed, before=later) == [*status.render(changed), ""]
 
 
 def test_policy_is_shown_unless_it_is_the_default():
     shown = status.render(NOTHING, policy="spare.py:Spare, dispatch random")
     assert shown == [*status.render(NOTHING), "  policy    spare.py:Spare, dispatch random"]
-    assert status.log_lines(NOTHING, before=None, policy="random")[-2] == "  policy    random"
+    assert status.lines_if_status_changed(NOTHING, before=None, policy="random")[-2] == "  policy    random"
 
 
 def test_empty_session_is_shown_in_two_short_lines():
@@ -310,7 +310,9 @@ def test_story_has_times_and_the_date_where_it_changes():
         StoryLine(yesterday.timestamp(), "submitted"),
         StoryLine(today.timestamp(), "sent to lib-3\nwhere it is hot"),
     )
-    found = show_status.story_lines(Story("c-12", True, "verify  wants llm-7f3a", lines), today=today.date())
+    found = show_status.format_explanation_lines(
+        Story("c-12", True, "verify  wants llm-7f3a", lines), today=today.date()
+    )
     assert found == [
         "call c-12  verify  wants llm-7f3a",
         f"  {yesterday:%Y-%m-%d}",
@@ -319,7 +321,7 @@ def test_story_has_times_and_the_date_where_it_changes():
         "  10:22:07  sent to lib-3",
         "            where it is hot",
     ]
-    pilot = show_status.story_lines(Story("n014", True, "here", lines[1:]), today=today.date())
+    pilot = show_status.format_explanation_lines(Story("n014", True, "here", lines[1:]), today=today.date())
     assert pilot[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
 
 
@@ -384,15 +386,15 @@ POOL = Site(
 
 
 def test_pilots_without_shared_files_report_a_lost_manager():
-    said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
+    said = unreachable_pilots_warning([SHARED, POOL], before=HERE, now=THERE)
     assert "pilots of pool share no files with this host" in said
     assert f"look for it at {HERE}" in said
     assert "attach from its previous host" in said
 
 
 def test_pilots_that_find_their_manager_again_show_no_warning():
-    assert out_of_sight([SHARED], before=HERE, now=THERE) == ""
-    assert out_of_sight([SHARED, POOL], before=HERE, now=HERE) == ""
+    assert unreachable_pilots_warning([SHARED], before=HERE, now=THERE) == ""
+    assert unreachable_pilots_warning([SHARED, POOL], before=HERE, now=HERE) == ""
 
 
 LINE = b"%06d a line that some call printed\n"
@@ -402,7 +404,7 @@ def test_call_without_its_log_section_is_reported(tmp_path: Path, capfdbinary: p
     log = tmp_path / "lib-1.log"
     log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size
-    assert drop_middle(log, most_bytes=1 << 20)
+    assert free_file_middle(log, most_bytes=1 << 20)
     logs._show("c-1", log, start=10 << 20, end=11 << 20)
     out, err = capfdbinary.readouterr()
     assert out == b""

@@ -35,7 +35,7 @@ def live(manager: Manager, client: Peer, pilot: Peer) -> None:
 
 
 def forge(path: SessionFolder, *, wrong: int) -> None:
-    records = list(journal.read_checked(path.journal))
+    records = list(journal.read_events_and_checks(path.journal))
     checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
     events = [(now, each) for now, each in records if not isinstance(each, journal.Decided)]
     path.journal.unlink()

@@ -42,7 +42,7 @@ def log(folder: SessionFolder, name: str, lines: list[str]) -> Path:
 
 
 def test_exception_is_attributed_to_the_program_with_its_lines(folder: SessionFolder):
-    fault = explain.verdict_of(folder, story("c-1", "submitted", RAISED))
+    fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", RAISED))
     assert fault.kind is FaultKind.USER
     shown = explain.verdict_lines(fault)
     assert shown[0].startswith("  verdict   the program (code)")
@@ -58,7 +58,7 @@ def test_output_of_the_call_is_evidence(folder: SessionFolder):
     path = log(folder, "lib-1.log", [*TRAINING, sick, *TRAINING[:3]])
     printed = f"printed {path}:0-{path.stat().st_size}"
     died = "ended without a result (poison): its library died: signal 6"
-    fault = explain.verdict_of(folder, story("c-1", printed, died))
+    fault = explain.diagnose_story_failure(folder, story("c-1", printed, died))
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert [(line.source, line.number, line.text) for line in fault.proof] == [("lib-1", 51, sick)]
     assert f"            lib-1:51: {sick}" in explain.verdict_lines(fault)
@@ -69,7 +69,7 @@ def test_lines_have_their_line_numbers_in_the_file(folder: SessionFolder):
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     path.write_text(f"{before}step 1\n{sick}\n")
     printed = f"printed {path}:{len(before)}-{path.stat().st_size}"
-    fault = explain.verdict_of(folder, story("c-1", printed, "ended without a result (poison): it died"))
+    fault = explain.diagnose_story_failure(folder, story("c-1", printed, "ended without a result (poison): it died"))
     assert [(line.source, line.number) for line in fault.proof] == [("lib-1", 22)]
 
 
@@ -101,7 +101,7 @@ CROWDED = (
     ],
 )  # fmt: skip
 def test_session_events_of_a_call_are_judged(folder: SessionFolder, said: str, kind: str, component: str):
-    fault = explain.verdict_of(folder, story("c-1", "submitted", f"ended without a result {said}"))
+    fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", f"ended without a result {said}"))
     assert (fault.kind.value, fault.component) == (kind, component)
     assert fault.proof[0].text in said
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
@@ -110,7 +110,9 @@ def test_session_events_of_a_call_are_judged(folder: SessionFolder, said: str, k
 def test_log_evidence_takes_precedence_over_a_bare_signal(folder: SessionFolder):
     path = log(folder, "lib-2.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 was killed by SIGABRT"
-    fault = explain.verdict_of(folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}"))
+    fault = explain.diagnose_story_failure(
+        folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}")
+    )
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
 
 
@@ -119,7 +121,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
     others = ["OSError: [Errno 28] No space left on device: '/data/cache'; going on without a cache"] * 6
     path = log(folder, "lib-2.log", others)
     died = f"ended without a result ({kind}): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV"
-    fault = explain.verdict_of(folder, story("c-6", died, f"its library's log is {path}"))
+    fault = explain.diagnose_story_failure(folder, story("c-6", died, f"its library's log is {path}"))
     assert (fault.kind, fault.component) == (FaultKind.USER, "crash")
     assert not any("No space left" in line.text for line in fault.proof)
 
@@ -142,7 +144,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
 )  # fmt: skip
 def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, raised: str, component: str):
     text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
-    fault = explain.verdict_of(folder, story("c-1", "submitted", text))
+    fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", text))
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
     assert [line.text for line in fault.proof] == ['File "/home/ana/program.py", line 12, in verify', raised]
 
@@ -150,7 +152,7 @@ def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, 
 def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
     raised = "raised an exception in your code after 3.1 s: OddError: it went\nat /opt/odd/lib.py:7 in go"
     told = story("c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
-    fault = explain.verdict_of(folder, told)
+    fault = explain.diagnose_story_failure(folder, told)
     assert fault is not None
     unsure = msgspec.structs.replace(fault, sure=0.46)
     assert explain.verdict_lines(unsure) == [
@@ -170,7 +172,9 @@ def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
 )
 def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
-    fault = explain.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
+    fault = explain.diagnose_story_failure(
+        folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV")
+    )
     assert (
         fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after the call was sent there"
     )
@@ -179,7 +183,7 @@ def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...
 
 def test_actions_are_listed_once_each(folder: SessionFolder):
     eio = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
-    fault = explain.verdict_of(
+    fault = explain.diagnose_story_failure(
         folder,
         story(
             "c-1",
@@ -202,7 +206,7 @@ def test_probe_of_a_device_that_failed_a_call_is_shown(folder: SessionFolder):
         "runs again, for 15 s not on cuda:0 of n1",
         f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times:\n  n1: {ecc}",
     )
-    fault = explain.verdict_of(folder, story("c-1", *texts))
+    fault = explain.diagnose_story_failure(folder, story("c-1", *texts))
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert fault.done == ("ran again, for 15 s not on cuda:0 of n1", "cuda:0 of n1 was probed at once")
 
@@ -221,10 +225,10 @@ def test_loader_traceback_precedes_the_failure_message(folder: SessionFolder):
     failed = (
         "ended without a result (context): context llm could not be loaded: the loader of llm raised AttributeError"
     )
-    fault = explain.verdict_of(folder, story("c-1", failed, f"its library's log is {path}"))
+    fault = explain.diagnose_story_failure(folder, story("c-1", failed, f"its library's log is {path}"))
     assert fault.component == "code"
     assert [(line.source, line.number) for line in fault.proof[:2]] == [("lib-2", 2), ("lib-2", 4)]
-    elsewhere = explain.verdict_of(folder, story("c-1", failed))
+    elsewhere = explain.diagnose_story_failure(folder, story("c-1", failed))
     assert elsewhere.component == "context"
 
 
@@ -244,7 +248,7 @@ def test_loader_traceback_precedes_the_failure_message(folder: SessionFolder):
 def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, component: str):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     texts = ("joined from n1", "cuda:0 quarantined: it computed 3, twice", "gone: lost", f"counted as lost: {loss}")
-    fault = explain.verdict_of(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
+    fault = explain.diagnose_story_failure(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
     assert (fault.kind.value, fault.component) == (kind, component)
     assert [line.text for line in fault.proof] == [texts[-1]]
     assert fault.done == ("cuda:0 was probed, failed, and is no longer used (quarantined)",)
@@ -252,17 +256,20 @@ def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, c
 
 def test_pilot_that_left_as_planned_has_no_verdict(folder: SessionFolder):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
-    assert explain.verdict_of(folder, story("n1", "joined", "gone: the session ended", headline="gone")) is None
+    assert (
+        explain.diagnose_story_failure(folder, story("n1", "joined", "gone: the session ended", headline="gone"))
+        is None
+    )
     lost = story("n1", "counted as lost: unexplained", "reconnected", headline="here; 1 call ended there")
-    assert explain.verdict_of(folder, lost) is None
+    assert explain.diagnose_story_failure(folder, lost) is None
 
 
 def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: SessionFolder):
     log(folder, "lib-3.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     state = "llm on cpu:0 of n1: {}, 7 calls served, 0 held, 1 GB in use"
-    fault = explain.verdict_of(folder, story("lib-3", "ready", headline=state.format("gone")))
+    fault = explain.diagnose_story_failure(folder, story("lib-3", "ready", headline=state.format("gone")))
     assert fault.component == "gpu"
-    assert explain.verdict_of(folder, story("lib-3", "ready", headline=state.format("ready"))) is None
+    assert explain.diagnose_story_failure(folder, story("lib-3", "ready", headline=state.format("ready"))) is None
 
 
 @pytest.mark.parametrize(
@@ -291,15 +298,20 @@ def test_block_with_a_failed_job_has_a_verdict(
         folder.submit.mkdir(exist_ok=True)
         (folder.submit / "stoker-ab12-b1.err").write_text(printed + "\n")
     ended = ended.format(printed)
-    fault = explain.verdict_of(folder, story("b1", "asked of source local", ended, headline=f"block: {ended}"))
+    fault = explain.diagnose_story_failure(
+        folder, story("b1", "asked of source local", ended, headline=f"block: {ended}")
+    )
     assert (fault.kind.value, fault.component) == (kind, component)
     assert any(line.text == printed or line.text in ended for line in fault.proof)
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
 def test_block_that_ended_well_has_no_verdict(folder: SessionFolder):
-    assert explain.verdict_of(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended")) is None
-    assert explain.verdict_of(folder, story("b1", "pending as job 7", headline="running")) is None
+    assert (
+        explain.diagnose_story_failure(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended"))
+        is None
+    )
+    assert explain.diagnose_story_failure(folder, story("b1", "pending as job 7", headline="running")) is None
 
 
 def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
@@ -316,7 +328,7 @@ def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) 
     begun = time.process_time()
     tracemalloc.start()
     try:
-        fault = explain.verdict_of(folder, story("c-1", f"printed {path}:0-", died))
+        fault = explain.diagnose_story_failure(folder, story("c-1", f"printed {path}:0-", died))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -387,19 +399,19 @@ def test_log_truncated_during_reading_ends_there(tmp_path: Path):
     ],
 )
 def test_call_without_a_failure_has_no_verdict(folder: SessionFolder, texts: tuple[str, ...]):
-    assert explain.verdict_of(folder, story("c-1", *texts)) is None
+    assert explain.diagnose_story_failure(folder, story("c-1", *texts)) is None
 
 
 def test_log_on_another_machine_loses_only_its_own_verdict(folder: SessionFolder):
     away = "printed /no/such/place/lib-1.log:0-100"
-    fault = explain.verdict_of(folder, story("c-1", away, RAISED))
+    fault = explain.diagnose_story_failure(folder, story("c-1", away, RAISED))
     assert fault.kind is FaultKind.USER
-    assert explain.verdict_of(folder, story("c-1", away, "ended without a result (died): it died")) is None
+    assert explain.diagnose_story_failure(folder, story("c-1", away, "ended without a result (died): it died")) is None
 
 
 def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolder):
     log(folder, "lib-3.log", [f"step {step}/200 loss {3.0 - step / 100:.2f}" for step in range(1, 91)])
-    progress = explain.progress_of(folder, story("c-1", "submitted", runs_in=("lib-3",)))
+    progress = explain.read_printed_progress(folder, story("c-1", "submitted", runs_in=("lib-3",)))
     assert progress is not None
     assert explain.progress_line(progress).startswith("  progress  90 of 200 steps")
     assert "loss" in explain.progress_line(progress)
@@ -408,18 +420,18 @@ def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolde
 def test_progress_of_earlier_calls_is_not_shown(folder: SessionFolder):
     path = log(folder, "lib-3.log", [f"step {step}/200" for step in range(1, 91)])
     running = story("c-2", "submitted", runs_in=("lib-3",))
-    assert explain.progress_of(folder, running) is not None
+    assert explain.read_printed_progress(folder, running) is not None
     ended = msgspec.structs.replace(running, runs_from=path.stat().st_size)
-    assert explain.progress_of(folder, ended) is None
-    assert explain.progress_of(folder, msgspec.structs.replace(running, runs_from=-1)) is None
+    assert explain.read_printed_progress(folder, ended) is None
+    assert explain.read_printed_progress(folder, msgspec.structs.replace(running, runs_from=-1)) is None
 
 
 def test_waiting_call_or_call_without_metrics_has_no_progress(folder: SessionFolder):
     log(folder, "lib-3.log", ["loading", "ready"])
-    assert explain.progress_of(folder, story("c-1", runs_in=("lib-3",))) is None
-    assert explain.progress_of(folder, story("c-1", runs_in=("lib-4",))) is None
-    assert explain.progress_of(folder, story("c-1")) is None
-    assert explain.progress_of(folder, story("lib-3", runs_in=("lib-3",))) is None
+    assert explain.read_printed_progress(folder, story("c-1", runs_in=("lib-3",))) is None
+    assert explain.read_printed_progress(folder, story("c-1", runs_in=("lib-4",))) is None
+    assert explain.read_printed_progress(folder, story("c-1")) is None
+    assert explain.read_printed_progress(folder, story("lib-3", runs_in=("lib-3",))) is None
 
 
 @pytest.mark.parametrize(
@@ -433,7 +445,7 @@ def test_waiting_call_or_call_without_metrics_has_no_progress(folder: SessionFol
 )
 def test_blocks_are_judged_by_reports_of_the_factory(tmp_path: Path, reason: str, kind: str, component: str):
     story = Story("b1", True, f"block of source pool, job 7: ended: {reason}", (StoryLine(1.0, f"ended: {reason}"),))
-    verdict = explain.verdict_of(SessionFolder(tmp_path), story)
+    verdict = explain.diagnose_story_failure(SessionFolder(tmp_path), story)
     assert (verdict.kind.value, verdict.component) == (kind, component)
 
 
@@ -446,14 +458,16 @@ def test_blocks_are_judged_by_reports_of_the_factory(tmp_path: Path, reason: str
 )
 def test_proved_facts_of_a_pilot_are_not_contradicted(tmp_path: Path, said: str, component: str):
     text = f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times\n  p1: {said}"
-    verdict = explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
+    verdict = explain.diagnose_story_failure(
+        SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),))
+    )
     assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
 
 
 def test_long_story_text_is_searched_quickly(tmp_path: Path):
     text = "raised an exception in your code after 1.0 s: ValueError: " + "x " * 20_000
     began = time.process_time()
-    explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
+    explain.diagnose_story_failure(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
     assert time.process_time() - began < 5
 
 

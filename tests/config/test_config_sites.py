@@ -19,7 +19,7 @@ from stoker.config import (
     load_sites,
     parse_site,
     read_sites,
-    shipped_sites,
+    shipped_site_names,
     write_sites,
 )
 from stoker.errors import ConfigError, UnitError
@@ -187,7 +187,7 @@ def test_shipped_site_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert load_site("workstation").pilot.devices == "gpu"
     assert [site.name for site in load_sites("local")] == ["local"]
-    assert "workstation" in shipped_sites()
+    assert "workstation" in shipped_site_names()
     with pytest.raises(ConfigError, match=r"^lokal: no such file; did you mean local\?$"):
         load_site("lokal")
     with pytest.raises(ConfigError, match="no such file; shipped sites are condor, "):

@@ -8,7 +8,7 @@ from conformance.processes import ModelProcess
 from conformance.shell import Loads, Shell, answer_to
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.pilot.agent.agent import facts_in_frames
+from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, limits
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
@@ -140,7 +140,7 @@ class CoreAlone(Shell):
         return True
 
     def hello(self, *, welcome: bool = True) -> PilotHello:
-        before = facts_in_frames([wire.encode(self.unacked)] if self.unacked else [])
+        before = collect_unacknowledged_facts([wire.encode(self.unacked)] if self.unacked else [])
         self.tell(HelloDue(before, 0, tuple(self.cache)))
         assert self.greeted is not None
         if welcome:

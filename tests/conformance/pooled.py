@@ -10,7 +10,7 @@ from conformance.shell import Loads, Shell, answer_to
 from taskvine.stand_in import GB, PoolOfSlots
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.pilot.agent.agent import facts_in_frames
+from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core.events import HelloDue, Signalled, Tick
 from stoker.pilot.taskvine import messages
 from stoker.protocol import wire
@@ -89,7 +89,7 @@ class Pooled(Shell):
     def hello(self, *, welcome: bool = True) -> PilotHello:
         self.settle()
         unacked = self.slots.said[self.unacked_from :] if self.unacked_from is not None else []
-        self.pool.handle(HelloDue(facts_in_frames([wire.encode(unacked)] if unacked else []), 0, ()))
+        self.pool.handle(HelloDue(collect_unacknowledged_facts([wire.encode(unacked)] if unacked else []), 0, ()))
         hello = self.slots.manager.hellos[-1]
         if welcome:
             self.say(answer_to(hello))

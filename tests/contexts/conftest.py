@@ -17,7 +17,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("STOKER_HOME", str(folder))
     monkeypatch.delenv("STOKER_SNAPSHOTS", raising=False)
     yield folder
-    ambient.leave_call()
+    ambient.leave_call_scope()
     ambient.leave_library()
 
 

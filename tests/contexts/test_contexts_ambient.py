@@ -61,11 +61,11 @@ def test_progress_is_passed_to_the_hook() -> None:
         seen.append((done, total, metric, payloads.loads(state) if state else None))
         return False
 
-    ambient.enter_call(hook=hook)
+    ambient.enter_call_scope(hook=hook)
     contexts.progress(1, 10)
     contexts.progress(2, 10, 0.5, {"step": 2})
     contexts.progress(3, state=lambda: [3])
-    ambient.leave_call()
+    ambient.leave_call_scope()
     contexts.progress(4)
     assert seen == [(1, 10, 0, None), (2, 10, 0.5, {"step": 2}), (3, 0, 0, [3])]
 
@@ -81,17 +81,17 @@ def test_evicted_call_continues_on_another_pilot() -> None:
                 pytest.fail("eviction must not be caught as an ordinary exception")
         return step
 
-    ambient.enter_call(hook=lambda done, *_: done >= 4)
+    ambient.enter_call_scope(hook=lambda done, *_: done >= 4)
     with pytest.raises(Evicted) as evicted:
         work()
     assert payloads.loads(evicted.value.state) == 4
-    ambient.enter_call(hook=lambda *_: False, state=evicted.value.state)
+    ambient.enter_call_scope(hook=lambda *_: False, state=evicted.value.state)
     assert contexts.saved_state() == 4
     assert work() == 10
 
 
 def test_unpicklable_checkpoint_raises_an_error() -> None:
-    ambient.enter_call(hook=lambda *_: False)
+    ambient.enter_call_scope(hook=lambda *_: False)
     with pytest.raises(SerializationError, match="checkpoint"):
         contexts.progress(1, state=[threading.Lock()])
     with pytest.raises(SerializationError, match="checkpoint"):
@@ -104,13 +104,13 @@ def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
 
     def call(number: int) -> tuple[list[float], Path]:
         heard: list[float] = []
-        ambient.enter_call(hook=lambda done, *_: bool(heard.append(done)), folder=str(tmp_path / str(number)))  # type: ignore[func-returns-value]
+        ambient.enter_call_scope(hook=lambda done, *_: bool(heard.append(done)), folder=str(tmp_path / str(number)))  # type: ignore[func-returns-value]
         barrier.wait(PATIENCE_S)
         for step in range(50):
             contexts.progress(number * 100 + step)
         folder = contexts.scratch()
         barrier.wait(PATIENCE_S)
-        ambient.leave_call()
+        ambient.leave_call_scope()
         return heard, folder
 
     with ThreadPoolExecutor(8) as pool:
@@ -121,7 +121,7 @@ def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
 
 def test_thread_of_the_user_finds_its_call() -> None:
     heard: list[float] = []
-    ambient.enter_call(hook=lambda done, *_: bool(heard.append(done)))  # type: ignore[func-returns-value]
+    ambient.enter_call_scope(hook=lambda done, *_: bool(heard.append(done)))  # type: ignore[func-returns-value]
     thread = threading.Thread(target=lambda: contexts.progress(7))
     thread.start()
     thread.join()

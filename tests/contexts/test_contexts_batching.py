@@ -167,13 +167,13 @@ def test_request_that_outgrows_its_estimate_needs_another_row() -> None:
     batch.add(1, prompt=16, most=32)
     run(batch, {1: 32})
     batch.add(2, prompt=16, most=200)
-    assert batch.outgrown_tokens() == 16 + 32  # the mean length of ended requests
+    assert batch.expected_cache_tokens() == 16 + 32  # the mean length of ended requests
     step = batch.next()
     assert step is not None
     batch.did(step)
-    assert batch.outgrown_tokens(unrecorded=31) == 16 + 32
-    assert batch.outgrown_tokens(unrecorded=32) == 16 + 112  # 33 tokens are written, and 64 more may come
-    assert batch.outgrown_tokens(unrecorded=190) == 16 + 208  # at most its limit
+    assert batch.expected_cache_tokens(unrecorded=31) == 16 + 32
+    assert batch.expected_cache_tokens(unrecorded=32) == 16 + 112  # 33 tokens are written, and 64 more may come
+    assert batch.expected_cache_tokens(unrecorded=190) == 16 + 208  # at most its limit
 
 
 def test_request_that_can_never_fit_is_refused() -> None:
@@ -264,7 +264,11 @@ def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, 
 def test_paged_row_has_only_the_required_length() -> None:
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
-    assert [limits.longest_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [96, 64, 0]
+    assert [limits.max_tokens_per_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [
+        96,
+        64,
+        0,
+    ]
     assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
     assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 

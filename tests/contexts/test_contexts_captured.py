@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.contexts.factory import changed_since_made
+from stoker.contexts.factory import first_rebound_name
 from stoker.contexts.function_code import Captured
 from stoker.contexts.recipe import Recipe
 
@@ -234,11 +234,11 @@ def test_loader_whose_names_are_rebound_is_found_by_its_recipe() -> None:
     names = namespace("import stoker\nsettings = {'layers': [1]}\n@stoker.context\ndef table(): return settings\n")
     recipe = names["table"]()
     assert isinstance(recipe, Recipe)
-    assert changed_since_made(recipe.key) == ""
+    assert first_rebound_name(recipe.key) == ""
     exec("settings = {'layers': [2]}", names)
-    assert changed_since_made(recipe.key) == "settings"
-    assert changed_since_made(names["table"]().key) == ""
+    assert first_rebound_name(recipe.key) == "settings"
+    assert first_rebound_name(names["table"]().key) == ""
 
 
 def test_partial_function_is_accepted_as_a_loader() -> None:
-    assert changed_since_made(stoker.contexts.recipe_of(functools.partial(dict, a=[1])).key) == ""
+    assert first_rebound_name(stoker.contexts.recipe_of(functools.partial(dict, a=[1])).key) == ""

@@ -129,9 +129,9 @@ def test_decreasing_idle_time_counts_as_zero(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_thread_count_is_not_adjusted_on_a_gpu() -> None:
-    with core_share.computing_on("cuda:0")():
+    with core_share.compute_context_for_device("cuda:0")():
         pass
-    assert core_share.computing_on("cpu") == core_share.core_share().computing
+    assert core_share.compute_context_for_device("cpu") == core_share.core_share().computing
 
 
 def threads() -> int:

@@ -226,7 +226,7 @@ def test_budget_change_during_an_unread_step_loses_no_token(eager: Any) -> None:
 def test_fused_weights_give_the_same_result_and_can_move() -> None:
     driver = make_driver(captures=False)
     expected = driver.tokens(PROMPTS[0], max_new_tokens=5)
-    decoder, _ = decoder_module.decoder_of(driver.model)
+    decoder, _ = decoder_module.build_lean_decoder(driver.model)
     decoder.fuse()
     layer = driver.model.model.layers[0].self_attn
     assert layer.q_proj.weight.untyped_storage().data_ptr() == layer.v_proj.weight.untyped_storage().data_ptr()
@@ -235,9 +235,9 @@ def test_fused_weights_give_the_same_result_and_can_move() -> None:
     store = decoder.new_store()
     for moved in (False, True):
         if moved:
-            decoder.to_host()
+            decoder.move_weights_to_host()
         with torch.inference_mode():
-            store.ensure(0, tokens=20, room_tokens=float("inf"))
+            store.ensure_row(0, tokens=20, room_tokens=float("inf"))
             part = decoder_module.ReadPart(0, store.row(0)[0], start=0, count=len(tokens))
             logits = decoder.forward(tokens, range(len(tokens)), [part], last=[len(tokens) - 1])
         assert int(logits.argmax()) == expected[0]

@@ -12,7 +12,7 @@ from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import causal_lm, encoder
 from stoker.contexts.loading import slots_of
-from stoker.contexts.model_source import SentenceFacts, sentence_facts
+from stoker.contexts.model_source import SentenceFacts, read_sentence_facts
 from stoker.errors import RecipeError
 
 WORDS = ("the", "claim", "is", "true", "false", "paris", "lies", "in", "france", "and", "water", "boils")
@@ -127,7 +127,7 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_settings_of_a_sentence_transformers_folder_are_read(files: dict[str, str], expected: SentenceFacts) -> None:
-    assert sentence_facts(files.get) == expected
+    assert read_sentence_facts(files.get) == expected
 
 
 def test_unsupported_pooling_is_refused_unless_another_is_named(tmp_path: Path) -> None:

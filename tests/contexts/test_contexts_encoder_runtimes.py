@@ -18,7 +18,7 @@ from tiny_encoder import write_tiny_encoder
 from stoker.contexts import EncoderProfile, encoder, encoder_family, keep_encoder_profile, token_counter
 from stoker.contexts.length_profiles import LengthTime
 from stoker.contexts.loading import slots_of
-from stoker.contexts.model_source import longest_of_folder, longest_text
+from stoker.contexts.model_source import max_text_tokens, read_max_text_tokens
 from stoker.errors import InputTooLongError, RecipeError
 
 TEXTS = ["paris lies in france", "water boils", "paris", "", "water boils and paris lies in france"]
@@ -125,11 +125,11 @@ def test_length_known_only_to_the_loaded_model_is_refused_there(dynamic: Any) ->
 
 
 def test_length_of_a_folder_equals_that_of_the_loaded_model(folder: Path, dynamic: Any, tmp_path: Path) -> None:
-    assert longest_of_folder(str(folder)) == dynamic.longest == 40
-    assert longest_of_folder(str(tmp_path / "nowhere")) == 0
+    assert read_max_text_tokens(str(folder)) == dynamic.longest == 40
+    assert read_max_text_tokens(str(tmp_path / "nowhere")) == 0
     (tmp_path / "config.json").write_text("[")
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
-    assert longest_of_folder(str(tmp_path)) == 24
+    assert read_max_text_tokens(str(tmp_path)) == 24
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_length_of_a_folder_equals_that_of_the_loaded_model(folder: Path, dynami
 )
 def test_smallest_of_all_length_limits_applies(facts: tuple[str, int, int, int, int], expected: int) -> None:
     kind, positions, padding, tokenizer, sentences = facts
-    found = longest_text(
+    found = max_text_tokens(
         model_type=kind, positions=positions, padding=padding, tokenizer=tokenizer, sentences=sentences
     )
     assert found == expected

@@ -17,7 +17,7 @@ from polling import PATIENCE_S, polls
 from stoker.contexts.inference.adapter import NewToken, Sampling, set_device_share_factory
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.engine_work import EngineWork
-from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows
 from stoker.pilot.library.packed_work import unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
@@ -52,7 +52,7 @@ def open_files(folder: Path) -> list[str]:
 
 
 def work_on(board: Path) -> EngineWork | None:
-    for row, beside in rows_in(board.read_bytes()) if board.exists() else ():
+    for row, beside in unpack_board_rows(board.read_bytes()) if board.exists() else ():
         found = unpacked(beside)
         if row.library == 3 and found is not None:
             return found[1]

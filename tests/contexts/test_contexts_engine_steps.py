@@ -35,7 +35,7 @@ def make_engine(kind: str = "continuous", *, took: Any = None) -> InferenceEngin
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     texts = written.ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset(), longest=4096)
     runner = forward.ModelRunner(model, limit_bytes=10_000_000)
-    engine = choosing.own_engine(runner, texts, engine=kind, cache_bytes=8_000_000, took=took)
+    engine = choosing.build_inference_engine(runner, texts, engine=kind, cache_bytes=8_000_000, took=took)
     made: InferenceEngine = engine
     return made
 

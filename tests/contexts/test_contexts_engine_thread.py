@@ -95,14 +95,14 @@ def test_reader_receives_texts_that_the_sink_rejects(thread: EngineThread) -> No
 
 def test_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThread) -> None:
     stop = CallStop()
-    ambient.enter_call(stop=stop)
+    ambient.enter_call_scope(stop=stop)
     try:
         generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
         stop.ask()
         with pytest.raises(Evicted):
             list(generation.tokens())
     finally:
-        ambient.leave_call()
+        ambient.leave_call_scope()
     thread.run(lambda: None)
     thread.run(lambda: None)
     assert engine.open == {}
@@ -111,7 +111,7 @@ def test_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThre
 def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thread: EngineThread) -> None:
     """A stopped call frees its slot before the current step ends, and its request is in no later step."""
     stop = CallStop()
-    ambient.enter_call(stop=stop)
+    ambient.enter_call_scope(stop=stop)
     try:
         generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
         tokens = generation.tokens()
@@ -126,7 +126,7 @@ def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thre
         with pytest.raises(Evicted):
             thread.run(lambda: None)
     finally:
-        ambient.leave_call()
+        ambient.leave_call_scope()
     engine.gate.set()
     thread.run(lambda: None)
     assert engine.open == {}
@@ -137,13 +137,13 @@ def test_waiting_job_does_not_run_if_its_call_stops(engine: CountingEngine, thre
     stop, ran, raised = CallStop(), list[int](), list[BaseException]()
 
     def call() -> None:
-        ambient.enter_call(stop=stop)
+        ambient.enter_call_scope(stop=stop)
         try:
             thread.run(lambda: ran.append(1))
         except BaseException as error:
             raised.append(error)
         finally:
-            ambient.leave_call()
+            ambient.leave_call_scope()
 
     engine.gate.clear()
     other = thread.submit((1,), Sampling(max_new_tokens=2), pieces=True)

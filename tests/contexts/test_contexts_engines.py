@@ -43,7 +43,7 @@ class OwnDriver(EngineDriver):
         vocabulary = self.model.config.vocab_size
         texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096, vocabulary=vocabulary)
         runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
-        engine = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
+        engine = choosing.build_inference_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
         super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
 
     def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
@@ -176,7 +176,7 @@ def test_long_prompt_delays_decoding_by_at_most_one_part() -> None:
 )
 def test_unsupported_models_use_their_own_modules(change, says):
     kind = transformers.MistralConfig if "sliding_window" in change else transformers.LlamaConfig
-    decoder, why = decoder_module.decoder_of(
+    decoder, why = decoder_module.build_lean_decoder(
         transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **change)).eval()
     )
     assert decoder is None
@@ -186,11 +186,11 @@ def test_unsupported_models_use_their_own_modules(change, says):
 def test_decoder_with_other_computations_is_not_used() -> None:
     model = make_model.__wrapped__("llama")
     model.config.num_key_value_heads = 1  # wrong value: the weights have two key-value heads
-    decoder, why = decoder_module.decoder_of(model)
+    decoder, why = decoder_module.build_lean_decoder(model)
     assert decoder is None
     assert "not as expected" in why or "other values" in why
     with pytest.raises(ValueError, match="does not support engine"):
-        choosing.own_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
+        choosing.build_inference_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
         ends=frozenset(), longest=64),
                    engine="continuous")  # fmt: skip
 

@@ -233,10 +233,10 @@ def test_class_pickled_by_name_keeps_its_attributes() -> None:
 def test_received_checkpoint_does_not_change_its_class() -> None:
     data = payloads.dumps(Config(), what="checkpoint")
     Config.rate = 0.5
-    ambient.enter_call(hook=lambda *_: False, state=data)
+    ambient.enter_call_scope(hook=lambda *_: False, state=data)
     try:
         back = ambient.saved_state()
     finally:
-        ambient.leave_call()
+        ambient.leave_call_scope()
     assert type(back) is Config
     assert Config.rate == 0.5

@@ -24,8 +24,8 @@ def test_all_kernels_agree(heads: int, key_heads: int, precision: str, apart: fl
     held, values = held[:rows, :, :length], values[:rows, :, :length]
     seen = torch.arange(length)[None] <= torch.tensor([0, 3, 11, 20, 40, 47])[:, None]
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None, None]
-    one = kernels.shared_keys(q, held, values, mask)
-    for way in (kernels.as_products, kernels.grouped_queries):
+    one = kernels.attend_with_shared_keys(q, held, values, mask)
+    for way in (kernels.attend_by_matrix_products, kernels.attend_with_grouped_queries):
         other = way(q, held, values, mask)
         assert one.shape == other.shape == (rows, heads * size)
         assert (one.float() - other.float()).abs().max() < apart
@@ -35,15 +35,15 @@ def test_all_kernels_agree(heads: int, key_heads: int, precision: str, apart: fl
 def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for tiles, half, expected in (
-        (True, True, kernels.shared_keys),
-        (False, True, kernels.as_products),
-        (False, False, kernels.grouped_queries),
+        (True, True, kernels.attend_with_shared_keys),
+        (False, True, kernels.attend_by_matrix_products),
+        (False, False, kernels.attend_with_grouped_queries),
     ):
         monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_tiles", lambda tiles=tiles: tiles)
         monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
-        assert kernels.decode_attention(torch.float32, cpu) is kernels.as_products
-        assert kernels.decode_attention(torch.bfloat16, cpu) is expected
-        assert kernels.decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
+        assert kernels.choose_decode_attention(torch.float32, cpu) is kernels.attend_by_matrix_products
+        assert kernels.choose_decode_attention(torch.bfloat16, cpu) is expected
+        assert kernels.choose_decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
 
 
 @pytest.mark.parametrize("vocabulary", [120, 257, 49152])
@@ -106,7 +106,7 @@ def test_wide_copy_is_made_if_memory_is_sufficient(declared, free, expected, mon
     monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda: False)
     monkeypatch.setattr("stoker.contexts.ambient.device_memory_bytes", lambda: declared)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Free", (), {"available": free})())
-    found = static._packs(model)
+    found = static._weight_copy_dtype(model)
     assert found == (getattr(torch, expected) if expected else None)
 
 
@@ -121,7 +121,7 @@ def logits_of(*chances: float, rows: int = 1) -> Any:
 def shares(options: Sampling, logits: Any) -> list[float]:
     """Sample `DRAWS` tokens; return the share of each token."""
     draw = kernels.TokenDraw(options)
-    counts = Counter(kernels.take_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
+    counts = Counter(kernels.sample_or_argmax_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
     return [counts[token] / DRAWS for token in range(logits.shape[-1])]
 
 
@@ -146,8 +146,8 @@ def test_sampled_token_is_the_first_whose_sum_exceeds_the_number() -> None:
     numbers = torch.tensor([0.0, 0.0499, 0.0501, 0.44, 0.46, 0.9999999])
     draws = torch.stack([torch.ones(6), torch.ones(6), numbers]).double()
     logits = logits_of(*CHANCES, rows=6)
-    assert kernels.drawn_tokens(logits, draws, nucleus=False).tolist() == [0, 0, 1, 1, 3, 4]
-    assert kernels.drawn_tokens(logits, draws, nucleus=True).tolist() == [1, 1, 1, 4, 4, 0]
+    assert kernels.sample_tokens(logits, draws, nucleus=False).tolist() == [0, 0, 1, 1, 3, 4]
+    assert kernels.sample_tokens(logits, draws, nucleus=True).tolist() == [1, 1, 1, 4, 4, 0]
 
 
 def test_request_samples_the_same_tokens_in_every_batch() -> None:
@@ -157,11 +157,11 @@ def test_request_samples_the_same_tokens_in_every_batch() -> None:
         Sampling(temperature=1.3, top_p=0.9, seed=(5, 2)), Sampling(temperature=2.0, seed=(5, 3)), Sampling(),
     ]  # fmt: skip
     together = [kernels.TokenDraw(one) for one in options]
-    found = [kernels.take_tokens(together, logits.roll(step, 1)) for step in range(5)]
+    found = [kernels.sample_or_argmax_tokens(together, logits.roll(step, 1)) for step in range(5)]
     for at, one in enumerate(options):
         alone = kernels.TokenDraw(one)
         assert [row[at] for row in found] == [
-            kernels.take_tokens([alone], logits[at : at + 1].roll(step, 1))[0] for step in range(5)
+            kernels.sample_or_argmax_tokens([alone], logits[at : at + 1].roll(step, 1))[0] for step in range(5)
         ]
     other = kernels.TokenDraw(Sampling(temperature=1.0, seed=(6, 0)))
     mine = kernels.TokenDraw(options[0])
@@ -174,7 +174,7 @@ def test_invalid_logits_fail_only_their_request(wrong: float, top_p: float) -> N
     logits = logits_of(*CHANCES, rows=3)
     logits[1, 2] = wrong
     draws = [kernels.TokenDraw(Sampling(temperature=1.0, top_p=top_p, seed=(4, place))) for place in range(3)]
-    first, failed, last = kernels.take_tokens(draws, logits)
+    first, failed, last = kernels.sample_or_argmax_tokens(draws, logits)
     assert isinstance(failed, ValueError)
     assert "not finite" in str(failed)
     assert {first, last} <= {0, 1, 3, 4}

@@ -51,7 +51,7 @@ def decode(ids: Sequence[int]) -> str:
 class SplitDriver(EngineDriver):
     def __init__(self, kind: str) -> None:
         texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
-        engine = choosing.own_engine(split_runner(), texts, engine=kind, cache_bytes=CACHE_BYTES)
+        engine = choosing.build_inference_engine(split_runner(), texts, engine=kind, cache_bytes=CACHE_BYTES)
         super().__init__(engine, prompts=PROMPTS, cache_bytes=CACHE_BYTES if kind == "continuous" else 0)
 
     def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
@@ -88,7 +88,7 @@ def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
     assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
     whole = forward.ModelRunner(whole_model(), limit_bytes=1_000)
     texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
-    one = choosing.own_engine(whole, texts, engine="continuous", cache_bytes=CACHE_BYTES)
+    one = choosing.build_inference_engine(whole, texts, engine="continuous", cache_bytes=CACHE_BYTES)
     assert split.memory().weights_bytes < one._decoder.weights_bytes
 
 
@@ -115,8 +115,8 @@ def test_layers_are_distributed_by_their_bytes() -> None:
 def test_other_modules_are_on_the_first_device() -> None:
     split = layer_split.device_map(llama(), DEVICES)
     for part in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq"):
-        assert layer_split.device_at(split, part) == "gpu:0"
-    assert layer_split.device_at(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
+        assert layer_split.device_of_module(split, part) == "gpu:0"
+    assert layer_split.device_of_module(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
 
 
 def test_every_device_has_a_layer_even_with_a_large_embedding() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lazily import lazily
 
 from stoker.contexts import EncoderProfile, keep_encoder_profile, kept_encoder_profile, lengths_that_pay
-from stoker.contexts.length_profiles import LEAST_GAIN, LengthProfile, LengthTime, choose_lengths, usual_lengths
+from stoker.contexts.length_profiles import LEAST_GAIN, LengthProfile, LengthTime, choose_lengths, lengths_to_measure
 from stoker.errors import RecipeError
 
 profiling = lazily("stoker.contexts.encoding", needs="torch transformers")
@@ -51,9 +51,9 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_lengths_are_multiples_of_a_step_plus_the_longest(longest: int, step: int, expected: tuple[int, ...]) -> None:
-    assert usual_lengths(longest, step=step) == expected
-    assert [len(usual_lengths(longest)) for longest in (512, 8192)] == [32, 32]
-    assert len(usual_lengths(8194)) <= 33
+    assert lengths_to_measure(longest, step=step) == expected
+    assert [len(lengths_to_measure(longest)) for longest in (512, 8192)] == [32, 32]
+    assert len(lengths_to_measure(8194)) <= 33
 
 
 def test_runtime_lengths_are_at_the_ends_of_latency_steps() -> None:

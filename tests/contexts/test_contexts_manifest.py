@@ -14,9 +14,9 @@ from stoker.contexts.manifest import (
     Manifest,
     decode,
     encode,
-    is_right,
+    is_piece_intact,
     name_of,
-    piece_bytes,
+    piece_size_bytes,
     pieces,
     proves,
     read_manifest,
@@ -130,9 +130,9 @@ def test_truncated_manifest_is_refused() -> None:
 def test_pieces_are_whole_parts_of_at_most_four_mebibytes() -> None:
     manifest = files(10, PART_BYTES, 3 * PART_BYTES + 1, *[100] * 3000)
     cut = pieces(manifest)
-    assert [piece_bytes(piece) for piece in cut[:4]] == [10, PART_BYTES, PART_BYTES, PART_BYTES]
-    assert sum(map(piece_bytes, cut)) == manifest.size_bytes
-    assert all(piece_bytes(piece) <= PART_BYTES and len(piece) <= 1024 for piece in cut)
+    assert [piece_size_bytes(piece) for piece in cut[:4]] == [10, PART_BYTES, PART_BYTES, PART_BYTES]
+    assert sum(map(piece_size_bytes, cut)) == manifest.size_bytes
+    assert all(piece_size_bytes(piece) <= PART_BYTES and len(piece) <= 1024 for piece in cut)
     assert len(cut) < 10
     order = [(part.entry, part.offset) for piece in cut for part in piece]
     assert order == sorted(order)
@@ -146,10 +146,10 @@ def test_object_with_many_parts_is_encoded(tmp_path: Path) -> None:
     cut = pieces(manifest)
     assert len(cut) == 3
     last = memoryview(data)[2 * PART_BYTES :]
-    assert is_right(cut[2], last)
-    assert not is_right(cut[2], last[:-1])
-    assert not is_right(cut[1], last)
-    assert not is_right(cut[2], memoryview(bytes(5)))
+    assert is_piece_intact(cut[2], last)
+    assert not is_piece_intact(cut[2], last[:-1])
+    assert not is_piece_intact(cut[1], last)
+    assert not is_piece_intact(cut[2], memoryview(bytes(5)))
 
 
 def test_published_objects_are_found_as_the_list_grows(tmp_path: Path) -> None:

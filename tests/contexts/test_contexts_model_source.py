@@ -11,7 +11,7 @@ from lazily import lazily
 from tiny_model import write_tiny_model
 
 from stoker.contexts.causal_lm import causal_lm
-from stoker.contexts.model_source import with_cache
+from stoker.contexts.model_source import add_token_cache_to_needs
 from stoker.contexts.recipe import Needs
 from stoker.errors import StokerError
 
@@ -39,7 +39,7 @@ CONFIG = {
 def test_token_memory_is_keys_and_values_of_all_layers(tmp_path, more, needs, dtype, found):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **more}))
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
-    made = with_cache(needs, str(tmp_path), dtype=dtype)
+    made = add_token_cache_to_needs(needs, str(tmp_path), dtype=dtype)
     assert (made.token_bytes, made.cache_tokens) == found
 
 
@@ -47,7 +47,7 @@ def test_token_memory_is_keys_and_values_of_all_layers(tmp_path, more, needs, dt
 def test_model_without_a_usable_config_keeps_its_declared_needs(tmp_path: Path, config: str | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert with_cache(Needs(disk_bytes=3), str(tmp_path), dtype="auto") == Needs(disk_bytes=3)
+    assert add_token_cache_to_needs(Needs(disk_bytes=3), str(tmp_path), dtype="auto") == Needs(disk_bytes=3)
 
 
 def test_recipe_of_a_language_model_declares_token_memory(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class AdapterDriver(EngineDriver):
         runner = forward.ModelRunner(make_base(), limit_bytes=10_000_000)
         self.folders = folders
         super().__init__(
-            choosing.own_engine(runner, texts, engine=engine, cache_bytes=1_500_000, adapters=folders,
+            choosing.build_inference_engine(runner, texts, engine=engine, cache_bytes=1_500_000, adapters=folders,
                                 graphs=backend is not None, backend=lambda _: backend),
             prompts=PROMPTS, cache_bytes=1_500_000,
         )  # fmt: skip
@@ -68,7 +68,7 @@ def write_lora(folder: Path, *, base: Any = None, **options: Any) -> str:
 
 def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
     torch.manual_seed(seed)
-    with passes.soft_prompt(make_base(), torch.randn(tokens, SIZES["hidden_size"])) as soft:
+    with passes.attach_soft_prompt(make_base(), torch.randn(tokens, SIZES["hidden_size"])) as soft:
         weights, config = soft.files()
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(weights)

@@ -145,11 +145,11 @@ def test_source_is_remembered_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "availability.sqlite"
     store = AvailabilityStore(path)
     assert store.of("backfill") == performance.Availability("backfill")
-    store.record_wait("backfill", wait_s=60.0, boot_s=-0.001, devices=A10)
-    store.record_count("backfill", session="k3v9", pilots=1)
-    store.record_count("backfill", session="k3v9", pilots=3)
-    store.record_stay("backfill", stay_s=900.0, ended="lost")
-    store.record_wait("other", wait_s=1.0, boot_s=2.0, devices=A10)
+    store.record_pilot_wait("backfill", wait_s=60.0, boot_s=-0.001, devices=A10)
+    store.record_session_pilot_count("backfill", session="k3v9", pilots=1)
+    store.record_session_pilot_count("backfill", session="k3v9", pilots=3)
+    store.record_pilot_stay("backfill", stay_s=900.0, ended="lost")
+    store.record_pilot_wait("other", wait_s=1.0, boot_s=2.0, devices=A10)
     store.close()
     again = AvailabilityStore(path)
     found = again.of("backfill")
@@ -165,10 +165,10 @@ def test_oldest_rows_of_a_source_are_removed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(performance, "STAYS", 50)
     path = tmp_path / "a.sqlite"
     store = AvailabilityStore(path)
-    store.record_stay("small", stay_s=1.0, ended="lost")
+    store.record_pilot_stay("small", stay_s=1.0, ended="lost")
     for number in range(500):
-        store.record_stay("backfill", stay_s=float(number), ended="let go")
-        store.record_count("backfill", session="s", pilots=number)
+        store.record_pilot_stay("backfill", stay_s=float(number), ended="let go")
+        store.record_session_pilot_count("backfill", session="s", pilots=number)
     kept = store.of("backfill").stays
     assert 50 <= len(kept) <= 150
     assert kept[-1].stay_s == 499.0
@@ -185,7 +185,7 @@ def test_file_with_another_schema_is_moved_aside(tmp_path: Path, kind: Any, tabl
         db.execute(f"CREATE TABLE {table}")
     store = kind(path)
     if kind is AvailabilityStore:
-        store.record_stay("backfill", stay_s=1.0, ended="lost")
+        store.record_pilot_stay("backfill", stay_s=1.0, ended="lost")
         assert len(store.of("backfill").stays) == 1
     else:
         store.record_load("r", kind="cpu", load_s=1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.contexts.forward import SHORTEST, PrefixCache, common_length
+from stoker.contexts.forward import SHORTEST, PrefixCache, common_prefix_length
 
 Ids = tuple[int, ...]
 A = tuple(range(100, 140))  # two templates that share 10 tokens
@@ -26,7 +26,7 @@ class Model:
                 assert prefix.kv[:length] == row[:length]
                 assert length < len(row)
         self.computed += sum(len(row) - length for row in rows)
-        self.cache.keep_recent(rows[0], rows[0], len(rows[0]))
+        self.cache.keep_recent_prompt(rows[0], rows[0], len(rows[0]))
         return length
 
 
@@ -106,4 +106,4 @@ def test_common_prefix_length_is_counted(one: Ids, other: Ids, most: int) -> Non
     plain = 0
     while plain < min(len(one), len(other), most) and one[plain] == other[plain]:
         plain += 1
-    assert common_length(one, other, most=most) == plain
+    assert common_prefix_length(one, other, most=most) == plain

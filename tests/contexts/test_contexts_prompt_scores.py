@@ -42,7 +42,7 @@ class Engine:
         )
         runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
         engine = "continuous" if kind == "continuous" else "static"
-        self.engine = choosing.own_engine(runner, texts, engine=engine, cache_bytes=50_000_000)
+        self.engine = choosing.build_inference_engine(runner, texts, engine=engine, cache_bytes=50_000_000)
         self._numbers = 0
 
     def ask(self, prompt: Sequence[int], **options: Any) -> int:

@@ -59,7 +59,7 @@ def test_loss_counts_only_target_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_mean_hidden_states_are_returned(name: str) -> None:
     model, seen = engine(name), []
-    found = reading.mean_hidden(model, TEXTS, most_tokens=20, seen=seen.append)
+    found = reading.mean_hidden_states(model, TEXTS, most_tokens=20, seen=seen.append)
     assert found.shape == (4, 32)
     assert seen[-1] == 4
     with torch.inference_mode():
@@ -71,7 +71,7 @@ def test_mean_hidden_states_are_returned(name: str) -> None:
 def test_unreadable_input_raises_an_error() -> None:
     model = engine("llama")
     assert reading.mean_losses(model, [], SAMPLES) == []
-    assert reading.mean_hidden(model, [], most_tokens=8).shape == (0, 0)
+    assert reading.mean_hidden_states(model, [], most_tokens=8).shape == (0, 0)
     for prompts, samples, says in (
         (["", "b"], SAMPLES, "prompt 0 is empty"),
         (["a"], [], "no samples"),
@@ -81,14 +81,15 @@ def test_unreadable_input_raises_an_error() -> None:
         with pytest.raises(ValueError, match=says):
             reading.mean_losses(model, [ids(prompt) for prompt in prompts], samples)
     with pytest.raises(ValueError, match="text 1 is empty"):
-        reading.mean_hidden(model, ["a", ""], most_tokens=8)
+        reading.mean_hidden_states(model, ["a", ""], most_tokens=8)
     with pytest.raises(ValueError, match="list of texts"):
-        reading.mean_hidden(model, "a text", most_tokens=8)
+        reading.mean_hidden_states(model, "a text", most_tokens=8)
 
 
 def test_text_longer_than_the_context_window_is_truncated() -> None:
     model = engine("llama")
     long = "abcdefgh" * 10_000
     assert np.allclose(
-        reading.mean_hidden(model, [long], most_tokens=20), reading.mean_hidden(model, [long[:20]], most_tokens=20)
+        reading.mean_hidden_states(model, [long], most_tokens=20),
+        reading.mean_hidden_states(model, [long[:20]], most_tokens=20),
     )

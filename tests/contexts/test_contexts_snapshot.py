@@ -159,7 +159,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def through(source: Path) -> str:
-    _, how = snapshot._through_snapshot(str(source), dtype="float32", devices=("cpu",), name="")
+    _, how = snapshot._load_through_snapshot(str(source), dtype="float32", devices=("cpu",), name="")
     return how
 
 

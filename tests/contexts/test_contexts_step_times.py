@@ -20,9 +20,9 @@ from stoker.contexts.step_times import (
     StepSeconds,
     StepTable,
     StepTimes,
-    attended,
+    mean_attended_tokens,
     padded_length,
-    powers_up_to,
+    powers_of_two_up_to,
     times_of,
 )
 
@@ -138,11 +138,11 @@ def test_two_tables_are_merged_by_their_sample_counts() -> None:
 
 
 def test_powers_of_two_and_attended_tokens_are_counted() -> None:
-    assert powers_up_to(12) == [1, 2, 4, 8, 12]
-    assert powers_up_to(64, least=10) == [16, 32, 64]
-    assert powers_up_to(0) == []
-    assert attended([(0, 8)]) == 4
-    assert attended([(0, 8), (100, 24)]) == pytest.approx((8 * 4 + 24 * 112) / 32)
+    assert powers_of_two_up_to(12) == [1, 2, 4, 8, 12]
+    assert powers_of_two_up_to(64, least=10) == [16, 32, 64]
+    assert powers_of_two_up_to(0) == []
+    assert mean_attended_tokens([(0, 8)]) == 4
+    assert mean_attended_tokens([(0, 8), (100, 24)]) == pytest.approx((8 * 4 + 24 * 112) / 32)
 
 
 def test_row_counts_with_the_longest_length_of_its_size() -> None:
@@ -171,7 +171,7 @@ def test_step_times_are_collected_during_calls() -> None:
 def test_profile_is_taken_at_once() -> None:
     collector = StepCollector()
     assert not collector.urgent
-    collector.profiled(times_of(GRID))
+    collector.replace_known_times(times_of(GRID))
     assert collector.urgent
     assert collector.take().samples == len(GRID)
     assert not collector.urgent
@@ -181,7 +181,7 @@ def test_stored_samples_equal_measured_samples_of_two_sessions(tmp_path: Path) -
     times = msgspec.structs.replace(times_of(GRID, weight=5), decode_error=StepError(0.03, 100))
     for number in (1, 2):
         store = PerformanceStore(tmp_path / "performance.sqlite")
-        store.record_steps("llm", kind="cpu", times=times)
+        store.record_step_times("llm", kind="cpu", times=times)
         found = store.step_times("llm")
         store.close()
         assert {cell.count for cell in found["cpu"].decode} == {5 * number}
@@ -196,7 +196,7 @@ def test_file_of_an_older_version_gets_the_table(tmp_path: Path) -> None:
     store._file.write(("DROP TABLE steps", [()]))
     store.close()
     again = PerformanceStore(tmp_path / "performance.sqlite")
-    again.record_steps("llm", kind="cpu", times=times_of(GRID))
+    again.record_step_times("llm", kind="cpu", times=times_of(GRID))
     assert again.step_times("llm")["cpu"].samples == len(GRID)
     assert again.step_times("other") == {}
     again.close()

@@ -12,7 +12,7 @@ from tiny_encoder import load_encoder, load_recipe, write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm
-from stoker.contexts.ambient import CallStop, Evicted, is_caused_by_stop
+from stoker.contexts.ambient import CallStop, Evicted, is_caused_by_eviction
 
 torch = lazily("torch", needs="transformers")
 LONG = {"max_new_tokens": 1_900}
@@ -55,7 +55,7 @@ class RunningCall(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        ambient.enter_call(stop=self.stop)
+        ambient.enter_call_scope(stop=self.stop)
         try:
             if self._in_thread:  # user code may use its own threads
                 worker = threading.Thread(target=self._run)
@@ -64,7 +64,7 @@ class RunningCall(threading.Thread):
             else:
                 self._run()
         finally:
-            ambient.leave_call()
+            ambient.leave_call_scope()
 
     def _run(self) -> None:
         try:
@@ -144,7 +144,7 @@ def test_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> No
     ):  # fmt: skip
         call = RunningCall(lambda: None)
         call.ended()
-        call = RunningCall(lambda ask=ask: (ambient.call_stop().ask(), ask()))  # type: ignore[misc]
+        call = RunningCall(lambda ask=ask: (ambient.current_call_stop().ask(), ask()))  # type: ignore[misc]
         assert isinstance(call.ended(), Evicted)
     assert model.batch_load().steps == steps
 
@@ -245,5 +245,5 @@ def test_evicted_exception_is_found_in_a_task_group() -> None:
 
     with pytest.raises(BaseExceptionGroup) as raised:
         asyncio.run(run())
-    assert is_caused_by_stop(raised.value)
-    assert not is_caused_by_stop(BaseExceptionGroup("others", [KeyError(1), ValueError(2)]))
+    assert is_caused_by_eviction(raised.value)
+    assert not is_caused_by_eviction(BaseExceptionGroup("others", [KeyError(1), ValueError(2)]))

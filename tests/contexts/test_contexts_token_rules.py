@@ -28,7 +28,7 @@ def logits() -> Any:
 
 def rules(**options: Any) -> Any:
     sampling = Sampling(temperature=0.5, engine_options=tuple(options.items()))
-    made = token_rules.rules_of(GenerationRequest(1, tuple(PROMPT), sampling), TEXTS)
+    made = token_rules.build_token_rules(GenerationRequest(1, tuple(PROMPT), sampling), TEXTS)
     assert made is not None
     for token in WRITTEN:
         made.take(token)
@@ -75,19 +75,19 @@ CASES: list[tuple[dict[str, Any], Callable[[], Any]]] = [
 
 @pytest.mark.parametrize(("options", "expected"), CASES)
 def test_logits_rule_gives_the_numbers_of_transformers(options: dict[str, Any], expected: Callable[[], Any]) -> None:
-    found = token_rules.allowed_logits([rules(**options)], logits()[None].clone())
+    found = token_rules.apply_token_rules([rules(**options)], logits()[None].clone())
     torch.testing.assert_close(found[0], expected())
 
 
 def test_rows_of_one_batch_keep_their_own_numbers() -> None:
     some = [rules(**options) for options, _ in CASES]
-    found = token_rules.allowed_logits(some, logits().repeat(len(some), 1))
+    found = token_rules.apply_token_rules(some, logits().repeat(len(some), 1))
     for row, (_, expected) in zip(found, CASES, strict=True):
         torch.testing.assert_close(row, expected())
-    assert torch.equal(found[0], token_rules.allowed_logits(some[:1], logits()[None].clone())[0])
+    assert torch.equal(found[0], token_rules.apply_token_rules(some[:1], logits()[None].clone())[0])
 
 
 def test_request_without_rules_is_unchanged() -> None:
     for options in ((), (("ignore_eos", True), ("stop_token_ids", [3]))):
         request = GenerationRequest(1, tuple(PROMPT), Sampling(engine_options=options))
-        assert token_rules.rules_of(request, TEXTS) is None
+        assert token_rules.build_token_rules(request, TEXTS) is None

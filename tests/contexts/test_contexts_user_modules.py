@@ -20,7 +20,7 @@ import pytest
 from stoker.contexts import payloads, user_code, user_modules
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import modules_of
-from stoker.contexts.payloads import dumps_arguments, dumps_code, loads_code, names_carried
+from stoker.contexts.payloads import carried_module_names, dumps_arguments, dumps_code, loads_code
 from stoker.contexts.user_modules import NO_MODULES, CarriedModules
 from stoker.errors import SerializationError
 
@@ -262,7 +262,7 @@ def test_function_finds_only_the_modules_that_it_brought() -> None:
 
 def test_module_of_the_context_is_restored_as_the_same_object() -> None:
     user_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
-    brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_for_good()
+    brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_permanently()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
     for _ in range(2):
         brought("2", cm_plain="WIDTH = 2\n", cm_pack="", cm_pack__part="").enter()
@@ -299,7 +299,7 @@ def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
     names = frozenset(brought)
     brought.clear()
     function = dumps_code(lambda model: model.sides(), what="function", also=names)
-    assert names_carried("key", function) == names
+    assert carried_module_names("key", function) == names
     light = dumps_arguments(((model,), {}), by_name=names, brought=brought)
     assert not brought
     assert light[:1] != b"M"
@@ -315,7 +315,7 @@ def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
 
 def test_modules_of_a_context_are_found_after_those_of_a_function(tmp_path: Path) -> None:
     _, modules = loads_code(packed(written(tmp_path), "plain"))
-    modules.enter_for_good()
+    modules.enter_permanently()
     opened(packed(written(tmp_path), "below"))
     assert importlib.import_module("shapes").SIDES == 3
     opened(dumps_code(len, what="function"))
@@ -419,7 +419,9 @@ def test_edited_linked_package_is_imported_again(linked: Path) -> None:
 
 
 def test_stoker_and_site_packages_are_not_linked() -> None:
-    assert not any(user_code.is_linked(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such"))
+    assert not any(
+        user_code.is_linked_package(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such")
+    )
 
 
 TARGET = {
@@ -453,7 +455,7 @@ def test_pip_target_in_a_pth_file_is_not_linked(target: str, monkeypatch: pytest
     """A library imports an edited linked package again. Stoker itself may be in a linked folder."""
     monkeypatch.syspath_prepend(target)
     monkeypatch.setattr(user_code, "_linked_roots", lambda: (target + os.sep,))
-    assert [user_code.is_linked(name) for name in ("boxed", "single", "beside")] == [False, False, True]
+    assert [user_code.is_linked_package(name) for name in ("boxed", "single", "beside")] == [False, False, True]
 
 
 INSTALLED = """

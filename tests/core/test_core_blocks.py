@@ -12,7 +12,7 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
 from stoker.protocol.ids import ClientId
-from stoker.protocol.show_status import blocks_without_pilot
+from stoker.protocol.show_status import describe_blocks_without_pilot
 
 Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
@@ -531,7 +531,7 @@ def test_suspended_job_is_not_reported_as_without_pilot(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(1)
     c.block("b1", phase=BlockPhase.RUNNING, reason="suspended").wait(900.0)
     assert "without a pilot" not in c.story("b1")
-    assert "1 suspended by the batch system" in blocks_without_pilot(c.status().jobs)
+    assert "1 suspended by the batch system" in describe_blocks_without_pilot(c.status().jobs)
 
 
 def test_blocks_requested_once_are_not_replaced(cluster: Make) -> None:

@@ -118,7 +118,7 @@ def test_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
         fail(c, str(n), f"Error{n}: it failed")
     state = copy.deepcopy(c.core.state)
     for n in (1, count):
-        ending.forget_failure(state, CallEnd(c.ids[str(n)], False, raised=f"Error{n}: it failed"))
+        ending.uncount_call_failure(state, CallEnd(c.ids[str(n)], False, raised=f"Error{n}: it failed"))
     groups = ending.list_failure_groups(state)
     assert sum(group.count for group in groups) == state.failures == count - 2
     assert "other failures" not in {group.error for group in groups}

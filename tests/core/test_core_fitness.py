@@ -163,8 +163,8 @@ def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> N
         library = next(iter(c.context("a").libraries.values()))
         c.die(library, "1", failure=full(library.pilot.id))
         assert c.the_call("1").kills == 0
-        blame.forgive_pilot(c.pilot("p1"), "a")
-        blame.forgive_pilot(c.pilot("p2"), "a")
+        blame.mark_pilot_fit(c.pilot("p1"), "a")
+        blame.mark_pilot_fit(c.pilot("p2"), "a")
         c.wait(2).ready()
         c.by_hand = True
     assert c.ended == {}

@@ -9,8 +9,8 @@ import pytest
 from core.builders import Cluster
 
 from stoker.manager.core.events import FromClient, FromPilot, ToClient, ToPilot
-from stoker.manager.core.pieces import are_pieces
-from stoker.manager.live.decisions import check_of
+from stoker.manager.core.pieces import has_only_result_pieces
+from stoker.manager.live.decisions import decision_checksum
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd
@@ -28,13 +28,13 @@ def c(cluster: Make) -> Cluster:
 def came(c: Cluster, first: int, *items: bytes, waits: bool = False, pilot: str = "p1", library: int = 1) -> list[Any]:
     message = say.CallYielded(LibraryId(library), c.ids["s"], RUN, first, list(items), waits)
     event = FromPilot(PilotId(pilot), 0, [message])
-    assert are_pieces(event)
+    assert has_only_result_pieces(event)
     return c.core.pass_on(event, c.now)
 
 
 def taken(c: Cluster, upto: int, *, client: str = "ana", again: bool = False) -> list[Any]:
     event = FromClient(ClientId(client), 0, [say.PiecesTaken(c.ids["s"], RUN, upto, again)])
-    assert are_pieces(event)
+    assert has_only_result_pieces(event)
     return c.core.pass_on(event, c.now)
 
 
@@ -43,7 +43,7 @@ def test_pieces_go_to_the_client_and_acknowledgements_to_the_library(c: Cluster)
     assert said == [ToClient(ClientId("ana"), to_client.Pieces(c.ids["s"], RUN, 0, [b"a", b"b"]))]
     back = taken(c, 2, again=True)
     assert back == [ToPilot(PilotId("p1"), to_pilot.AckPieces(LibraryId(1), c.ids["s"], RUN, 2, again=True))]
-    assert check_of([*said, *back]) == 0  # no decision was made
+    assert decision_checksum([*said, *back]) == 0  # no decision was made
     c.nothing_else_was_said()
 
 
@@ -69,7 +69,7 @@ def test_gang_sends_no_pieces(cluster: Make) -> None:
 
 def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
     message = say.CallYielded(LibraryId(1), c.ids["s"], RUN, 0, [b"a"])
-    assert not are_pieces(FromPilot(PilotId("p1"), 3, [message]))
+    assert not has_only_result_pieces(FromPilot(PilotId("p1"), 3, [message]))
     c.report("p1", message)
     c.tell("ana", say.PiecesTaken(c.ids["s"], RUN, 0))
     assert c.refused == {"pieces in a frame for the journal": 2}

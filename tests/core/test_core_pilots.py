@@ -10,7 +10,7 @@ from core.builders import BROKEN, SESSION, Cluster, recipe
 from stoker.manager.core import reactor
 from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
 from stoker.manager.core.nouns import LibraryState, PilotState
-from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, must_be_recorded
+from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.seams import Resize
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
@@ -306,7 +306,7 @@ def test_heartbeat_with_known_facts_is_no_event(cluster: Make) -> None:
         beat("p1", cache_bytes=GB, refused_frames=3),
     ):
         assert is_heartbeat(known)
-        assert not must_be_recorded(state, known, c.now)
+        assert not needs_heartbeat_record(state, known, c.now)
 
 
 @pytest.mark.parametrize(
@@ -321,16 +321,16 @@ def test_heartbeat_with_known_facts_is_no_event(cluster: Make) -> None:
 def test_heartbeat_that_changes_a_fact_is_an_event(cluster: Make, news: FromPilot) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
-    assert must_be_recorded(c.core.state, news, c.now)
+    assert needs_heartbeat_record(c.core.state, news, c.now)
 
 
 def test_runs_are_recorded_with_some_heartbeats(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
     state = c.core.state
-    assert must_be_recorded(state, beat(), state.recorded_at + RECORD_S)
+    assert needs_heartbeat_record(state, beat(), state.recorded_at + RECORD_S)
     c.wait(RECORD_S).report("p1", say.Heartbeat(), numbered=False).end("2", run_s=2.0)
-    assert not must_be_recorded(state, beat(), c.now + 0.9 * RECORD_S)
-    assert must_be_recorded(state, beat(), c.now + RECORD_S)
+    assert not needs_heartbeat_record(state, beat(), c.now + 0.9 * RECORD_S)
+    assert needs_heartbeat_record(state, beat(), c.now + RECORD_S)
 
 
 def test_numbered_heartbeat_is_an_ordinary_event(cluster: Make) -> None:

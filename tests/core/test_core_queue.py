@@ -173,9 +173,9 @@ def test_free_libraries_are_listed_by_speed(changes: list[tuple[int, int] | bool
             index.put(shelves[change[0]], change[1])
         hottest = [library.id for library in index.hottest()]
         by_speed = [id for parity in (0, 1) for id in hottest if id % 2 == parity] if ranked else []
-        assert [library.id for free in index.hottest_by_speed() for library in free] == by_speed
+        assert [library.id for free in index.free_libraries_by_speed() for library in free] == by_speed
         kinds = {kind: sorted(libraries) for kind, libraries in index.of_kind.items()}
-        listed = [shelf for shelf in shelves if index.level_of(shelf) is not None]
+        listed = [shelf for shelf in shelves if index.load_level_of(shelf) is not None]
         assert kinds == {kind: ids for kind in ("fast", "slow") if (ids := [x.id for x in listed if x.kind == kind])}
 
 

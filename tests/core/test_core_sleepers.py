@@ -59,14 +59,14 @@ def heard(c: Cluster, kind: type[Any]) -> list[Any]:
 def test_sleeping_library_frees_the_device_and_uses_host_memory(c: Cluster) -> None:
     order(c, Sleep(lib(c).id))
     device, pilot = lib(c).devices[0], c.pilot()
-    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (23 * GB, 5 * GB), "as estimated"
+    assert (device.free_bytes, pilot.free_host_bytes_for_sleep) == (23 * GB, 5 * GB), "as estimated"
     assert device.tier == "cold"
     c.asleep(lib(c), keeps="2 GB", host="6 GB")
-    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (22 * GB, 4 * GB), "as measured"
+    assert (device.free_bytes, pilot.free_host_bytes_for_sleep) == (22 * GB, 4 * GB), "as measured"
     order(c, Wake(lib(c).id))
-    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (16 * GB, 4 * GB)
+    assert (device.free_bytes, pilot.free_host_bytes_for_sleep) == (16 * GB, 4 * GB)
     c.awake(lib(c))
-    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (16 * GB, 10 * GB)
+    assert (device.free_bytes, pilot.free_host_bytes_for_sleep) == (16 * GB, 10 * GB)
     assert (device.tier, lib(c).state) == ("warm", LibraryState.READY)
 
 
@@ -99,7 +99,7 @@ def test_library_is_woken_only_after_it_fell_asleep(c: Cluster) -> None:
 
 def test_refused_sleep_makes_the_library_usable_again(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).awake(lib(c), refused="lib-1 is not put to sleep: it holds 1 calls")
-    assert (lib(c).state, lib(c).promised_bytes, c.pilot().sleeper_budget_bytes) == (
+    assert (lib(c).state, lib(c).promised_bytes, c.pilot().free_host_bytes_for_sleep) == (
         LibraryState.READY, 8 * GB, 10 * GB,
     )  # fmt: skip
     assert c.call("a2", context="a").held(context="a") == ["a2"]
@@ -117,7 +117,7 @@ def test_call_that_arrives_while_a_library_falls_asleep_wakes_it(c: Cluster) -> 
 @pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.CONTEXT, None])
 def test_sleeping_library_that_ends_frees_all_and_reloads(c: Cluster, kind: FailureKind | None) -> None:
     sleeps(c).die(lib(c), failure=None if kind is None else Failure(kind, "it ended"))
-    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().sleeper_budget_bytes) == (24 * GB, 10 * GB)  # type: ignore[index]
+    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().free_host_bytes_for_sleep) == (24 * GB, 10 * GB)  # type: ignore[index]
     assert c.context("a").sleep_failure == ("it ended" if kind is FailureKind.CONTEXT else "")
     assert c.context("a").load_failures == 0
     c.forget().call("a2", context="a")
@@ -165,7 +165,7 @@ def test_hello_with_impossible_host_memory_is_limited() -> None:
     facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, asleep=True, host_bytes=99 * GB)  # type: ignore[arg-type]
     told = say.PilotHello(wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,))
     c.cut("p1").report("p1", told, numbered=False)
-    assert (lib(c).host_bytes, c.pilot().sleeper_budget_bytes) == (10 * GB, 0)
+    assert (lib(c).host_bytes, c.pilot().free_host_bytes_for_sleep) == (10 * GB, 0)
 
 
 def test_unknown_sleeping_library_is_adopted_and_wakes() -> None:
@@ -193,7 +193,7 @@ def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
         acknowledged=c.taken("p1"),
     )  # fmt: skip
     c.report("p1", told, numbered=False)
-    assert (lib(c).state, lib(c).promised_bytes, c.pilot().sleeper_budget_bytes) == (
+    assert (lib(c).state, lib(c).promised_bytes, c.pilot().free_host_bytes_for_sleep) == (
         LibraryState.ASLEEP, GB, 5 * GB,
     )  # fmt: skip
     c.call("a2", context="a").awake(lib(c))

@@ -72,8 +72,8 @@ def test_forecasts_use_the_slots_of_the_last_library(cluster: Make) -> None:
     c.end("first", run_s=100.0).lose("p1").calls(8, context="a")
     c.join("p2", of=devices(1, kind="A10"))
     c.lose("p2")
-    assert outlook.context_outlook_s(c.core.state, c.context("a")) >= 8 / 4 * 100.0
-    assert outlook.context_outlook_s(c.core.state, c.context("a")) < 8 * 100.0
+    assert outlook.seconds_until_context_done(c.core.state, c.context("a")) >= 8 / 4 * 100.0
+    assert outlook.seconds_until_context_done(c.core.state, c.context("a")) < 8 * 100.0
 
 
 def test_measured_slots_count_until_a_library_reports_them(cluster: Make) -> None:

@@ -7,14 +7,14 @@ import msgspec
 from core.builders import BROKEN, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.cli.logs import nothing_kept
+from stoker.manager.cli.logs import explain_missing_output
 from stoker.manager.core import report
 from stoker.manager.core.events import ManagerRestarted
 from stoker.protocol import show_status
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Source
 from stoker.protocol.calls import CallSpec
-from stoker.protocol.show_status import forecast_in_words, render
+from stoker.protocol.show_status import format_forecast, render
 
 Make = Callable[..., Cluster]
 
@@ -46,17 +46,17 @@ def test_own_block_without_a_pilot_ended_before_a_pilot_joined(cluster: Make) ->
 
 def test_logs_of_an_open_call_show_its_wait_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
-    waits = nothing_kept(c.the_story("c-3"))
+    waits = explain_missing_output(c.the_story("c-3"))
     assert waits == ("c-3 waits: its library runs other calls\nread its output after its end: stoker logs c-3")
-    assert nothing_kept(c.the_story("c-2")).splitlines() == [
+    assert explain_missing_output(c.the_story("c-2")).splitlines() == [
         "c-2 runs in lib-1; read its output after its end: stoker logs c-2",
         "until then: stoker logs lib-1 -f",
     ]
-    assert nothing_kept(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
+    assert explain_missing_output(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
         "c-3 had not ended when its session ended (session k3v9 ended at 09:24:20)"
     )
     c.tell("ana", say.Cancel([c.ids["3"]]))  # type: ignore[list-item]
-    assert nothing_kept(c.the_story("c-3")).startswith(
+    assert explain_missing_output(c.the_story("c-3")).startswith(
         "c-3 never ran, so it printed nothing: it ended without a result"
     )
 
@@ -64,7 +64,9 @@ def test_logs_of_an_open_call_show_its_wait_reason(cluster: Make) -> None:
 def test_call_behind_others_in_its_library_shows_its_position(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
     assert "3 calls are before it in that library" in c.story("c-5")
-    assert nothing_kept(c.the_story("c-5")).startswith("c-5 waits in lib-1: 3 calls are before it in that library\n")
+    assert explain_missing_output(c.the_story("c-5")).startswith(
+        "c-5 waits in lib-1: 3 calls are before it in that library\n"
+    )
 
 
 def test_disconnected_pilot_is_shown_as_such(cluster: Make) -> None:
@@ -169,7 +171,7 @@ def test_forecast_of_long_calls_is_run_time_over_slots(cluster: Make) -> None:
     status = c.status()
     assert status.rate == 0.0, "nothing has ended in the last half minute"
     assert status.left_s == 300.0
-    assert forecast_in_words(status) == "done in about 5 min"
+    assert format_forecast(status) == "done in about 5 min"
 
 
 def test_forecast_of_short_calls_uses_the_shown_rate(cluster: Make) -> None:
@@ -215,7 +217,7 @@ def test_forecast_without_a_pilot_counts_from_the_first_pilot(cluster: Make) -> 
     c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(4), block="b1")
     c.ready().end("1", run_s=60.0).lose("p1").block("b1", phase=BlockPhase.ENDED, reason="preempted")
     c.calls(80, context="a")
-    assert forecast_in_words(c.status()) == "done about 20 min after the first pilot"
+    assert format_forecast(c.status()) == "done about 20 min after the first pilot"
     c.block("b2", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=4 * 3600.0)
     status = c.status()
     assert (status.left_s, status.pilot_in_s) == (1201.1, 14_400.0), "1.1 s to load, then 20 calls on each"
@@ -227,9 +229,9 @@ def test_forecast_without_a_pilot_counts_from_the_first_pilot(cluster: Make) -> 
 
 def test_unmeasured_work_has_only_a_forecast_of_its_pilot(cluster: Make) -> None:
     c = cluster().sources(Source("lab")).define(recipe("a")).call("1", context="a")
-    assert forecast_in_words(c.status()) == ""
+    assert format_forecast(c.status()) == ""
     c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=600.0)
-    assert forecast_in_words(c.status()) == "first pilot expected in 10 min"
+    assert format_forecast(c.status()) == "first pilot expected in 10 min"
 
 
 def test_cancelled_call_does_not_count_as_done(cluster: Make) -> None:
@@ -293,9 +295,13 @@ def test_story_of_a_call_shows_its_shortened_arguments(cluster: Make) -> None:
         CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
         CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),
     ]))  # fmt: skip
-    assert show_status.story_lines(c.the_story("c-7"))[0].startswith("call c-7  f('claims.txt', n=3)  wants no context")
-    assert show_status.story_lines(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
-    assert show_status.story_lines(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
+    assert show_status.format_explanation_lines(c.the_story("c-7"))[0].startswith(
+        "call c-7  f('claims.txt', n=3)  wants no context"
+    )
+    assert show_status.format_explanation_lines(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
+    assert show_status.format_explanation_lines(c.the_story("c-9"))[0].startswith(
+        "call c-9  f(70.0 kB of arguments)  wants"
+    )
     assert not c.the_story("c-9").payload
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from core.toy import Toy
 
-from stoker.manager.core.report import device_seconds
+from stoker.manager.core.report import device_seconds_by_tier
 from stoker.protocol import to_manager as say
 
 Make = Callable[..., Toy]
@@ -61,12 +61,12 @@ def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
     t.pilot("p2")
     t.context("llm", load_s=4.0).call("c1", context="llm", run_s=6.0).run(until=20.0)
     t.tell(say.AskStatus(), numbered=False)  # any event: it tells the core the time
-    tiers = device_seconds(t.core.state)
+    tiers = device_seconds_by_tier(t.core.state)
     assert tiers["warm"] == pytest.approx(16.0, abs=0.1)
     assert tiers["cold"] == pytest.approx(24.0, abs=0.1)
     t.kill("p1")
     t.kill("p2")
-    assert sum(device_seconds(t.core.state).values()) == pytest.approx(40.0, abs=0.1)
+    assert sum(device_seconds_by_tier(t.core.state).values()) == pytest.approx(40.0, abs=0.1)
 
 
 @pytest.mark.parametrize("seed", range(3))

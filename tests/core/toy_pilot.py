@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.agent.agent import facts_in_frames
+from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
@@ -136,7 +136,7 @@ class ToyPilot:
     def hello(self) -> say.PilotHello:
         """Return a hello for the time before the unacknowledged frames."""
         self.hellos += 1
-        before = facts_in_frames(self.outbox.unacked())
+        before = collect_unacknowledged_facts(self.outbox.unacked())
         every = [*self.libraries.values(), *(self.gone[id] for id in before.gone if id in self.gone)]
         return say.PilotHello(
             wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,

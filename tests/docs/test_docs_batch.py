@@ -13,7 +13,7 @@ from docs.pages import commands, text_of
 from tiny_model import write_tiny_model
 
 from stoker.apps.batch_inference.options import EXAMPLE
-from stoker.apps.batch_inference.request_file import read_request
+from stoker.apps.batch_inference.request_file import parse_request_line
 from stoker.apps.common.openai_requests import HONOURED, Endpoint
 from stoker.datafile import Line
 
@@ -28,7 +28,7 @@ LIMIT_S = 150
 
 def test_request_on_the_page_is_valid() -> None:
     (shown,) = re.findall(r"^```json\n(.*)\n```$", text_of(PAGE), re.MULTILINE)
-    found = read_request(Line(1, shown.encode()), seen={}, admit=lambda _request: None)
+    found = parse_request_line(Line(1, shown.encode()), seen={}, admit=lambda _request: None)
     assert getattr(found, "endpoint", None) is Endpoint.CHAT
 
 

@@ -32,7 +32,7 @@ class ManagerEnd:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.sockets: ManagerSockets | None = None
         self._last: dict[bytes, int] = {}
-        self._read = wire.from_client()
+        self._read = wire.from_client_decoder()
         self.open()
 
     # ---- the manager

@@ -175,7 +175,7 @@ def test_pending_job_reports_that_no_node_is_left(
     ],
 )
 def test_condor_analysis_reports_that_no_slot_is_left(analysis: str, none: bool) -> None:
-    assert condor_ads.suits_no_slot(analysis) is none
+    assert condor_ads.is_every_slot_excluded(analysis) is none
 
 
 class ChoosyBatch(ToyBatch):

@@ -14,7 +14,7 @@ from factory.manager_end import ManagerEnd
 from live.peers import until as wait_until
 
 from stoker.config import write_sites
-from stoker.manager.factory.factory import Ending, note_jobs_left
+from stoker.manager.factory.factory import Ending, write_jobs_left
 from stoker.manager.live import lease
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock
@@ -287,9 +287,9 @@ def test_session_that_ended_during_a_factory_outage_is_cleared(manager: ManagerE
 
 def test_remaining_jobs_are_one_line_per_site(tmp_path: Path) -> None:
     file = tmp_path / "jobs-left"
-    note_jobs_left(file, ["lab: 7 8", "other: 9"])
+    write_jobs_left(file, ["lab: 7 8", "other: 9"])
     assert file.read_text() == "lab: 7 8\nother: 9\n"
-    note_jobs_left(file, [])
+    write_jobs_left(file, [])
     assert file.read_text() == ""
 
 
@@ -298,7 +298,7 @@ def test_full_disk_does_not_hide_remaining_jobs(tmp_path: Path, caplog: pytest.L
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3, hard))
-        note_jobs_left(file, ["lab: 7 8"])
+        write_jobs_left(file, ["lab: 7 8"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not file.exists()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.config import load_site, load_sites, read_python_path, read_sites, site_text, write_sites
+from stoker.config import format_site_toml, load_site, load_sites, read_python_path, read_sites, write_sites
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run, make_batch
 from stoker.manager.factory.pilot_command import pilot_command, python_path, walltime_s
@@ -346,9 +346,9 @@ def test_every_shipped_site_file_survives_a_round_trip(tmp_path: Path) -> None:
     assert files
     for file in files:
         site = load_site(file)
-        (tmp_path / "copy.toml").write_text(site_text(site))
+        (tmp_path / "copy.toml").write_text(format_site_toml(site))
         again = load_site(tmp_path / "copy.toml")
-        assert site_text(again) == site_text(site)
+        assert format_site_toml(again) == format_site_toml(site)
 
 
 def test_site_includes_the_sites_that_it_names(tmp_path: Path) -> None:

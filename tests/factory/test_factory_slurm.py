@@ -16,7 +16,7 @@ from stoker.manager.factory.pacing import Listing
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.factory.slurm_output import (
     AccountedJob,
-    due_to,
+    end_reason_in_job_output,
     gone,
     job_status,
     lost_nodes,
@@ -460,8 +460,8 @@ def test_failed_job_reports_its_state_and_output(exit_code: str, output: list[st
 
 def test_reason_that_slurm_appends_to_the_job_output_is_read() -> None:
     line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
-    assert due_to(["loading", line]) == "preempted by Slurm"
-    assert due_to([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
+    assert end_reason_in_job_output(["loading", line]) == "preempted by Slurm"
+    assert end_reason_in_job_output([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
     assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
     assert (
         job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason

@@ -136,7 +136,7 @@ def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(
             main, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
         )
-        main.wait_for_commands(file, limit_s=0.5)
+        main.acquire_command_lock(file, limit_s=0.5)
         assert waits[0] == 0.0, "the command's time was used up before"
         assert command.wait(10) == -signal.SIGKILL
     finally:

@@ -17,7 +17,7 @@ import stoker
 from stoker import errors
 from stoker.manager.advice.logs import FaultKind
 from stoker.manager.cli import explain
-from stoker.manager.cli.session_choice import story_of
+from stoker.manager.cli.session_choice import find_story_of_subject
 
 LARGE = 300_000_000
 
@@ -231,8 +231,8 @@ def test_exception_in_unpickling_keeps_its_type_as_a_user_error(shared, error, w
     name = "holds was" if where == "function" else "_take were"
     assert f"{name} unpickled on" in str(caught.value.__cause__) + "".join(getattr(caught.value, "__notes__", ()))
     number = re.search(r"c-\d+", f"{caught.value} {getattr(caught.value, '__notes__', '')}")
-    folder, story, _ = story_of(shared.id, number[0])
-    found = explain.verdict_of(folder, story)
+    folder, story, _ = find_story_of_subject(shared.id, number[0])
+    found = explain.diagnose_story_failure(folder, story)
     assert (found.kind, found.component) == (FaultKind.USER, "code"), found
 
 

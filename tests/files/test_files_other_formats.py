@@ -18,7 +18,7 @@ from stoker.apps.gateway.batch_files import read_batch
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.config import load_site
 from stoker.datafile import read_lines, read_rows
-from stoker.decoding import other_format
+from stoker.decoding import describe_non_text_format
 from stoker.errors import ConfigError
 from stoker.manager.study.scenario import load_scenario
 from stoker.tuning.job import read_job
@@ -103,5 +103,5 @@ def test_site_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "{}", "\u6f22\u5b57 and \u00e9", "ab" * 200])
 def test_text_in_utf_8_is_accepted(text: str) -> None:
-    assert other_format(text.encode()[:256]) == ""
+    assert describe_non_text_format(text.encode()[:256]) == ""
     assert msgspec.json.decode(msgspec.json.encode(text)) == text

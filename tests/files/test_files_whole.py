@@ -13,7 +13,7 @@ import pytest
 
 from stoker.contexts.objects import Published, publish
 from stoker.contexts.recipe import ObjectRef
-from stoker.whole_files import append_whole, draft_of, write_whole
+from stoker.whole_files import append_or_truncate, draft_of, write_whole
 
 
 @contextmanager
@@ -105,11 +105,11 @@ def test_line_that_does_not_fit_on_the_disk_is_not_appended(tmp_path: Path) -> N
     path = tmp_path / "log"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        append_whole(file, b"one\n", at=0)
+        append_or_truncate(file, b"one\n", at=0)
         with full_after(6), pytest.raises(OSError, match="too large"):
-            append_whole(file, b"two\n", at=4)
+            append_or_truncate(file, b"two\n", at=4)
         assert path.read_bytes() == b"one\n"
-        append_whole(file, b"two\n", at=4)
+        append_or_truncate(file, b"two\n", at=4)
         assert path.read_bytes() == b"one\ntwo\n"
     finally:
         os.close(file)

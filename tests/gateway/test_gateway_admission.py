@@ -83,8 +83,8 @@ def test_forecast_of_an_unloaded_model_is_its_load_time():
     assert measured.later_s(1.0) == 24.0
     assert "loading, and a load took 40" in measured.because
     asleep = ModelFacts(asleep=1, wake_s=2.5, load_s=40.0)
-    assert (asleep.state, asleep.hot_in_s) == ("asleep", 2.5)
-    assert ModelFacts(loading=1, loading_s=5.0, load_s=40.0).hot_in_s == 35.0
+    assert (asleep.state, asleep.seconds_until_loaded) == ("asleep", 2.5)
+    assert ModelFacts(loading=1, loading_s=5.0, load_s=40.0).seconds_until_loaded == 35.0
     assert "no load of it has been measured" in forecast(ModelFacts(), FirstTokens()).because
 
 

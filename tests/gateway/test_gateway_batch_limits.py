@@ -143,9 +143,9 @@ def test_batch_requests_count_for_the_concurrent_limit(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
     assert take_all(pace, permits) == 3  # one permit stays free for requests outside batches
     assert take_all(pace, permits) == 0
-    live = guard.begin(guard.caller_named("ana"))
+    live = guard.begin(guard.caller_by_key_name("ana"))
     with pytest.raises(Exception, match="4 requests of this key are running"):
-        guard.begin(guard.caller_named("ana"))
+        guard.begin(guard.caller_by_key_name("ana"))
     permits.end(10)
     permits.end(10)
     assert take_all(pace, permits) == 1  # the live request has the other permit
@@ -159,9 +159,9 @@ def test_batch_requests_count_for_the_minutes_limit(keys, tmp_path):
     permits.end(5)
     permits.end(5)
     assert take_all(pace, permits) == 0
-    guard.begin(guard.caller_named("ana")).end()
+    guard.begin(guard.caller_by_key_name("ana")).end()
     with pytest.raises(Exception, match="may send 3 requests a minute"):
-        guard.begin(guard.caller_named("ana"))
+        guard.begin(guard.caller_by_key_name("ana"))
 
 
 def test_batch_tokens_count_and_limit_its_requests(keys, tmp_path):
@@ -173,7 +173,7 @@ def test_batch_tokens_count_and_limit_its_requests(keys, tmp_path):
         permits.end(125)
     assert take_all(pace, permits) == 0
     with pytest.raises(Exception, match="has used 1,100"):
-        guard.begin(guard.caller_named("ana"))
+        guard.begin(guard.caller_by_key_name("ana"))
 
 
 def test_batch_stops_when_its_key_is_removed(keys, tmp_path):
@@ -187,7 +187,7 @@ def test_batch_stops_when_its_key_is_removed(keys, tmp_path):
 def test_batch_takes_at_most_a_permit_per_request(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=30, concurrent=20), left=2)
     assert take_all(pace, permits) == 2
-    caller = guard.caller_named("ana")
+    caller = guard.caller_by_key_name("ana")
     live = [guard.begin(caller) for _ in range(18)]
     permits.end(1)
     assert take_all(pace, permits) == 0

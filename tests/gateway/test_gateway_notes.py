@@ -12,7 +12,7 @@ from stoker.protocol.session import (
     GatewayNote,
     ServedModelFigures,
     SessionFolder,
-    gateway_notes,
+    read_gateway_notes,
     remove_gateway_note,
     write_gateway_note,
 )
@@ -87,12 +87,12 @@ def test_status_shows_a_silent_gateway() -> None:
 def test_notes_are_written_read_and_removed(tmp_path) -> None:
     write_gateway_note(tmp_path, "models-1f", NOTE)
     write_gateway_note(tmp_path, "models-2f", msgspec.structs.replace(NOTE, address="http://127.0.0.1:7999"))
-    found = gateway_notes(SessionFolder(tmp_path))
+    found = read_gateway_notes(SessionFolder(tmp_path))
     assert [note.address for note in found] == ["http://127.0.0.1:7999", "http://127.0.0.1:8000"]
     assert found[1].models == NOTE.models
     remove_gateway_note(tmp_path, "models-2f")
     remove_gateway_note(tmp_path, "models-2f")
-    assert len(gateway_notes(SessionFolder(tmp_path))) == 1
+    assert len(read_gateway_notes(SessionFolder(tmp_path))) == 1
 
 
 def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
@@ -130,4 +130,4 @@ def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
 def test_unreadable_note_is_left_out(tmp_path, kept: bytes) -> None:
     write_gateway_note(tmp_path, "models-1f", NOTE)
     (tmp_path / "gateways" / "bad.json").write_bytes(kept)
-    assert len(gateway_notes(SessionFolder(tmp_path))) == 1
+    assert len(read_gateway_notes(SessionFolder(tmp_path))) == 1

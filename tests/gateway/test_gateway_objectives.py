@@ -20,7 +20,7 @@ from stoker.apps.common.models_file import ModelSettings, parse_models
 from stoker.apps.common.openai_requests import ApiRequest, ChatMessage, Endpoint, RequestRefused, SamplingOptions
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import GatewayMetrics
-from stoker.apps.gateway.objectives import Objectives, RequestLengths, objectives_of, refuse_objectives
+from stoker.apps.gateway.objectives import Objectives, RequestLengths, read_objective_headers, refuse_objectives
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.errors import CallDroppedError, ConfigError
 
@@ -199,20 +199,20 @@ def test_batches_and_embeddings_have_no_such_objectives():
         refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
     refuse_objectives({"prefer": "wait=1"}, what="a batch")
     with pytest.raises(RequestRefused, match="stoker-tpot is for models that generate text"):
-        objectives_of({"stoker-tpot": "1 s"}, honoured=SLINFER, writes=False)
+        read_objective_headers({"stoker-tpot": "1 s"}, honoured=SLINFER, writes=False)
 
 
 @pytest.mark.parametrize("value", ["soon", "0 s", "-1 s", "2 days", "inf", ""])
 def test_header_without_a_time_is_refused(value):
     with pytest.raises(RequestRefused, match="stoker-ttft must be a time"):
-        objectives_of({"stoker-ttft": value}, honoured=SLINFER)
+        read_objective_headers({"stoker-ttft": value}, honoured=SLINFER)
 
 
 def test_headers_are_read_and_refused_if_not_honoured():
     asked = {"stoker-ttft": "250 ms", "stoker-tpot": "0.05 s"}
-    assert objectives_of(asked, honoured=SLINFER) == {"ttft": 0.25, "tpot": 0.05}
+    assert read_objective_headers(asked, honoured=SLINFER) == {"ttft": 0.25, "tpot": 0.05}
     with pytest.raises(RequestRefused, match="stoker-tpot needs a session whose policy honours it"):
-        objectives_of(asked, honoured=frozenset())
+        read_objective_headers(asked, honoured=frozenset())
 
 
 def test_dropped_call_says_when_to_retry():

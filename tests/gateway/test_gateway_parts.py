@@ -15,7 +15,7 @@ from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe
 from stoker.apps.common.openai_answers import Choice, TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import session_metrics
-from stoker.apps.gateway.answering import likeliest, read_asked, tokens_asked
+from stoker.apps.gateway.answering import estimate_request_tokens, likeliest, parse_model_request
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
@@ -211,7 +211,7 @@ def test_page_of_another_site_is_refused_without_keys(tmp_path, host, origin, ma
 
 def asked(endpoint=Endpoint.CHAT, **body):
     words = {"messages": [{"role": "user", "content": "?"}]} if endpoint is Endpoint.CHAT else {}
-    return read_asked(json.dumps({"model": "m", **words, **body}).encode(), endpoint=endpoint, name="r1")
+    return parse_model_request(json.dumps({"model": "m", **words, **body}).encode(), endpoint=endpoint, name="r1")
 
 
 def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
@@ -228,16 +228,19 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
 
 
 def test_left_request_counts_its_requested_tokens():
-    assert tokens_asked(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == (10, 100)
-    assert tokens_asked(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
-    assert tokens_asked(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
-    assert tokens_asked(asked()) == (1, 1000)
+    assert estimate_request_tokens(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == (
+        10,
+        100,
+    )
+    assert estimate_request_tokens(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
+    assert estimate_request_tokens(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
+    assert estimate_request_tokens(asked()) == (1, 1000)
 
 
 def test_token_ids_are_prompts_of_their_own():
     found = asked(Endpoint.COMPLETIONS, prompt=[[1, 2], [3]], n=2, max_tokens=5)
     assert [(one.ids, one.texts) for one in found.choices] == [(((1, 2),), ())] * 2 + [(((3,),), ())] * 2
-    assert (found.prompts, tokens_asked(found)) == (2, (3, 20))
+    assert (found.prompts, estimate_request_tokens(found)) == (2, (3, 20))
     assert asked(Endpoint.COMPLETIONS, prompt=[1, 2]).request.ids == ((1, 2),)
 
 
@@ -297,7 +300,7 @@ def test_unsupported_request_is_refused_by_field(body, param):
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 100_000])
 def test_body_that_is_no_json_object_is_refused(data):
     with pytest.raises(RequestRefused) as refused:
-        read_asked(data, endpoint=Endpoint.CHAT, name="r1")
+        parse_model_request(data, endpoint=Endpoint.CHAT, name="r1")
     assert (refused.value.error.status, refused.value.error.code) == (400, "invalid_json")
 
 

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from stoker.apps.common.answer_parsing import AnswerDelta, CallPart, ToolCall
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.answering import read_response
-from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_words, response_body
+from stoker.apps.gateway.answering import parse_responses_request
+from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
@@ -26,9 +26,9 @@ EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 def read(**fields):
     try:
-        return read_response(json.dumps({"model": "m", "input": "Hi", **fields}).encode(), name="r")
+        return parse_responses_request(json.dumps({"model": "m", "input": "Hi", **fields}).encode(), name="r")
     except RequestRefused as error:
-        raise in_own_words(error) from None
+        raise translate_chat_error(error) from None
 
 
 def events_of(data: bytes):

@@ -255,7 +255,7 @@ def test_keys_of_a_group_share_its_limits(keys):
     keys.add("ana", KeyLimits(concurrent=1), group="lab1")
     keys.add("ben", KeyLimits(), group="lab1")
     guard = Guard(keys)
-    ana, ben = guard.caller_named("ana"), guard.caller_named("ben")
+    ana, ben = guard.caller_by_key_name("ana"), guard.caller_by_key_name("ben")
     held = guard.begin(ana)
     with pytest.raises(TryLater, match="1 requests of this key are running"):
         guard.begin(ana)
@@ -266,7 +266,7 @@ def test_keys_of_a_group_share_its_limits(keys):
     held.end()
     keys.set_group("lab1", KeyLimits(tokens_per_minute=40))
     with pytest.raises(TryLater, match="the group lab1 may read and write 40 tokens a minute, and has used 50"):
-        guard.begin(guard.caller_named("ben"))
+        guard.begin(guard.caller_by_key_name("ben"))
     other.end()
 
 
@@ -275,11 +275,11 @@ def test_request_refused_by_its_group_does_not_count(keys):
     keys.add("ana", KeyLimits(), group="lab1")
     keys.add("ben", KeyLimits(requests_per_minute=1), group="lab1")
     guard = Guard(keys)
-    guard.begin(guard.caller_named("ana")).end()
+    guard.begin(guard.caller_by_key_name("ana")).end()
     with pytest.raises(TryLater, match="the group lab1 may send 1 requests a minute"):
-        guard.begin(guard.caller_named("ben"))
+        guard.begin(guard.caller_by_key_name("ben"))
     keys.set_group("lab1", KeyLimits())
-    guard.begin(guard.caller_named("ben")).end()
+    guard.begin(guard.caller_by_key_name("ben")).end()
 
 
 def test_batches_share_the_limits_of_their_group(keys, tmp_path):
@@ -314,7 +314,7 @@ def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
 
     asyncio.run(test())
     with pytest.raises(TryLater, match=r"has used 1,000|has used 900"):
-        guard.begin(guard.caller_named("ana"), used=KeyLimits.for_batches)
+        guard.begin(guard.caller_by_key_name("ana"), used=KeyLimits.limits_for_batches)
 
 
 def test_mistakes_with_groups_are_refused(keys):

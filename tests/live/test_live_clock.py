@@ -16,7 +16,7 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, ListedState, Objective
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
-from stoker.protocol.session import SessionFolder, changed_at
+from stoker.protocol.session import SessionFolder, modification_time
 
 
 class JumpingManager:
@@ -31,11 +31,11 @@ class JumpingManager:
     def start(self) -> None:
         here = Path(__file__).with_name("jumping_manager.py")
         options = ["--session", str(self._folder.path), "--name", "test", "--heartbeat", "20"]
-        before = changed_at(self._folder.file)
+        before = modification_time(self._folder.file)
         self._process = subprocess.Popen(
             [sys.executable, str(here), *options], env={**os.environ, "CLOCK_AHEAD": str(self._ahead)}
         )
-        until(lambda: changed_at(self._folder.file) != before, what="manager listening")
+        until(lambda: modification_time(self._folder.file) != before, what="manager listening")
 
     def kill(self) -> None:
         self._process.kill()

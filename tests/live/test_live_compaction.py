@@ -14,11 +14,11 @@ from live.peers import Manager, Peers, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.cli.session_choice import story_of
+from stoker.manager.cli.session_choice import find_story_of_subject
 from stoker.manager.core import story
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import records
-from stoker.manager.live.replay import session_in, status_of_ended_session, story_of_ended_session, verify
+from stoker.manager.live.replay import find_journal_and_session, status_of_ended_session, story_of_ended_session, verify
 from stoker.manager.live.restore import JournalPast
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
@@ -176,12 +176,12 @@ def test_journal_is_compacted_while_its_session_runs(
     work.until(lambda: len(records.list_snapshots(folder.journal)) == 1, what="the running compaction has finished")
     (snapshot,) = [path for _, path in records.list_snapshots(folder.journal)]
     assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "ended calls are not kept"
-    _, live, over = story_of(str(folder.path), "3")
+    _, live, over = find_story_of_subject(str(folder.path), "3")
     assert not over
     assert "compacted" in live.headline, "also during the session, and each named journal has the call"
 
     manager.kill()
-    found = verify(folder.journal, session=session_in(folder.journal)[1], policies=default_policies())
+    found = verify(folder.journal, session=find_journal_and_session(folder.journal)[1], policies=default_policies())
     assert found.difference is None
     assert found.since > 0
     core = replay(folder)
@@ -271,7 +271,7 @@ def test_segment_without_its_snapshot_is_reported(tmp_path: Path, folder: Sessio
     book.write(2.0, TimerFired("b"))
     book.close()
     assert len(records.list_segments(folder.journal)) == 2
-    records.kept_path(folder.journal, 1).unlink()
+    records.numbered_segment_path(folder.journal, 1).unlink()
     with pytest.raises(SessionError, match="lacks the beginning of the session"):
         replay(folder)
 

@@ -19,7 +19,7 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal, records, snapshot
 from stoker.manager.live.compaction import Compaction
-from stoker.manager.live.decisions import check_of
+from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.live.restore import JournalPast, policies_modules, restore_manager
 from stoker.manager.live.snapshot import Unreadable, Unsaveable
@@ -157,7 +157,7 @@ def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None
             head = book.begin_segment()
             snapshot.write(records.snapshot_path(path, head.number), core, head, modules=policies_modules(policies))
         book.write(now, event)
-        book.decided(check_of(core.handle(event, now)))
+        book.decided(decision_checksum(core.handle(event, now)))
         book.flush()
     return book
 
@@ -181,7 +181,7 @@ def test_manager_starts_from_the_newest_readable_snapshot(toy: Toy, tmp_path: Pa
 def test_certain_facts_are_kept_if_the_beginning_is_lost(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lived(path, toy, cut_at=len(toy.past) - 5).close()
-    records.kept_path(path, 1).unlink()
+    records.numbered_segment_path(path, 1).unlink()
     shot = records.snapshot_path(path, 2)
     data = bytearray(shot.read_bytes())
     size = len(data)

@@ -196,9 +196,9 @@ class Clock:
 def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     restarts.started()
     progress = RestartProgress(file, done=7)
-    progress.report_first_end(7)
+    progress.mark_first_completed_call(7)
     if does:
-        progress.report_first_end(8)
+        progress.mark_first_completed_call(8)
         os.utime(file, ns=(0, restarts._before + 1))  # set a later time: file systems may have coarse times
     return restarts.died()
 
@@ -225,16 +225,16 @@ def test_old_deaths_of_a_helper_do_not_count(tmp_path: Path) -> None:
 def test_progress_is_reported_once_per_process(tmp_path: Path) -> None:
     file = tmp_path / "progress"
     progress = RestartProgress(file, done=3)
-    progress.report_first_end(3)
+    progress.mark_first_completed_call(3)
     assert not file.exists()
-    progress.report_first_end(4)
+    progress.mark_first_completed_call(4)
     file.unlink()
-    progress.report_first_end(5)
+    progress.mark_first_completed_call(5)
     assert not file.exists()
 
 
 def test_full_disk_for_the_progress_note_has_no_effect(tmp_path: Path) -> None:
-    RestartProgress(tmp_path / "no folder" / "progress", done=0).report_first_end(1)
+    RestartProgress(tmp_path / "no folder" / "progress", done=0).mark_first_completed_call(1)
 
 
 @pytest.mark.parametrize("says_hello", [True, False])

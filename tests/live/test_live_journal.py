@@ -25,7 +25,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import journal, restore
-from stoker.manager.live.decisions import check_of
+from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
 from stoker.manager.live.replay import verify
 from stoker.manager.live.restore import JournalPast, restore_manager
@@ -295,7 +295,7 @@ class Managed:
     def give(self, event: Event, *, wrong: bool = False) -> None:
         self.now += 1.0
         self.book.write(self.now, event)
-        self.book.decided(check_of(self.core.handle(event, self.now)) + wrong)
+        self.book.decided(decision_checksum(self.core.handle(event, self.now)) + wrong)
         self.book.flush()
 
     def hello(self, client: str, *, wrong: bool = False) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from polling import PATIENCE_S
 
-from stoker.log_files import BoundedLog, SeldomLog, drop_middle
+from stoker.log_files import BoundedLog, SeldomLog, free_file_middle
 
 # ---- log files
 
@@ -102,7 +102,7 @@ def test_middle_of_a_library_log_is_removed_and_offsets_stay(tmp_path: Path) -> 
         for number in range(40):
             file.write(b"%07d\n" % number * 131_072)  # a mebibyte each
     try:
-        dropped = drop_middle(path, most_bytes=20 << 20)
+        dropped = free_file_middle(path, most_bytes=20 << 20)
     except OSError as error:
         pytest.skip(f"this file system cannot give back a part of a file: {error}")
     assert dropped
@@ -113,7 +113,7 @@ def test_middle_of_a_library_log_is_removed_and_offsets_stay(tmp_path: Path) -> 
     assert data.startswith(b"0000000\n")
     assert data.endswith(b"0000039\n")
     assert data[30 << 20 : (30 << 20) + 8] == b"0000030\n"
-    assert not drop_middle(path, most_bytes=20 << 20), "nothing is left to drop"
+    assert not free_file_middle(path, most_bytes=20 << 20), "nothing is left to drop"
 
 
 def test_stoker_logs_follows_a_restarted_log(tmp_path: Path) -> None:

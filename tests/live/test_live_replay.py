@@ -13,8 +13,8 @@ from stoker.manager.core import events as core_events
 from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, ToPilot
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
-from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
-from stoker.manager.live.replay import Replayed, session_in, verify
+from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, decision_checksum
+from stoker.manager.live.replay import Replayed, find_journal_and_session, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -48,17 +48,17 @@ def test_each_command_is_a_decision_or_no_decision() -> None:
 )  # fmt: skip
 def test_checked_commands_are_the_decisions_of_the_core(one: list[object], other: list[object], same: bool) -> None:
     def check(messages: list[object]) -> int:
-        return check_of([ToPilot("p", message) for message in messages])  # type: ignore[arg-type]
+        return decision_checksum([ToPilot("p", message) for message in messages])  # type: ignore[arg-type]
 
     assert (check(one) == check(other)) is same
 
 
 def test_receiver_is_part_of_the_decision() -> None:
     said = to_pilot.TakeBack(1, 2)  # type: ignore[arg-type]
-    assert check_of([ToPilot("a", said)]) != check_of([ToPilot("b", said)])  # type: ignore[arg-type]
-    assert check_of([SetTimer(1.0, "k")]) != check_of([SetTimer(1.0 + 1e-9, "k")])
+    assert decision_checksum([ToPilot("a", said)]) != decision_checksum([ToPilot("b", said)])  # type: ignore[arg-type]
+    assert decision_checksum([SetTimer(1.0, "k")]) != decision_checksum([SetTimer(1.0 + 1e-9, "k")])
     nothing: list[Command] = []
-    assert check_of(nothing) == 0
+    assert decision_checksum(nothing) == 0
 
 
 # ---- a live session
@@ -113,7 +113,7 @@ def lived(ended: SessionFolder, tmp_path: Path) -> SessionFolder:
 
 
 def replayed(folder: SessionFolder, policies: Policies | None = None) -> Replayed:
-    path, session = session_in(folder.path)
+    path, session = find_journal_and_session(folder.path)
     return verify(path, session=session, policies=policies or default_policies())
 
 
@@ -121,7 +121,7 @@ def test_session_replays_with_equal_decisions(lived: SessionFolder) -> None:
     found = replayed(lived)
     assert found.difference is None
     assert found.checked == found.events > CALLS
-    assert session_in(lived.journal) == (lived.journal, "test")
+    assert find_journal_and_session(lived.journal) == (lived.journal, "test")
 
 
 class Coldest(HottestFirst):
@@ -161,12 +161,12 @@ def test_killed_manager_continues_its_checks(manager: Manager, peers: Peers, fol
 
 
 def checks_in(path: Path) -> dict[int, int]:
-    records = (record for _, record in journal.read_checked(path) if isinstance(record, journal.Decided))
+    records = (record for _, record in journal.read_events_and_checks(path) if isinstance(record, journal.Decided))
     return dict(pair for record in records for pair in record.numbered())
 
 
 def test_different_decision_names_its_event(lived: SessionFolder) -> None:
-    records, checks = list(journal.read_checked(lived.journal)), checks_in(lived.journal)
+    records, checks = list(journal.read_events_and_checks(lived.journal)), checks_in(lived.journal)
     wrong = len(checks) // 2
     lived.journal.unlink()
     again, number = journal.Journal(lived.journal), 0
@@ -216,7 +216,7 @@ def test_journal_without_checks_replays_with_a_note(path: Path) -> None:
     assert found.is_old
     assert (found.events, found.checked, found.difference) == (5, 0, None)
     with pytest.raises(SessionError, match="does not name its session"):
-        session_in(path)
+        find_journal_and_session(path)
 
 
 def test_empty_journal_is_reported(path: Path) -> None:

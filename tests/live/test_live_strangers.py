@@ -144,13 +144,13 @@ GARBAGE = {
 @pytest.mark.parametrize("name", GARBAGE)
 def test_every_reader_refuses_unreadable_bytes_with_its_own_error(name: str) -> None:
     for reader in (
-        wire.from_client(), wire.from_pilot(), wire.to_pilot_decoder(), wire.to_client_decoder(),
+        wire.from_client_decoder(), wire.from_pilot(), wire.to_pilot_decoder(), wire.to_client_decoder(),
         wire.to_library_decoder(), wire.to_agent_decoder(),
     ):  # fmt: skip
         if name != "a sequence too large":
             with pytest.raises(ProtocolError):
                 reader(GARBAGE[name])
-    assert wire.hello_of_another(GARBAGE[name]) is None
+    assert wire.decode_other_version_hello(GARBAGE[name]) is None
 
 
 def test_manager_survives_garbage_from_known_peers(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
@@ -247,7 +247,7 @@ def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]
     """Return the peers declared lost while the manager reads no messages for `seconds`."""
     lost: set[str] = set()
     for turn in range(1, round(seconds / TURN_S) + 1):
-        watch.excuse_silence(turn * TURN_S, may_be_back=may_be_back)
+        watch.restart_silence_limits(turn * TURN_S, may_be_back=may_be_back)
         lost |= {name for _, name, _ in watch.lost_peers(turn * TURN_S)}
     return lost
 
@@ -278,7 +278,7 @@ def test_peers_without_a_new_connection_are_declared_lost(cut: PeerWatch) -> Non
 def test_time_without_reading_is_not_counted_for_the_first_client() -> None:
     watch = PeerWatch(Patience())
     watch.expect_first_client(0.0)
-    watch.excuse_silence(1.0)
+    watch.restart_silence_limits(1.0)
     assert not list(watch.lost_peers(Patience().first_client_s - 1))
 
 

@@ -16,7 +16,7 @@ import stoker
 from stoker import StokerExecutor
 from stoker.manager.advice.logs import FaultKind
 from stoker.manager.cli import explain
-from stoker.manager.cli.session_choice import story_of
+from stoker.manager.cli.session_choice import find_story_of_subject
 from stoker.protocol.to_client import Story
 
 
@@ -57,8 +57,10 @@ def test_memoization_ignores_the_arguments_in_ignore_for_cache() -> None:
 
 
 def explained(executor: StokerExecutor, future: Any) -> tuple[Story, explain.FailureVerdict]:
-    folder, story, _ = story_of(str(executor.folder.path), future.task_record["exec_fu"].parsl_executor_task_id)
-    fault = explain.verdict_of(folder, story)
+    folder, story, _ = find_story_of_subject(
+        str(executor.folder.path), future.task_record["exec_fu"].parsl_executor_task_id
+    )
+    fault = explain.diagnose_story_failure(folder, story)
     assert fault is not None
     return story, fault
 

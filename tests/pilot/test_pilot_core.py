@@ -10,7 +10,7 @@ from stoker.pilot.core import commands, lifecycle
 from stoker.pilot.core import running as running_calls
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
-from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
+from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
 from stoker.pilot.core.state import REFUSES, Ledger, PilotFacts, PilotLibrary, Stage, Timers
 from stoker.pilot.core.turns import FirstCome
 from stoker.protocol.to_manager import DeviceFacts
@@ -104,7 +104,7 @@ def test_eviction_selects_the_least_recently_used_and_never_pins(
 @given(st.text(), st.text())
 def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
     try:
-        first, second = file_name(one), file_name(other)
+        first, second = encode_as_file_name(one), encode_as_file_name(other)
     except UnicodeEncodeError:  # a lone surrogate is not a name
         return
     assert (first == second) == (one == other)

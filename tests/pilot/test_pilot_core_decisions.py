@@ -449,9 +449,9 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
 def test_ticks_after_the_exit_deadline_follow_the_shell_interval(pilot: CoreShell) -> None:
     """Without this rule the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(Signalled("it got SIGTERM")).core.state
-    assert presence.tick_at(state) == pilot.now + state.facts.grace_s
+    assert presence.next_tick_deadline(state) == pilot.now + state.facts.grace_s
     pilot.wait(state.facts.grace_s).give(Tick())
-    assert presence.tick_at(state) == float("inf")
+    assert presence.next_tick_deadline(state) == float("inf")
 
 
 def test_only_acknowledgements_count_after_the_farewell(pilot: CoreShell) -> None:

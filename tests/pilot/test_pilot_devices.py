@@ -19,7 +19,7 @@ from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import PilotDevice, cpu, find_devices, gpu, monitor, visible
-from stoker.pilot.devices.islands import islands_of
+from stoker.pilot.devices.islands import gpu_island_numbers
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import ProviderKind
@@ -53,7 +53,7 @@ def test_stand_in_behaves_like_the_real_nvml_module(driver: Driver) -> None:
     nvml.nvmlInit()
     once, again = nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlDeviceGetHandleByIndex(0)
     assert once is not again
-    assert gpu.address_of(once) == gpu.address_of(again) != 0
+    assert gpu.nvml_handle_address(once) == gpu.nvml_handle_address(again) != 0
     assert isinstance(once, ctypes._Pointer)
     assert issubclass(real.c_nvmlDevice_t, ctypes._Pointer)
 
@@ -121,7 +121,7 @@ def test_gpus_with_fast_links_are_one_island(
         place.mkdir(parents=True)
         (place / "numa_node").write_text(f"{node}\n")
     handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(4)]
-    assert islands_of(nvml, handles, root=tmp_path) == islands
+    assert gpu_island_numbers(nvml, handles, root=tmp_path) == islands
 
 
 def test_island_is_an_attribute_of_a_device(driver: Driver) -> None:
@@ -265,7 +265,9 @@ def test_wait_for_a_hanging_driver_is_bounded(driver: Driver) -> None:
 def test_device_memory_is_attributed_to_processes(
     by_process: Any, processes: Any, taken: int, trusted: bool, expected: dict[int, int]
 ) -> None:
-    found = monitor.divide_memory(by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted)
+    found = monitor.divide_gpu_memory_by_library(
+        by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted
+    )
     assert found == expected
 
 

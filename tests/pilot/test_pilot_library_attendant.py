@@ -308,12 +308,12 @@ def test_unfit_library_stays_until_other_slots_reported_their_ends() -> None:
     served.guard.unchecked = 1
     served.guard.check = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
     two.take(LONG)
-    served.server._leave_if_unfit(one)  # type: ignore[arg-type]
+    served.server._exit_if_process_unfit(one)  # type: ignore[arg-type]
     assert not served.exits
     two.taken = NO_CALL
     one.take(NEXT)
     with pytest.raises(LeftError):
-        served.server._leave_if_unfit(one)  # type: ignore[arg-type]
+        served.server._exit_if_process_unfit(one)  # type: ignore[arg-type]
     assert served.exits == [infrastructure.NODE_FAILED]
     served.sock.close()
 

@@ -117,7 +117,7 @@ def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
     probing_thread.start()
     until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
     stray = subprocess.Popen(["sleep", "100"])
-    assert processes.kill_strays(known, of_main=True) == {stray.pid}
+    assert processes.kill_stray_children(known, of_main=True) == {stray.pid}
     gate.touch()
     probing_thread.join(PATIENCE_S)
     assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter read the exit status
@@ -128,9 +128,9 @@ def test_child_that_does_not_end_is_awaited_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
     monkeypatch.setattr(processes, "_stuck", set())
     began = time.monotonic()
-    assert processes.kill_strays((), wait_s=0.2) == {4_000_000}
+    assert processes.kill_stray_children((), wait_s=0.2) == {4_000_000}
     assert time.monotonic() - began >= 0.2
-    assert processes.kill_strays((), wait_s=3600.0) == {4_000_000}
+    assert processes.kill_stray_children((), wait_s=3600.0) == {4_000_000}
 
 
 def until_there_is(found: Callable[[], object]) -> None:

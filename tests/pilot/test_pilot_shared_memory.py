@@ -214,9 +214,9 @@ def test_program_that_imitates_a_tracker_is_killed_after_a_while(tmp_path: Path)
     text = "import time; a = 'multiprocessing.resource_tracker import main'; print(flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
     child.stdout.readline()
-    assert child.pid in processes.trackers()
-    others = {pid for pid in processes.trackers() if pid != child.pid}
-    processes.end_trackers(others, wait_s=0.1)
+    assert child.pid in processes.child_resource_trackers()
+    others = {pid for pid in processes.child_resource_trackers() if pid != child.pid}
+    processes.end_resource_trackers(others, wait_s=0.1)
     assert child.wait(10) == -signal.SIGKILL
     assert gone([child.pid])
 
@@ -228,11 +228,11 @@ def test_resource_tracker_is_recognized_from_its_start() -> None:
     for _ in range(20):
         tracker = subprocess.Popen(["resource_tracker import main", "600"], executable=shutil.which("sleep"))
         try:
-            assert processes.is_tracker(tracker.pid)
+            assert processes.is_resource_tracker(tracker.pid)
         finally:
             tracker.kill()
             os.waitid(os.P_PID, tracker.pid, os.WEXITED | os.WNOWAIT)
-            assert not processes.is_tracker(tracker.pid)
+            assert not processes.is_resource_tracker(tracker.pid)
             tracker.wait()
 
 

@@ -49,7 +49,7 @@ def test_each_gpu_keeps_its_first_cores_and_the_others_are_shared(find: Find) ->
     assert [device.facts.on_host for device in found.offered] == [False, False, True, True]
     assert [device.facts.cores for device in found.offered] == [2, 2, 4, 4]
     assert found.troubles == ()
-    assert cpu.kept_cores(found.offered) == {0, 1, 6, 7}
+    assert cpu.cores_outside_cpu_devices(found.offered) == {0, 1, 6, 7}
     assert visible(found.offered[:1]) == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
     assert visible(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -67,7 +67,7 @@ def test_host_memory_is_reserved_for_the_gpus_up_to_half(find: Find, memory: int
 def test_gpus_alone_share_all_cores(find: Find) -> None:
     found = find("gpu", gpus=2, cores=6)
     assert _cores(found) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
-    assert cpu.kept_cores(found.offered) == frozenset()
+    assert cpu.cores_outside_cpu_devices(found.offered) == frozenset()
 
 
 def test_missing_spare_core_is_reported_and_the_gpus_are_offered(find: Find) -> None:

@@ -24,7 +24,15 @@ from stoker.contexts.inference.adapter import GenerationRequest
 from stoker.contexts.inference.engine_thread import Generation
 from stoker.contexts.inference.engine_work import EngineWork, work_of
 from stoker.pilot.library import library_turns
-from stoker.pilot.library.library_turns import ROWS, BoardLock, LibraryTurns, TurnBoard, TurnRow, TurnState, rows_in
+from stoker.pilot.library.library_turns import (
+    ROWS,
+    BoardLock,
+    LibraryTurns,
+    TurnBoard,
+    TurnRow,
+    TurnState,
+    unpack_board_rows,
+)
 from stoker.pilot.library.packed_work import MOST_ANSWERS, MOST_PROMPTS, WORK_BYTES, packed, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
@@ -379,7 +387,7 @@ def test_next_library_is_woken_before_this_one_writes_its_work(tmp_path: Path) -
 
         turns.begin(work=work)  # the other library is soon overdue
     assert found == [TurnState.HOLDS]
-    [beside] = [beside for row, beside in rows_in(board.path.read_bytes()) if row.library == 1]
+    [beside] = [beside for row, beside in unpack_board_rows(board.path.read_bytes()) if row.library == 1]
     assert unpacked(beside) == (1, EngineWork(rows=3, prompts=[], answers=[]))
     turns.close()
 

@@ -37,25 +37,25 @@ def in_seconds(seconds: float) -> str:
 def test_walltime_is_read_from_variables_and_ads(tmp_path: Path) -> None:
     ad = tmp_path / "job.ad"
     ad.write_text(AD)
-    assert observing.walltime_in_variables({}, now=NOW) == observing.NO_END
-    assert observing.walltime_in_variables({"SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"}, now=NOW) == 60
-    assert observing.walltime_in_variables({"SLURM_JOB_END_TIME": f"{NOW - 60:.0f}"}, now=NOW) == 0
-    assert observing.walltime_in_variables({"SLURM_JOB_END_TIME": "soon"}, now=NOW) == observing.NO_END
-    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 3500
+    assert observing.read_seconds_until_job_end({}, now=NOW) == observing.NO_END
+    assert observing.read_seconds_until_job_end({"SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"}, now=NOW) == 60
+    assert observing.read_seconds_until_job_end({"SLURM_JOB_END_TIME": f"{NOW - 60:.0f}"}, now=NOW) == 0
+    assert observing.read_seconds_until_job_end({"SLURM_JOB_END_TIME": "soon"}, now=NOW) == observing.NO_END
+    assert observing.read_seconds_until_job_end({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 3500
     ad.write_text(AD + "AllowedExecuteDuration = 1000\n")
-    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 900
+    assert observing.read_seconds_until_job_end({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 900
     ad.write_text("ClusterId = 7\n")
-    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == observing.NO_END
-    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(tmp_path / "none")}, now=NOW) == observing.NO_END
+    assert observing.read_seconds_until_job_end({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == observing.NO_END
+    assert observing.read_seconds_until_job_end({"_CONDOR_JOB_AD": str(tmp_path / "none")}, now=NOW) == observing.NO_END
 
 
 def test_node_has_the_name_that_its_batch_system_uses(tmp_path: Path) -> None:
     ad = tmp_path / "machine.ad"
     ad.write_text('MyType = "Machine"\nMachine = "n3.pool"\nTotalGPUs = 1\n')
-    assert observing.node_of_job({"SLURMD_NODENAME": "n2", "_CONDOR_MACHINE_AD": str(ad)}) == "n2"
-    assert observing.node_of_job({"_CONDOR_MACHINE_AD": str(ad)}) == "n3.pool"
-    assert observing.node_of_job({"_CONDOR_MACHINE_AD": str(tmp_path / "none")}) == ""
-    assert observing.node_of_job({}) == ""
+    assert observing.batch_system_node_name({"SLURMD_NODENAME": "n2", "_CONDOR_MACHINE_AD": str(ad)}) == "n2"
+    assert observing.batch_system_node_name({"_CONDOR_MACHINE_AD": str(ad)}) == "n3.pool"
+    assert observing.batch_system_node_name({"_CONDOR_MACHINE_AD": str(tmp_path / "none")}) == ""
+    assert observing.batch_system_node_name({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_ad_with_a_start_of_another_clock_gives_no_impossible_time(
     ad, now = tmp_path / "job.ad", NOW + ahead_s
     ad.write_text(AD)
     os.utime(ad, (now - 10, now - 10))
-    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=now) == left_s
+    assert observing.read_seconds_until_job_end({"_CONDOR_JOB_AD": str(ad)}, now=now) == left_s
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_walltime_is_read_from_command_output(
 ) -> None:
     text = text.replace("TOMORROW", in_seconds(86400))
     monkeypatch.setenv("PATH", command(tmp_path / "bin", name, text)["PATH"])
-    said = observing.ask_batch_system({job: "88"})
+    said = observing.query_seconds_until_job_end({job: "88"})
     assert said == expected or abs(said - expected) < 60
 
 
@@ -98,14 +98,16 @@ def test_array_task_queries_its_own_walltime(tmp_path: Path, monkeypatch: pytest
     """SLURM_JOB_ID may name the whole array, for which squeue shows every task."""
     text = f"[ \"$*\" = '-h -j 88_2 -o %e' ] && echo {in_seconds(600)}"
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", text)["PATH"])
-    said = observing.ask_batch_system({"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"})
+    said = observing.query_seconds_until_job_end(
+        {"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"}
+    )
     assert 500 < said <= 600
 
 
 def test_hanging_command_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "_COMMAND_LIMIT_S", 0.2)
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
-    assert observing.ask_batch_system({"SLURM_JOB_ID": "88"}) == observing.NO_END
+    assert observing.query_seconds_until_job_end({"SLURM_JOB_ID": "88"}) == observing.NO_END
 
 
 def test_unlimited_walltime_is_reported_as_zero(served: FakeManager) -> None:

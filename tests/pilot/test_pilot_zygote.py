@@ -93,10 +93,10 @@ def thread(name: str) -> Iterator[None]:
 def test_started_thread_is_reported_with_its_module() -> None:
     threads = ImportedThreads()
     before = threads.harmful()  # threads of the test process itself
-    threads.attribute_to("first")
+    threads.attribute_new_threads("first")
     with thread("worker"):
-        threads.attribute_to("second")
-        threads.attribute_to("third")
+        threads.attribute_new_threads("second")
+        threads.attribute_new_threads("third")
         assert threads.harmful() == {**before, "second": "worker"}
     assert threads.harmful() == before
 
@@ -105,7 +105,7 @@ def test_thread_without_a_known_module_is_reported() -> None:
     """Examples: a profiler that a `.pth` file starts, or a thread that a module starts after its import."""
     with thread("profiler"):
         threads = ImportedThreads()
-        threads.attribute_to("torch")
+        threads.attribute_new_threads("torch")
         assert "profiler" in threads.harmful()["code before the imports"]
     with thread("late"):
         assert threads.harmful()["something later"] == "late"
@@ -115,5 +115,5 @@ def test_thread_that_returns_memory_to_the_system_is_harmless() -> None:
     """pyarrow starts such a thread. pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
     threads = ImportedThreads()
     with thread("jemalloc_bg_thd"), thread("other"):
-        threads.attribute_to("pandas")
+        threads.attribute_new_threads("pandas")
         assert threads.harmful()["pandas"] == "other"

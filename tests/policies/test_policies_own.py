@@ -17,7 +17,14 @@ from stoker.errors import ConfigError
 from stoker.manager.core import seams
 from stoker.manager.live import session_policies
 from stoker.manager.live.restore import policies_modules
-from stoker.manager.live.session_policies import agreed, check_policies, chosen_in, find, keep_policies, policies_of
+from stoker.manager.live.session_policies import (
+    agreed,
+    check_policies,
+    find,
+    keep_policies,
+    policies_of,
+    read_chosen_policies,
+)
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.residency import WholeDevice
 from stoker.protocol.session import SessionFolder
@@ -296,7 +303,7 @@ def test_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> Non
     made = policies_of(folder).dispatch
     assert made.slots == 3  # type: ignore[attr-defined]
     assert str(sys.modules["lab.limits"].__file__).startswith(str(tmp_path / "session" / "packages"))
-    assert (folder.path / policy_file(chosen_in(folder).dispatch)).is_file()
+    assert (folder.path / policy_file(read_chosen_policies(folder).dispatch)).is_file()
 
 
 def test_policy_objects_of_its_package_are_in_snapshots(lab: Path) -> None:

@@ -41,7 +41,7 @@ def test_idle_library_sleeps_if_another_needs_its_gpu() -> None:
     assert c.hears("p1", to_pilot.SleepLibrary) == to_pilot.SleepLibrary(of(c, "a").id, GB, 5 * GB)
     assert c.hears("p1", to_pilot.StartLibrary).recipe.key == "b", "in the same plan"
     assert of(c, "a").state is LibraryState.ASLEEP
-    assert c.pilot().sleeper_budget_bytes == 15 * GB
+    assert c.pilot().free_host_bytes_for_sleep == 15 * GB
 
 
 def test_sleeping_model_wakes_instead_of_loading() -> None:

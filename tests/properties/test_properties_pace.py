@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.pace import WorkPace, format_time_left
 
 LINE_S = 10.0
 
@@ -123,7 +123,7 @@ def test_no_rate_is_shown_before_the_first_burst_is_complete():
 
 
 def test_time_left_is_shown_in_words():
-    words = [left_in_words(seconds) for seconds in (None, 0.0, 25.2, 760.0, 11_400.0)]
+    words = [format_time_left(seconds) for seconds in (None, 0.0, 25.2, 760.0, 11_400.0)]
     assert words == ["", "left 0:00", "left 0:25", "left 12:40", "left 3 h 10 min"]
 
 

@@ -21,7 +21,7 @@ from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, 
 from stoker.manager.core.sleepers import host_bytes
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.policies.sleeping import may_sleep
-from stoker.pilot.agent.agent import facts_in_frames
+from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
@@ -76,7 +76,7 @@ class GiveAndTake(LoadWhereWanted):
                     yield from self._shift(view, device)
                 for library in list(pilot.libraries.values()):
                     if library.state is LibraryState.READY and not library.load and view.now > library.used_at + IDLE_S:
-                        sleeps = may_sleep(library) and host_bytes(library) <= pilot.sleeper_budget_bytes
+                        sleeps = may_sleep(library) and host_bytes(library) <= pilot.free_host_bytes_for_sleep
                         yield Sleep(library.id) if sleeps else Unload(library.id, "idle for long")
 
     def _shift(self, view: View, device: Device) -> list[Action]:
@@ -209,7 +209,9 @@ class Wired:
     def connect(self) -> None:
         self._flush()
         self.is_connected = True
-        self.tell(HelloDue(facts_in_frames(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)))
+        self.tell(
+            HelloDue(collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache))
+        )
 
     def cut(self) -> None:
         self.is_connected = False

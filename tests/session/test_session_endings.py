@@ -17,7 +17,7 @@ from session.held import MANAGER, Held
 from session.test_session_up import SITE, begin, stoker
 
 from stoker.manager.cli.entry import Terminated, as_ctrl_c
-from stoker.protocol.session import SessionFolder, holds_session
+from stoker.protocol.session import SessionFolder, is_session_folder
 
 
 def sessions(world: World) -> list[Path]:
@@ -38,7 +38,7 @@ def manager(world: World) -> Held:
 def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> None:
     kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
     [folder] = sessions(world)
-    assert not holds_session(folder)
+    assert not is_session_folder(folder)
     manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr

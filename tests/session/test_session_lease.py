@@ -63,7 +63,7 @@ def test_lease_is_taken_over_when_its_holder_is_killed(path: Path) -> None:
         other.kill()
         until(lambda: lease.is_alive(lease.read(path)) is False)  # a zombie counts as dead
         mine = lease.take(path, patience_s=600)
-    assert not mine.from_elsewhere
+    assert not mine.has_remote_predecessor
     assert mine.follows is not None
     assert lease.read(path) == mine.holder
 
@@ -81,7 +81,7 @@ def test_remote_holder_is_replaced_only_after_silence(path: Path) -> None:
     began = time.monotonic()
     mine = lease.take(path, **QUICK)
     assert time.monotonic() - began >= QUICK["patience_s"]
-    assert mine.from_elsewhere
+    assert mine.has_remote_predecessor
     assert lease.read(path) == mine.holder
 
 
@@ -263,9 +263,9 @@ def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytes
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
-    held.wait_until_sure()  # the wait returns at once, because the lease is fresh
+    held.wait_until_lease_confirmed()  # the wait returns at once, because the lease is fresh
     now[0] += lease.SURE_S + 1  # time passes without renewals, like on a suspended machine
-    waits = threading.Thread(target=held.wait_until_sure, daemon=True)
+    waits = threading.Thread(target=held.wait_until_lease_confirmed, daemon=True)
     waits.start()
     waits.join(0.2)
     assert waits.is_alive()
@@ -283,7 +283,7 @@ def test_replaced_holder_never_becomes_the_holder_again(path: Path, monkeypatch:
     write(path, ELSEWHERE)
     lost: list[LeaseHolder | None] = []
     held.keep(lost.append)
-    waits = threading.Thread(target=held.wait_until_sure, daemon=True)
+    waits = threading.Thread(target=held.wait_until_lease_confirmed, daemon=True)
     waits.start()
     until(lambda: lost == [ELSEWHERE])
     waits.join(0.2)

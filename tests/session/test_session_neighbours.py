@@ -65,9 +65,9 @@ class Neighbour:
         return count_lines(self.log).get(line, 0)
 
     def status(self) -> Status:
-        from stoker.manager.cli.session_choice import status_of
+        from stoker.manager.cli.session_choice import read_session_status
 
-        return status_of(self.name)[1].status
+        return read_session_status(self.name)[1].status
 
     def processes(self) -> list[int]:
         folder = str(find_session(self.name).path)

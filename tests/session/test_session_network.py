@@ -17,7 +17,7 @@ from session.test_session_up import stoker
 from stoker.errors import SessionError
 from stoker.manager.executor import membership
 from stoker.manager.executor.client import Link
-from stoker.manager.live.interfaces import no_way_to
+from stoker.manager.live.interfaces import explain_missing_route
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFile, SessionFolder
 
@@ -71,7 +71,7 @@ def test_command_reports_that_the_loopback_is_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://nowhere.invalid:80", "tcp://127.0.0.1:99999", "junk"])
 def test_working_network_is_not_blamed(address: str) -> None:
-    assert no_way_to(address) == ""
+    assert explain_missing_route(address) == ""
 
 
 def test_unanswered_program_names_the_log_to_read(

@@ -18,10 +18,10 @@ from stoker.manager.cli.main import cli
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.cli.sessions import known_sessions as list_sessions
 from stoker.manager.executor import detached
-from stoker.manager.executor.detached import is_coming_up
+from stoker.manager.executor.detached import is_session_starting
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
-from stoker.protocol.session import SessionFile, SessionFolder, find_session, holds_session
+from stoker.protocol.session import SessionFile, SessionFolder, find_session, is_session_folder
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def as_nobody(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("as_nobody")
 def test_closed_folder_of_another_user_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "closed" / "mine"
-    assert not holds_session(folder)
+    assert not is_session_folder(folder)
     refused = r"mine cannot be read \(.*\): only the user who started the session can use it"
     for look in (find_session, session_choice.session_to_show):
         with pytest.raises(SessionError, match=refused):
@@ -124,7 +124,7 @@ def test_session_that_never_started_is_not_awaited_and_is_pruned(tmp_path: Path)
     SessionFolder(home / "sessions.d" / "half").make()
     for place in ((half := home / "sessions.d" / "half"), *half.iterdir()):
         os.utime(place, (time.time() - 3600,) * 2)
-    assert not any(is_coming_up(home / "sessions.d" / name) for name in ("dead", "half"))
+    assert not any(is_session_starting(home / "sessions.d" / name) for name in ("dead", "half"))
     with pytest.raises(SessionError, match="no session 'dead'"):
         session_choice.session_to_show("dead")
     assert {(each.session, each.state) for each in list_sessions()} == {

@@ -20,7 +20,7 @@ from session.held import MANAGER, Held, hold_lease
 
 from stoker.errors import SessionError
 from stoker.manager.cli.main import main
-from stoker.manager.cli.session_choice import status_of
+from stoker.manager.cli.session_choice import read_session_status
 from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder, find_session
@@ -79,7 +79,7 @@ class Up:
         self.log = log
 
     def status(self) -> Status:
-        return status_of(self.name)[1].status
+        return read_session_status(self.name)[1].status
 
     def holder(self) -> lease.LeaseHolder:
         holder = lease.read(self.folder.lease)

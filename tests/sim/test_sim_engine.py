@@ -157,7 +157,7 @@ def test_manager_receives_the_size_of_a_batch() -> None:
     run, outcome = simulate(one_world(served()), arrivals, until_s=LOADED_S + 25.0)
     [library] = run.core.state.libraries.values()
     assert (library.batch.running, library.batch.waiting, library.batch.rows) == (3, 0, 64)
-    assert library.batch.mean_rows == 3.0
+    assert library.batch.mean_rows_per_decode_step == 3.0
     assert library.batch_at == pytest.approx(LOADED_S + 20.0, abs=0.1)
     assert outcome.engine_steps > library.batch.steps > 1000
     assert outcome.mean_batch == 3.0

@@ -16,7 +16,7 @@ from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.runs import WorkDone, best_speedup, course, done_of, least_s, speedup
+from stoker.manager.sim.runs import WorkDone, best_speedup, least_s, parse_completed_work, plan_run_schedule, speedup
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
 from stoker.manager.study.measures import measure
 from stoker.protocol.calls import CallSpec, Features
@@ -361,10 +361,10 @@ def test_interrupted_call_continues_from_its_finished_work(
         Features(items=20, fixed_s=fixed_s, shared_s=shared_s),
         before.written(),
     )
-    whole = course(context, spec, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
+    whole = plan_run_schedule(context, spec, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
     cut = replace(spec, progress=whole.after(part * whole.whole_s).written())
-    rest = course(context, cut, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
-    assert done_of(cut) >= before
+    rest = plan_run_schedule(context, cut, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
+    assert parse_completed_work(cut) >= before
     done_s = max(0.0, part * whole.whole_s - whole.meet_s)
     assert rest.whole_s == pytest.approx(whole.whole_s - done_s)
     assert whole.after(whole.whole_s) == WorkDone(1.0, 20.0)

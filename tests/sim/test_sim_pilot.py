@@ -42,7 +42,7 @@ def test_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
     run(pilot, 1, limit_s=60.0)
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)
-    pilot._fired(f"cancel/{LIBRARY}")
+    pilot._handle_fired_timer(f"cancel/{LIBRARY}")
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     assert LIBRARY in pilot.libraries
 

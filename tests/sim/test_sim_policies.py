@@ -16,7 +16,7 @@ from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.workload import contexts_named, of_lengths
+from stoker.manager.sim.workload import expand_family_names, of_lengths
 from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
 from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective
@@ -45,7 +45,7 @@ def asked(rate: float, *, from_s: float, to_s: float, long: float = 0.3) -> list
 
 def test_call_to_a_family_may_use_runtimes_that_are_long_enough() -> None:
     world = encoders(source(1), r256=0.2, r64=0.05)
-    assert contexts_named(world, ["bert"]) == ("r64", "r256")
+    assert expand_family_names(world, ["bert"]) == ("r64", "r256")
     short, long = of_lengths(world, [Arrival(0.0, "bert", input_length=64), Arrival(0.0, "bert", input_length=65)])
     assert (short.context, short.variants) == ("r64", ("r256",))
     assert (long.context, long.variants) == ("r256", ())

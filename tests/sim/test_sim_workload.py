@@ -25,7 +25,7 @@ from stoker.manager.sim.workload import (
     TraceFormat,
     Workload,
     arrivals,
-    contexts_of,
+    context_names_of_workload,
 )
 from stoker.site import Duration
 
@@ -137,7 +137,7 @@ def test_several_contexts_arrive_by_their_weights() -> None:
     mixed = Poisson(context={"small": 3.0, "large": 1.0}, rate_per_s=100.0, count=10_000)
     counted = Counter(call.context for call in arrivals(mixed, seed=1))
     assert counted["small"] / counted["large"] == pytest.approx(3.0, rel=0.1)
-    assert contexts_of(mixed) == ("small", "large")
+    assert context_names_of_workload(mixed) == ("small", "large")
 
 
 def test_lengths_have_the_requested_mean_and_spread() -> None:
@@ -176,7 +176,7 @@ def test_settings_are_parsed_by_their_type() -> None:
     )
     assert isinstance(trace, Trace)
     assert trace.format is TraceFormat.SLINFER
-    assert contexts_of(trace) == ("a", "b", "c")
+    assert context_names_of_workload(trace) == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

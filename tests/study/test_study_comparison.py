@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from sim.worlds import model, simulate, source, world
 
-from stoker.manager.cli.simulating import notes_on, show, table
+from stoker.manager.cli.simulating import show, summarize_simulation_results, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
@@ -65,7 +65,7 @@ def test_runs_that_were_cut_off_have_no_end() -> None:
     assert row.estimates["done_after_s"] is None
     assert row.estimates["items"] == estimate([1000.0, 700.0])
     assert (row.cut_off, row.failed_calls) == (1, 3)
-    said = notes_on(runs, [row], cut)
+    said = summarize_simulation_results(runs, [row], cut)
     assert said == [
         "a: 1 of 2 runs were cut off after 1 min 40 s (until)",
         "a: 3 calls failed, most of them because: walltime",

@@ -199,7 +199,7 @@ def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) 
     measure(store, kind="cpu", run_s=6.0)
     work = Work("verify", "verify", 100)
     assert known(batch(), store, work=work).sureness is Sureness.POOR
-    store.record_speed("r", kind="cpu", other="NVIDIA A10", ratio=3.0)
+    store.record_time_ratio("r", kind="cpu", other="NVIDIA A10", ratio=3.0)
     evidence = known(batch(), store, work=work)
     assert (evidence.kind, evidence.run.mean_s) == ("NVIDIA A10", pytest.approx(2.0))
     texts = {reason.text: reason.sureness for reason in evidence.reasons}

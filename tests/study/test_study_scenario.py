@@ -17,10 +17,10 @@ from stoker.errors import ConfigError
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View
 from stoker.manager.policies import HottestFirst, default_policies
-from stoker.manager.sim.check import doubtful
+from stoker.manager.sim.check import world_warnings
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, TraceFormat, Workload, contexts_of
+from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, TraceFormat, Workload, context_names_of_workload
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, Files, Links, SourceModel
 from stoker.manager.study.scenario import (
     Scenario,
@@ -126,9 +126,9 @@ rows = 8
 
 def test_engine_has_step_times_from_the_scenario_or_a_profile(tmp_path: Path) -> None:
     written = parse(TEXT.replace("load =", "slots = 0\nload =") + WITH_ENGINE)
-    engine = written.world.contexts["llm"].engine_on("a10")
+    engine = written.world.contexts["llm"].engine_on_device_kind("a10")
     assert engine.times.decode == (StepCell(1, 512, 0.014), StepCell(32, 512, 0.026, 5))
-    assert written.world.contexts["llm"].slots_on("a10") == 8
+    assert written.world.contexts["llm"].slots_on_device_kind("a10") == 8
     assert parse(scenario_text(written)) == written
     profile = {"model": "llm", "recipe": "ab", "took_s": 60.0, "times": msgspec.to_builtins(engine.times)}
     (tmp_path / "a10.json").write_bytes(msgspec.json.encode(profile))
@@ -264,15 +264,15 @@ DOUBTS = {
 @pytest.mark.parametrize("changes", DOUBTS, ids=lambda changes: changes[0])
 def test_source_without_its_apparent_effect_is_noted(changes: tuple[str, ...]) -> None:
     plain = parse(TEXT, "sources.old.max_blocks=2")
-    assert list(doubtful(plain.world, wanted=["llm"])) == []
+    assert list(world_warnings(plain.world, wanted=["llm"])) == []
     changed = parse(TEXT, "sources.old.max_blocks=2", *changes)
-    assert list(doubtful(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
+    assert list(world_warnings(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scenarios_give_no_notes(name: str) -> None:
     scenario = load_scenario(shipped()[name])
-    assert list(doubtful(scenario.world, wanted=contexts_of(scenario.workload))) == []
+    assert list(world_warnings(scenario.world, wanted=context_names_of_workload(scenario.workload))) == []
 
 
 def test_equal_file_names_refer_to_one_file() -> None:

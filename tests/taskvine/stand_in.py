@@ -67,7 +67,7 @@ class PoolOfSlots:
         facts = PilotFacts(pilot="pool", session="s", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
         setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
         self.pool = VinePool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]
-        self.pool.have_devices(
+        self.pool.replace_core_with_devices(
             tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu (TaskVine)", GB) for number in range(slots))
         )
         self.pool.handle(HelloDue(UnacknowledgedFacts(), 0, ()))

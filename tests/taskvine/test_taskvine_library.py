@@ -194,14 +194,14 @@ def test_note_names_the_running_call_of_a_dead_library(library):
 
     ticket = library.send(die, "pilot", "die", "call")
     assert library.wait() == -signal.SIGKILL
-    note = messages.take_note(str(library.running), ticket)
+    note = messages.read_and_remove_note(str(library.running), ticket)
     assert note.call == 100 * ticket + 1
     assert "survived pilot" in Path(note.log).read_text()
     ordered = StartLibrary(LibraryId(1), table(["pilot"]), ())
     failure = verdict(ordered, note, said="it ended", loading=False, pilot="pool")
     assert failure.tail == "last words"
     assert failure.printed == Printed(note.log, len("survived pilot\n"), 0)
-    assert messages.take_note(str(library.running), ticket) is None
+    assert messages.read_and_remove_note(str(library.running), ticket) is None
 
 
 def test_failed_loader_is_reported_and_its_process_exits(start):
@@ -240,7 +240,7 @@ def test_context_over_its_memory_limit_ends(start):
     library = start(modest())
     ticket = library.send(grow, 300)
     assert library.wait() == 3
-    note = messages.take_note(str(library.running), ticket)
+    note = messages.read_and_remove_note(str(library.running), ticket)
     assert (note.call, note.reason) == (100 * ticket, messages.OVER_MEMORY)
 
 

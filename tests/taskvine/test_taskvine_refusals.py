@@ -8,7 +8,7 @@ from stoker.config import load_site, parse_site
 from stoker.contexts import context
 from stoker.errors import ConfigError
 from stoker.manager.executor import engines, new_sessions
-from stoker.manager.executor.options import read_wants
+from stoker.manager.executor.options import parse_call_specification
 from stoker.manager.taskvine import refusals
 from stoker.site import Engine, Site
 
@@ -49,7 +49,7 @@ def test_unsupported_site_setting_is_refused(text, said):
 def test_option_of_a_context_is_refused(options, said):
     recipe = context(**options)(load)()
     with pytest.raises(ConfigError) as caught:
-        refusals.refuse_call(recipe, read_wants({}).options)
+        refusals.refuse_call(recipe, parse_call_specification({}).options)
     assert str(caught.value).startswith(f'{recipe.name}: engine = "taskvine" cannot honour {said}')
 
 
@@ -66,19 +66,19 @@ def test_option_of_a_context_is_refused(options, said):
 )
 def test_unsupported_option_of_a_call_is_refused(specification, said):
     recipe = context(load)()
-    wants = read_wants({"context": recipe, **specification})
+    wants = parse_call_specification({"context": recipe, **specification})
     with pytest.raises(ConfigError) as caught:
-        engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
+        engines.refuse_unsupported_options(Site(engine=Engine.TASKVINE), wants, honours=None)
     assert said in str(caught.value)
     assert caught.value.key == said.partition(":")[0]
-    engines.check_wants(Site(), wants, honours=None)  # Stoker's own engine supports these features
+    engines.refuse_unsupported_options(Site(), wants, honours=None)  # Stoker's own engine supports these features
 
 
 def test_several_refusals_name_every_setting():
     recipe = context(slots=2)(load)()
-    wants = read_wants({"context": recipe, "gang": 2, "variants": [recipe]})
+    wants = parse_call_specification({"context": recipe, "gang": 2, "variants": [recipe]})
     with pytest.raises(ConfigError, match=r"slots = 2: .*; also gang = \(2, 2\), variants"):
-        engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
+        engines.refuse_unsupported_options(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
 def test_supported_options_are_accepted():
@@ -88,8 +88,8 @@ def test_supported_options_are_accepted():
     assert shipped.engine is Engine.TASKVINE
     refusals.refuse_site(shipped)
     recipe = context(memory="1 GB", devices=2, load_limit="1 min")(load)()
-    wants = read_wants({"context": recipe, "priority": 3, "timeout_s": "1 min"})
-    engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
+    wants = parse_call_specification({"context": recipe, "priority": 3, "timeout_s": "1 min"})
+    engines.refuse_unsupported_options(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
 @pytest.mark.usefixtures("no_taskvine")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from faults.world import World, command_of, count_lines, kill, until
 
-from stoker.manager.cli.session_choice import status_of
+from stoker.manager.cli.session_choice import read_session_status
 from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFolder, find_session
 from stoker.protocol.to_client import Status
@@ -72,7 +72,7 @@ class Up:
         self.log = world.path / "calls.log"
 
     def status(self) -> Status:
-        return status_of(self.name)[1].status
+        return read_session_status(self.name)[1].status
 
     def run(self) -> str:
         process = self.world.start(PROGRAM, str(self.log), self.name)

@@ -90,7 +90,7 @@ def test_source_that_answers_later_is_asked_at_that_time() -> None:
     one.add("a")
     one.has("a", [0])
     assert one.take("a", 0.0) == 0
-    one.has_not("a", 0)
+    one.mark_piece_unavailable("a", 0)
     assert one.take("a", 0.0) is None
     one.has("a", [0])
     assert one.take("a", 0.0) == 0
@@ -106,7 +106,7 @@ def test_origin_is_spared_pieces_that_peers_have() -> None:
     assert one.take("origin", 1.0) == 2
     assert one.take("origin", 2.0) is None
     assert one.take("peer", 2.0) == 0
-    one.has_not("peer", 0)
+    one.mark_piece_unavailable("peer", 0)
     one.has("peer", [0])
     assert one.take("origin", 1.0 + SPARED_S) == 0  # the peer does not send piece 0, so the origin is used
 

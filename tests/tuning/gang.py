@@ -109,14 +109,14 @@ def gradient(spec: dict[str, Any]) -> Any:
     from stoker.tuning import encoding, exchange
     from stoker.tuning import passes as tuning_passes
     from stoker.tuning.encoding import encode_prompt, encode_samples
-    from stoker.tuning.passes import embed, soft_prompt
+    from stoker.tuning.passes import attach_soft_prompt, embed
 
     context, job = tiny.context(), tiny.job()
     rows = encode_samples(context.tokenizer, tiny.samples(13), template=job.data.template)
     vectors = embed(context.model, encode_prompt(context.tokenizer, job.prompt, longest=0))
     with (
         exchange.meet(**spec, job="gradient", device="cpu", limit_s=LIMIT_S) as others,
-        soft_prompt(context.model, vectors) as soft,
+        attach_soft_prompt(context.model, vectors) as soft,
     ):
         mine = encoding.share(rows, rank=others.rank, size=others.size)
         found, loss, tokens = tuning_passes.gradient(soft, mine, micro_batch=0)
@@ -154,7 +154,7 @@ def choose(spec: dict[str, Any]) -> Any:
         exchange.meet(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
     ):
         patch.setattr(build, "scorer", lambda *given, **more: scorer(*given, **more, seen=counts.append))
-        found = call.choose_initial(tiny.context(), order, others, known=None)
+        found = call.choose_initial_prompt(tiny.context(), order, others, known=None)
     return found.text, sum(counts), found.note
 
 

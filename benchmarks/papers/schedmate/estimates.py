@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import corpora
 from benchmarks.harness import side_options
 from stoker.contexts.performance import PerformanceStore
-from stoker.manager.advice.estimating import Estimator, joined_facts
+from stoker.manager.advice.estimating import Estimator, merge_loader_facts
 from stoker.manager.advice.similar import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
@@ -40,7 +40,7 @@ def facts_of(rows: list[Row]) -> Facts:
     for row in rows:
         loader = extract_facts(SourceText(row["source"], "load"), arguments=row["load"])
         function = extract_facts(SourceText(row["source"], "run"), arguments=row["run"])
-        found[row["name"]] = loader, joined_facts(loader, function)
+        found[row["name"]] = loader, merge_loader_facts(loader, function)
     return found
 
 

@@ -173,7 +173,7 @@ def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> Trac
     tracked = log.track(at_s=at_s)
     if learned is None:
         return tracked
-    learned.formats.learn_all(learned.formats.take_unread(), learned.endpoint)
+    learned.formats.learn_formats(learned.formats.take_unread_formats(), learned.endpoint)
     return log.track(at_s=at_s)
 
 

@@ -232,7 +232,7 @@ class Sampler:
                 known = sim.core.state.libraries.get(number)
                 if library.batch is None or known is None or known.state is LibraryState.LOADING:
                     continue
-                engine = library.model.engine_on(kind)
+                engine = library.model.engine_on_device_kind(kind)
                 assert engine is not None
                 requests = library.batch.engine.batch.running.values()
                 used = sum(request.length for request in requests) * engine.token_bytes

@@ -92,14 +92,14 @@ _COMPONENTS = {
 
 
 def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: KindScorer | None = None) -> Fault:
-    by_rule = _surest_row(located, rules)
+    by_rule = _most_certain_rule(located, rules)
     if by_rule is not None:
         sure, rule, line = by_rule
         return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
     chances = dict((scorer or shipped_scorer()).chances(features(located, rules)))
-    by_user = "user" in frames_of(line.text for line in located.traceback)
+    by_user = "user" in frame_owners(line.text for line in located.traceback)
     exception = _last_exception(located)
-    plain = by_user and exception_of(exception) in _PLAIN
+    plain = by_user and exception_name_in_line(exception) in _PLAIN
     if plain:
         rest = (1 - _PLAIN_CHANCE) / max(1e-9, 1 - chances[FaultKind.USER])
         chances = {kind: chance * rest for kind, chance in chances.items()} | {
@@ -110,10 +110,10 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
         kind = FaultKind.INFRASTRUCTURE
     text = (exception if located.traceback else located.first.text)[:200]
     means = f"it raised {text}" if plain else f"{GUESSED}: {text}"
-    return Fault(kind, _component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
+    return Fault(kind, _faulty_component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
 
 
-def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
+def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
     with a secondary row."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
@@ -140,22 +140,22 @@ def _first_error_text(located: Located) -> str:
 
 def _evidence(located: Located) -> Iterable[LogLine]:
     first, *more = located.signs[:_EVIDENCE_SIGNS] or (located.first,)
-    lines = (located.first, first, *_exceptions(located), *more, *located.after[:_EVIDENCE_AFTER])
+    lines = (located.first, first, *_exception_lines(located), *more, *located.after[:_EVIDENCE_AFTER])
     by_number: dict[int, LogLine] = {}
     for line in lines:
         by_number.setdefault(line.number, line)
     return by_number.values()
 
 
-def _exceptions(located: Located) -> list[LogLine]:
-    return [line for line in located.traceback if exception_of(_without_rank_mark(line))]
+def _exception_lines(located: Located) -> list[LogLine]:
+    return [line for line in located.traceback if exception_name_in_line(_without_rank_mark(line))]
 
 
 def _last_exception(located: Located) -> str:
-    return next((_without_rank_mark(line) for line in reversed(_exceptions(located))), "")
+    return next((_without_rank_mark(line) for line in reversed(_exception_lines(located))), "")
 
 
-def _component(located: Located, kind: FaultKind) -> str:
+def _faulty_component(located: Located, kind: FaultKind) -> str:
     if kind is not FaultKind.INFRASTRUCTURE:
         return "code" if kind is FaultKind.USER else "versions"
     text = " ".join(line.text for line in located.signs[:_MOST_PROOF]).lower()
@@ -165,7 +165,7 @@ def _component(located: Located, kind: FaultKind) -> str:
 
 
 def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
-    lines = (*located.signs[:2], *_exceptions(located)[:3], located.first, line)
+    lines = (*located.signs[:2], *_exception_lines(located)[:3], located.first, line)
     chosen = {each.number: each for each in lines}
     return tuple(chosen[number] for number in sorted(chosen)[:_MOST_PROOF])
 
@@ -193,19 +193,19 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
     traceback = [_without_rank_mark(line) for line in lines] if is_own else []
-    raised = next((line for line in reversed(traceback) if exception_of(line)), "")
+    raised = next((line for line in reversed(traceback) if exception_name_in_line(line)), "")
     opening = raised or _without_rank_mark(located.first)
-    signs = [_without_rank_mark(sign) for sign in _causes(located, rules)[:_CAUSES]]
+    signs = [_without_rank_mark(sign) for sign in _primary_error_lines(located, rules)[:_CAUSES]]
     for line in (opening, *(text for text in signs if text != opening)):
         yield from _fields_of(line)
         yield from (f"@speaks:{name}" for name, form in _SPEAKERS if form.search(line))
-        yield from _errno_of(line)
-        if name := exception_of(line):
+        yield from _errno_features(line)
+        if name := exception_name_in_line(line):
             yield f"@type:{name}"
-            yield from _families_of(name)
+            yield from _exception_family_features(name)
     yield from (f"{field}, first" for field in _fields_of(opening))
     yield "@traceback" if located.traceback else "@no-traceback"
-    if owners := frames_of(traceback):
+    if owners := frame_owners(traceback):
         yield f"@raised-in:{owners[-1] if owners[-1] in ('user', 'stdlib') else 'package'}"
         yield "@through-user" if "user" in owners else "@not-through-user"
         _, installed, inside = _paths(traceback)[-1].rpartition("site-packages/")
@@ -213,7 +213,7 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
             yield from (f"{field}, module" for field in _FIELDS_OF.get(name, ()))
 
 
-def _causes(located: Located, rules: tuple[FaultRule, ...]) -> list[LogLine]:
+def _primary_error_lines(located: Located, rules: tuple[FaultRule, ...]) -> list[LogLine]:
     held = [(sign, matching_rules(sign.text, rules)) for sign in located.signs]
     return [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or list(located.signs)
 
@@ -226,7 +226,7 @@ def _fields_of(line: str) -> Iterator[str]:
             yield from _FIELDS_OF.get(lower, ())
 
 
-def _errno_of(line: str) -> Iterator[str]:
+def _errno_features(line: str) -> Iterator[str]:
     found = {_BY_NUMBER.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
     lower = line.lower()
     found |= {kind for text, kind in _BY_TEXT.items() if text in lower}
@@ -234,7 +234,7 @@ def _errno_of(line: str) -> Iterator[str]:
         yield f"@errno:{kind}"
 
 
-def _families_of(exception: str) -> Iterator[str]:
+def _exception_family_features(exception: str) -> Iterator[str]:
     kind = getattr(builtins, exception, None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         yield "@family:other"
@@ -244,12 +244,12 @@ def _families_of(exception: str) -> Iterator[str]:
             yield f"@family:{each.__name__}"
 
 
-def exception_of(line: str) -> str:
+def exception_name_in_line(line: str) -> str:
     found = _EXCEPTION.match(line)
     return found[1] if found else ""
 
 
-def frames_of(lines: Iterable[str]) -> list[str]:
+def frame_owners(lines: Iterable[str]) -> list[str]:
     """Return the owners of a traceback's frames, outermost first: `user`, `stdlib`, or a package name."""
     owners = []
     for path in _paths(lines):

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import msgspec
 
-from stoker.manager.advice.logs.reading import caseless
+from stoker.manager.advice.logs.reading import compile_lowercase_pattern
 
 
 class FaultKind(enum.Enum):
@@ -82,7 +82,7 @@ class FaultRule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        return caseless(self.text)
+        return compile_lowercase_pattern(self.text)
 
     def holds_in(self, context: str) -> bool:
         return (not self.besides or re.search(self.besides, context, re.IGNORECASE) is not None) and (

@@ -22,9 +22,9 @@ from stoker.manager.advice.logs.reading import (
     LogSource,
     TracebackLines,
     gravity,
-    masked_line,
-    may_be_bad,
+    may_report_error,
     overcome,
+    remove_digits,
     shown,
 )
 from stoker.manager.advice.secrets import masked
@@ -116,23 +116,23 @@ class Episode:
         self.gravity = Gravity.FATAL
 
     @property
-    def reads_tracebacks(self) -> bool:
+    def has_open_traceback(self) -> bool:
         return bool(self._open)
 
-    def in_traceback(self, number: int, line: str) -> bool:
+    def add_line_to_traceback(self, number: int, line: str) -> bool:
         for traceback in [*self._open]:
             raised = len(traceback.exceptions)
             if traceback.add(number, line):
                 if len(traceback.exceptions) > raised:
                     at, text = traceback.exceptions[-1]
-                    key = hash(("raised", masked_line(text.encode("utf-8", "replace"))))
+                    key = hash(("raised", remove_digits(text.encode("utf-8", "replace"))))
                     self.sign(key, at, text, Gravity.FATAL, traceback)
                 return True
             if traceback.done:
                 self._open.remove(traceback)
         return False
 
-    def note_recovery(self, number: int) -> None:
+    def record_recovery_at_line(self, number: int) -> None:
         self.overcome_after = number
         for sign in self.signs.values():
             if 0 < number - sign.last <= _ANSWER_LINES:
@@ -152,7 +152,7 @@ class Episode:
         lasting = (sign for sign in self.signs.values() if not sign.overcome)
         return next((sign for sign in lasting if matching_rules(sign.text, rules)), None)
 
-    def traceback_from(self, number: int) -> TracebackLines | None:
+    def first_traceback_from_line(self, number: int) -> TracebackLines | None:
         overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
         return next((each for each in self.tracebacks if each.number >= number and each not in overcome), None)
 
@@ -194,10 +194,10 @@ class _Scan:
         quiet = 0
         wants_lines = False
         for line in reader:
-            key = hash(masked_line(line))
+            key = hash(remove_digits(line))
             grade = kinds.get(key)
             if grade is None:
-                grade = self._grade(key, line)
+                grade = self._grade_line(key, line)
             episode = self._open
             if episode is None:
                 if grade < Gravity.ERROR:
@@ -207,7 +207,7 @@ class _Scan:
                 quiet, wants_lines = 0, True
             if wants_lines:
                 wants_lines = episode.keep(reader.number, line)
-            if grade or episode.reads_tracebacks:
+            if grade or episode.has_open_traceback:
                 if self._take(episode, key, reader.number, line, grade):
                     quiet = 0
             elif line:
@@ -217,9 +217,9 @@ class _Scan:
             recent.append((reader.number, line))
         self.lines = reader.number
 
-    def _grade(self, key: int, line: bytes) -> Gravity:
+    def _grade_line(self, key: int, line: bytes) -> Gravity:
         found = Gravity.PLAIN
-        if may_be_bad(line):
+        if may_report_error(line):
             self._looks -= 1
             if self._looks > 0:
                 found = gravity(shown(line))
@@ -243,12 +243,12 @@ class _Scan:
 
     def _take(self, episode: Episode, key: int, number: int, line: bytes, grade: Gravity) -> bool:
         text = shown(line)
-        if episode.reads_tracebacks and episode.in_traceback(number, text):
+        if episode.has_open_traceback and episode.add_line_to_traceback(number, text):
             return True
         if grade is Gravity.FATAL and TRACEBACK in text:
             episode.begin_traceback(number, text)
         elif grade is Gravity.NOTICE and overcome(text):
-            episode.note_recovery(number)
+            episode.record_recovery_at_line(number)
         elif grade >= Gravity.ERROR:
             episode.sign(key, number, text, grade)
         return grade >= Gravity.ERROR
@@ -259,19 +259,19 @@ class _Scan:
         for episode in candidates:
             broken = episode.broken(hardware)
             if broken is not None and (episode is self._open or episode.overcome_after < broken.number):
-                return self._located(episode, None if episode is self._open else broken, rules)
+                return self._collect_relevant_lines(episode, None if episode is self._open else broken, rules)
         survived = [each for each in candidates if each.gravity is Gravity.FATAL and not each.overcome_after]
         if self._open is not None and self._open.signs:
-            return self._located(self._open, None, rules)
-        return self._located(survived[-1], None, rules) if survived else None
+            return self._collect_relevant_lines(self._open, None, rules)
+        return self._collect_relevant_lines(survived[-1], None, rules) if survived else None
 
-    def _located(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
+    def _collect_relevant_lines(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
         first = first or episode.first(rules)
         number, text, traceback = first.begins_at, first.text, first.traceback
         if traceback is not None:
             text = traceback.lines[0][1]
         else:
-            traceback = episode.traceback_from(number - BEFORE_LINES)
+            traceback = episode.first_traceback_from_line(number - BEFORE_LINES)
         near = range(number - BEFORE_LINES, number + AFTER_LINES + 1)
         window = [LogLine(at, masked(shown(line))) for at, line in episode.window if at in near]
         signs = [sign for sign in episode.ordered() if sign.number >= number and not sign.overcome]

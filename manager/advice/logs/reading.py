@@ -43,7 +43,7 @@ class LineReader:
 
     def __iter__(self) -> Iterator[bytes]:
         rest = b""
-        for block in blocks_of(self._source):
+        for block in read_log_blocks(self._source):
             block = block.translate(None, b"\0") if b"\0" in block else block
             lines = (rest + block).split(b"\n")
             rest = lines.pop()
@@ -54,20 +54,20 @@ class LineReader:
             else:
                 for line in lines:
                     self.number += 1
-                    yield from _overwritten(line)
+                    yield from _split_at_carriage_returns(line)
                 if b"\r" in rest[:-1]:
                     self.number += 1  # parts of an incomplete line
                     done, rest = rest[:-1].rsplit(b"\r", 1)[0], rest[rest[:-1].rindex(b"\r") + 1 :]
-                    yield from _overwritten(done)
+                    yield from _split_at_carriage_returns(done)
                     self.number -= 1
             if len(rest) > LONGEST_BYTES:
                 rest = clipped(rest)
         if rest:
             self.number += 1
-            yield from _overwritten(rest)
+            yield from _split_at_carriage_returns(rest)
 
 
-def masked_line(line: bytes) -> bytes:
+def remove_digits(line: bytes) -> bytes:
     return line.translate(None, _DIGITS)
 
 
@@ -81,7 +81,7 @@ def shown(line: bytes) -> str:
     return text.rstrip() if text.isprintable() else _CONTROLS.sub("", text).rstrip()
 
 
-def blocks_of(source: LogSource) -> Iterator[bytes]:
+def read_log_blocks(source: LogSource) -> Iterator[bytes]:
     """Yield the log in blocks. Raises OSError if a path cannot be opened.
 
     A regular file is read up to its initial size, because its program may write faster than this reader reads.
@@ -91,29 +91,29 @@ def blocks_of(source: LogSource) -> Iterator[bytes]:
             yield from _blocks_of_file(file, os.fstat(file.fileno()).st_size or sys.maxsize)
     elif isinstance(source, str | bytes):
         for at in range(0, len(source), _BLOCK_BYTES):
-            yield _encoded(source[at : at + _BLOCK_BYTES])
+            yield _encode_if_text(source[at : at + _BLOCK_BYTES])
     elif hasattr(source, "read"):
         yield from _blocks_of_file(source)
     else:
-        yield from (_encoded(line).removesuffix(b"\n") + b"\n" for line in source)
+        yield from (_encode_if_text(line).removesuffix(b"\n") + b"\n" for line in source)
 
 
 def _blocks_of_file(file: Any, most_bytes: int = sys.maxsize) -> Iterator[bytes]:
     with suppress(OSError, ValueError):
         while block := file.read(min(_BLOCK_BYTES, most_bytes)):
             most_bytes -= len(block)
-            yield _encoded(block)
+            yield _encode_if_text(block)
 
 
-def _encoded(text: str | bytes) -> bytes:
+def _encode_if_text(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
 
 
-def _overwritten(line: bytes) -> Iterator[bytes]:
+def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
     """Yield the clipped parts of a line between carriage returns. Of many parts, yield one of each form."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
-        parts = list(dict(zip(masked_line(line).split(b"\r"), parts, strict=True)).values())
+        parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
     yield from map(clipped, [part for part in parts if part] or [b""])
 
 
@@ -123,7 +123,7 @@ def _overwritten(line: bytes) -> Iterator[bytes]:
 _LETTERS = re.compile(r"\\.|[A-Z]+", re.DOTALL)
 
 
-def caseless(pattern: str, flags: int = 0) -> re.Pattern[str]:
+def compile_lowercase_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     """Return the pattern in lower case, except its classes (`\\S`), for a search in `line.lower()`."""
     return re.compile(_LETTERS.sub(lambda hit: hit[0] if hit[0].startswith("\\") else hit[0].lower(), pattern), flags)
 
@@ -147,7 +147,7 @@ _STEMS = (
 
 TRACEBACK = "Traceback (most recent call last)"
 
-_HARMLESS = caseless(
+_HARMLESS = compile_lowercase_pattern(
     r"""
       (?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]{0,60}+['"]?\s*+[=:]\s*+
           (?:[-+]?[\d.]+(?:e[-+]?\d+)?(?:\s?(?:%|s|ms|seconds))?|none|null|false|true|''|"")(?![\w:.])
@@ -160,7 +160,7 @@ _HARMLESS = caseless(
     """,
     re.VERBOSE,
 )
-_FATAL = caseless(
+_FATAL = compile_lowercase_pattern(
     r"""
       Traceback\ \(most\ recent\ call\ last\) | \b(?:FATAL|CRITICAL|PANIC|EMERG)\b | \bfatal(?:\ \w+)?\ error | \bfatal:
     | \bSegmentation\ fault | core\ dumped | \bBus\ error | ^(?:\S+:\s|\S+\[\d+\]:\s)?(?:Killed|Aborted|Terminated)\b
@@ -170,7 +170,7 @@ _FATAL = caseless(
     """,
     re.VERBOSE,
 )
-_ERROR = caseless(
+_ERROR = compile_lowercase_pattern(
     r"""
       error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | abort | \bpanic
     | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b
@@ -184,9 +184,9 @@ _ERROR = caseless(
     """,
     re.VERBOSE,
 )
-_WARNING = caseless(r"\bwarn(?:ing)?s?\b|\wWarning\b|\bdeprecat")
+_WARNING = compile_lowercase_pattern(r"\bwarn(?:ing)?s?\b|\wWarning\b|\bdeprecat")
 _CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
-_OVERCOME = caseless(
+_OVERCOME = compile_lowercase_pattern(
     r"""
       \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\
       again|recovered|resolved|resuming|succeeded)\b
@@ -196,7 +196,7 @@ _OVERCOME = caseless(
     """,
     re.VERBOSE,
 )
-_GIVEN_UP = caseless(
+_GIVEN_UP = compile_lowercase_pattern(
     r"retries\ exceeded|max(?:imum)?\ (?:number\ of\ )?retries|giv(?:ing|en)\ up|no\ more\ retries"
     r"|after\ \d+\ (?:attempts|retries)|retries\ exhausted|retry (?:count|limit) exceeded",
 )  # fmt: skip
@@ -215,7 +215,7 @@ def _prefix_tree(words: Iterable[bytes]) -> bytes:
 _ANY_STEM = re.compile(_prefix_tree(_STEMS))
 
 
-def may_be_bad(line: bytes) -> bool:
+def may_report_error(line: bytes) -> bool:
     return _ANY_STEM.search(line.lower()) is not None
 
 
@@ -277,13 +277,13 @@ class TracebackLines:
 
     def add(self, number: int, line: str) -> bool:
         body = self._body(line) if not self.done else None
-        if body is None or not self._is_part(number, body):
+        if body is None or not self._is_part_of_traceback(number, body):
             return False
         (self._head if len(self._head) < _HEAD_LINES else self._tail).append((number, line))
         del self._tail[:-_TAIL_LINES]
         return True
 
-    def _is_part(self, number: int, body: str) -> bool:
+    def _is_part_of_traceback(self, number: int, body: str) -> bool:
         indented = body[:1] in (" ", "\t")
         if self._in_frames:
             if indented or not body or body.startswith("[Previous line repeated"):

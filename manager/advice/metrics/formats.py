@@ -137,24 +137,24 @@ def believed(answer: Mapping[str, object], lines: Sequence[Sequence[LineNumber]]
     values = [each.value for each in lines[shown]]
     places = {}
     for name in METRICS:
-        value = _stated(answer.get(name))
+        value = _parse_single_number(answer.get(name))
         if value is not None and values.count(value) == 1:
             places[name] = values.index(value)
     claimed = list(places.values())
     places = {name: place for name, place in places.items() if claimed.count(place) == 1}
     rows = [LineFormat(places).values(each) for each in lines]
-    kept = {name: place for name, place in places.items() if _can_be(name, rows)}
+    kept = {name: place for name, place in places.items() if _can_be_metric(name, rows)}
     return LineFormat({name: place for name, place in kept.items() if _TOTALS.get(name, name) in kept})
 
 
-def _stated(value: object) -> float | None:
+def _parse_single_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     _, found = numbers_of(str(value).strip())
     return found[0].value if len(found) == 1 else None
 
 
-def _can_be(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
+def _can_be_metric(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
     values = [row[name] for row in rows if name in row]
     if name == "loss":
         return True
@@ -226,7 +226,7 @@ class LineFormats:
 
     def read(self, shown: str) -> LineMetrics | None:
         """Return the metrics of a line, by the rules or a learned format. Otherwise store the line for
-        `take_unread`."""
+        `take_unread_formats`."""
         metrics = self._rules(shown)
         line = progress_line(shown) if metrics is None else None
         if line is None:
@@ -245,11 +245,11 @@ class LineFormats:
                 lines.append(line)
         return None
 
-    def take_unread(self) -> list[UnreadFormat]:
+    def take_unread_formats(self) -> list[UnreadFormat]:
         """Return the formats to ask the model about, the most frequent first, each at most twice."""
         found = sorted(self._unread.items(), key=lambda item: -len(item[1]))
         self._unread = {}
-        asked = (each for each in found if len(each[1]) >= _REPEATED and self._may_ask(each[0]))
+        asked = (each for each in found if len(each[1]) >= _REPEATED and self._claim_try_of_format(each[0]))
         return [UnreadFormat(key, tuple(lines)) for key, lines in islice(asked, _MOST_AT_ONCE)]
 
     def learn(self, unread: UnreadFormat, endpoint: ModelEndpoint) -> bool:
@@ -273,11 +273,11 @@ class LineFormats:
             self._file.write((_PUT, [row]), (_DROP, [(_MOST_ROWS,)]))
         return True
 
-    def learn_all(self, several: Iterable[UnreadFormat], endpoint: ModelEndpoint) -> None:
+    def learn_formats(self, several: Iterable[UnreadFormat], endpoint: ModelEndpoint) -> None:
         for each in several:
             self.learn(each, endpoint)
 
-    def _may_ask(self, key: str) -> bool:
+    def _claim_try_of_format(self, key: str) -> bool:
         tries = self._tries.get(key, 0)
         if tries >= _MOST_TRIES or (not tries and len(self._tries) >= _MOST_ASKED):
             return False

@@ -11,7 +11,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s, line_time, lower, named_values, number
+from stoker.manager.advice.metrics.names import (
+    CLOCK,
+    WHOLE,
+    duration_s,
+    join_alternative_patterns,
+    lower,
+    number,
+    read_named_metrics,
+    split_off_line_time,
+)
 
 
 class Counter(msgspec.Struct, frozen=True):
@@ -57,7 +66,7 @@ _UNITS = {
     "token": "tokens|token",
 }
 _UNIT = {name.replace(" ", "_"): unit for unit, names in _UNITS.items() for name in names.split("|")}
-_WORDS = any_of(
+_WORDS = join_alternative_patterns(
     re.escape(name).replace(r"\ ", "[ _]")
     for name in sorted((name for names in _UNITS.values() for name in names.split("|")), key=len, reverse=True)
 )
@@ -145,7 +154,7 @@ def counters(text: str) -> list[Counter]:
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
-    for match in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
+    for match in (match for pattern in _applicable_count_patterns(text) for match in pattern.finditer(text)):
         parts = match.groupdict()
         done = number(parts["done"] or parts.get("done2") or "0")
         total = number(parts["total"] or parts.get("total2") or "0")
@@ -189,7 +198,7 @@ def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
     ]
 
 
-def _patterns(text: str) -> list[re.Pattern[str]]:
+def _applicable_count_patterns(text: str) -> list[re.Pattern[str]]:
     slash = "/" in text
     found = [_NAMED, _AFTER] if slash or "of" in text else []
     return [*found, *([_BRACKETED, _BARRED] if slash else []), *([_PLAIN_OF] if " of " in text else [])]
@@ -266,7 +275,7 @@ def progress_line(shown: str) -> ProgressLine | None:
     if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
         return None
     rank, text = _rank(_ESCAPES.sub("", shown))
-    line_s, text = line_time(text)
+    line_s, text = split_off_line_time(text)
     if rank is None:
         rank, text = _rank(text)
     if inner := _INNER_RANK.search(text, 0, 120):
@@ -289,12 +298,12 @@ def _read(report: ProgressLine) -> LineMetrics | None:
         counted, before, post = counters(text), text, text
     else:
         counted, before, post = _bar_counters(drawn), drawn.before, drawn.post
-    values, evaluated = named_values(post)
+    values, evaluated = read_named_metrics(post)
     if drawn and drawn.elapsed_s is not None:
         values["elapsed_s"] = drawn.elapsed_s
         if drawn.eta_s is not None:
             values["eta_s"] = drawn.eta_s
-    if not _tells_progress(text, counted, values, evaluated):
+    if not _is_progress_report(text, counted, values, evaluated):
         return None
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
@@ -323,7 +332,7 @@ def _bar_counters(drawn: Bar) -> list[Counter]:
     return [*around, drawn.counter]
 
 
-def _tells_progress(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
+def _is_progress_report(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
     measured = values.keys() - {"learning_rate", "time_s", "eta_s"}
     if evaluated and counted:
         return True

@@ -34,7 +34,7 @@ _DATED = re.compile(
 )
 
 
-def any_of(patterns: Iterable[str]) -> str:
+def join_alternative_patterns(patterns: Iterable[str]) -> str:
     groups: dict[str, list[str]] = {}
     for pattern in patterns:
         groups.setdefault(pattern[0], []).append(pattern[1:])
@@ -68,7 +68,7 @@ def duration_s(text: str) -> float | None:
     return seconds + float(days or 0) * _SECONDS["d"]
 
 
-def line_time(text: str) -> tuple[float | None, str]:
+def split_off_line_time(text: str) -> tuple[float | None, str]:
     """Return the time at the start of a line, in seconds from an unknown origin, and the remaining line."""
     found = _DATED.match(text)
     if found is None:
@@ -121,7 +121,7 @@ _METRIC = {re.sub(r"[\s_\-/.]", "", name): metric for metric, names in _NAMES.it
 _LONGEST_FIRST = sorted((name for names in _NAMES.values() for name in names.split("|")), key=len, reverse=True)
 _PAIR = re.compile(
     rf"(?<![a-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
-    rf"(?P<key>{any_of(map(_spelling_pattern, _LONGEST_FIRST))})['\"]?\s?"
+    rf"(?P<key>{join_alternative_patterns(map(_spelling_pattern, _LONGEST_FIRST))})['\"]?\s?"
     rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
     rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
     r"(?P<after>\s?[%/])?"
@@ -155,7 +155,7 @@ _WORDED_VALUE = re.compile(WORDED)
 _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
-def named_values(text: str) -> tuple[dict[str, float], bool]:
+def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
     """Return the values by metric, and True if the line has values of an evaluation and no training loss.
 
     Metrics are fields of LineMetrics, and `step_s`. The most informative loss and the first value of other metrics

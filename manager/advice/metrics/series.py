@@ -85,7 +85,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
         return self.points[-1].at
 
     @property
-    def with_loss(self) -> bool:
+    def has_loss(self) -> bool:
         return any(point.line.loss is not None for point in self.points)
 
 
@@ -94,7 +94,7 @@ class ProgressSeries(msgspec.Struct, frozen=True):
     outer: CountSeries | None = None
 
 
-def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
+def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     """Return the series of all counts of these lines (oldest first)."""
     points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
@@ -108,14 +108,14 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
-                falls=sum(_is_at_its_end(each[at - 1].counter) for at in falls), first_at=each[0].at,
+                falls=sum(_is_counter_finished(each[at - 1].counter) for at in falls), first_at=each[0].at,
                 starts_at_zero=any(point.counter.done == 0 for point in each), earlier=tuple(each[before:since]),
             )
         )  # fmt: skip
     return found
 
 
-def _is_at_its_end(counter: Counter) -> bool:
+def _is_counter_finished(counter: Counter) -> bool:
     return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
@@ -134,29 +134,29 @@ def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
     trained = [each for each in counted if not each.evaluates] or counted
     with_total = [each for each in trained if each.newest.total is not None]
     if not with_total:
-        best = max(trained, key=_progress_without_total, default=None)
+        best = max(trained, key=_sort_key_without_total, default=None)
         return ProgressSeries(best) if best else None
     fine = [each for each in with_total if each.unit != EPOCH]
-    inner = _innermost(fine) if fine else max(with_total, key=lambda each: each.last_at)
-    ranks = [each for each in with_total if _same_count(each) == _same_count(inner)]
+    inner = _choose_innermost_series(fine) if fine else max(with_total, key=lambda each: each.last_at)
+    ranks = [each for each in with_total if _count_identity(each) == _count_identity(inner)]
     slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
     return ProgressSeries(slowest, _outer_series(inner, with_total))
 
 
-def _same_count(each: CountSeries) -> tuple[str, float | None, bool]:
+def _count_identity(each: CountSeries) -> tuple[str, float | None, bool]:
     return each.name, each.newest.total, each.evaluates
 
 
-def _progress_without_total(each: CountSeries) -> tuple[float, ...]:
-    return each.with_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
+def _sort_key_without_total(each: CountSeries) -> tuple[float, ...]:
+    return each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
 
 
-def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
+def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
     """Return the finest count. Prefer a series with a loss, then the first series that still runs, because it contains
     the other series, then the last."""
-    among = [each for each in fine if each.with_loss] or fine
-    running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
-    if not running or among[0].with_loss:
+    among = [each for each in fine if each.has_loss] or fine
+    running = [each for each in among if each.newest.total is None or not _is_counter_finished(each.newest)]
+    if not running or among[0].has_loss:
         return max(running or among, key=lambda each: each.last_at)
     # A nested bar that starts again in each step of the outer bar counts more finely.
     outermost = min(running, key=lambda each: each.first_at)
@@ -206,7 +206,7 @@ class Pace(msgspec.Struct, frozen=True):
     source: str
 
     @property
-    def error_share(self) -> float:
+    def relative_error(self) -> float:
         return max(_LEAST_ERROR, 1.25 * self.spread / self.per_s / sqrt(self.values))
 
 
@@ -215,11 +215,13 @@ def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
     of evaluation lines.
     """
     rounds = (series.points, series.earlier)
-    found = (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)
+    found = (_estimate_series_pace(series, points[-NEWEST:], evaluated_at) for points in rounds)
     return next((rate for rate in found if rate), None)
 
 
-def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]) -> Pace | None:
+def _estimate_series_pace(
+    series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]
+) -> Pace | None:
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
     timed = None
     if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:

@@ -21,8 +21,8 @@ from stoker.manager.advice.metrics.series import (
     Pace,
     ProgressSeries,
     choose_progress,
+    group_counts_into_series,
     pace,
-    series_of,
     without_outliers,
 )
 
@@ -87,21 +87,21 @@ class MetricTracker:
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
-        chosen = choose_progress(series_of(lines))
+        chosen = choose_progress(group_counts_into_series(lines))
         if chosen is None:
-            return Tracked(_without_counts(lines), "lines have metrics, but none counts steps")
+            return Tracked(_progress_without_counts(lines), "lines have metrics, but none counts steps")
         inner = chosen.inner
         evaluated_at = [] if inner.evaluates else [at for at, line in enumerate(lines) if line.evaluates]
-        rate = pace(inner, evaluated_at) or self._pace_since(chosen, at_s)
+        rate = pace(inner, evaluated_at) or self._pace_since_last_reading(chosen, at_s)
         if at_s is not None:
-            self._seen = inner.name, inner.newest.total, _position(chosen), at_s
+            self._seen = inner.name, inner.newest.total, _inner_units_done(chosen), at_s
         return Tracked(_progress(lines, chosen, rate, self.totals), "")
 
-    def _pace_since(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
+    def _pace_since_last_reading(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
         if self._seen is None or at_s is None:
             return None
         name, total, done, seen_s = self._seen
-        risen = _position(chosen) - done
+        risen = _inner_units_done(chosen) - done
         if (name, total) != (chosen.inner.name, chosen.inner.newest.total) or risen <= 0 or at_s <= seen_s:
             return None
         return Pace(risen / (at_s - seen_s), 0.0, 1, "two readings of the log")
@@ -168,7 +168,7 @@ def _progress(
         else:
             whole = False
     recent = [line for line in lines[inner.points[0].at :] if line.evaluates == inner.evaluates]
-    change, loss = _loss(recent)
+    change, loss = _loss_change_and_newest_loss(recent)
     rate_per_s = rate.per_s / inner_per_unit if rate else None
     left, least, most = _seconds_left(done, total, rate, rate_per_s, chosen)
     return LoggedProgress(
@@ -182,7 +182,7 @@ def _progress(
     )  # fmt: skip
 
 
-def _position(chosen: ProgressSeries) -> float:
+def _inner_units_done(chosen: ProgressSeries) -> float:
     now, epochs = chosen.inner.newest, (each for each in chosen.inner.points[-1].line.counters if each.unit == EPOCH)
     if now.total is None:
         return now.done
@@ -211,7 +211,7 @@ def _seconds_left(
     if total is None or rate is None or not rate_per_s:
         return stated, stated, stated
     left = (total - done) / rate_per_s
-    error = min(0.9, 2 * rate.error_share)
+    error = min(0.9, 2 * rate.relative_error)
     others = [left / (1 + error), left / (1 - error)]
     if stated is not None and chosen.outer is None and total == series.newest.total:
         others.append(stated)
@@ -220,7 +220,7 @@ def _seconds_left(
     return left, min(others), max(others)
 
 
-def _loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
+def _loss_change_and_newest_loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
     losses = [line.loss for line in lines if line.loss is not None]
     if not losses:
         return None, None
@@ -235,9 +235,9 @@ def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
     return median(kept) if kept else None
 
 
-def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
+def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
     trained = [line for line in lines if not line.evaluates] or list(lines)
-    change, loss = _loss(trained)
+    change, loss = _loss_change_and_newest_loss(trained)
     tokens, samples, steps = (
         _median_of_field(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s")
     )
@@ -315,7 +315,7 @@ def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]
         if more:
             last = more.pop()
             newest = b"" if too_long else last + rest
-            if not at_end or _is_printed_to_its_end(newest):
+            if not at_end or _is_complete_line(newest):
                 yield from _texts(newest)
             for part in reversed(more):
                 yield from _texts(part)
@@ -324,7 +324,7 @@ def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]
             rest = b"" if too_long else first + rest
         if len(rest) > _LONGEST_BYTES:
             rest, too_long, at_end = b"", True, False
-    if reach == start and not too_long and (not at_end or _is_printed_to_its_end(rest)):
+    if reach == start and not too_long and (not at_end or _is_complete_line(rest)):
         yield from _texts(rest)
 
 
@@ -335,5 +335,5 @@ def _texts(line: bytes) -> Iterator[str]:
             yield text
 
 
-def _is_printed_to_its_end(last: bytes) -> bool:
+def _is_complete_line(last: bytes) -> bool:
     return last.rstrip(b" ").endswith((b"]", b"}"))

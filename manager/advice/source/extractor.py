@@ -23,7 +23,7 @@ from stoker.manager.advice.source.scan import Function, OutOfBoundsError, Scanne
 # ---- normalised source
 
 
-def normalised(source: str | ast.AST) -> str:
+def normalise_source(source: str | ast.AST) -> str:
     """Return a source without comments, docstrings, annotations and variable names; class fields keep their names.
     Raises SyntaxError, ValueError, RecursionError or MemoryError for an invalid source."""
     tree = ast.parse(source if isinstance(source, str) else ast.unparse(source))
@@ -115,7 +115,7 @@ def extract_facts(
         entry = _scan_entry(source, dict(arguments or {}), reader, scanner, given)
         inside = {id(node) for node in ast.walk(entry)}
         others = [node for key, node in scanner.followed.items() if key not in inside]
-        text = "\n".join(normalised(node) for node in [entry, *others])
+        text = "\n".join(normalise_source(node) for node in [entry, *others])
     except OutOfBoundsError:
         scanner.note(f"the source has more than {reader.limits.nodes:,} expressions; only the first of them were read")
     except NotReadError as error:
@@ -151,7 +151,7 @@ def _scan_entry(
         raise NotReadError(f"{shown}: it has no function {source.function}")
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     given += [repr(arguments.get(key)) for key in names]
-    scanner.enter(module, tree, node, {key: _known_argument(value) for key, value in arguments.items()})
+    scanner.enter(module, tree, node, {key: _wrap_argument_as_known(value) for key, value in arguments.items()})
     return node
 
 
@@ -169,11 +169,11 @@ def _definition(tree: ast.Module, dotted: str) -> Function | None:
     return named[-1] if named else every[0] if len(every) == 1 else None
 
 
-def _known_argument(value: Any) -> Known:
+def _wrap_argument_as_known(value: Any) -> Known:
     if isinstance(value, Mapping):
-        return Known({str(key): _known_argument(each) for key, each in value.items()}, ARGUMENT, 1.0)
+        return Known({str(key): _wrap_argument_as_known(each) for key, each in value.items()}, ARGUMENT, 1.0)
     if isinstance(value, list | tuple):
-        return Known([_known_argument(each) for each in value[:1000]], ARGUMENT, 1.0)
+        return Known([_wrap_argument_as_known(each) for each in value[:1000]], ARGUMENT, 1.0)
     plain = value if value is None or isinstance(value, str | int | float | bool) else str(value)[:300]
     return Known(plain, ARGUMENT, 1.0)
 

@@ -69,7 +69,7 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
         return {field: fact for field, fact in found.items() if fact is not None and fact.known}
 
 
-def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:
+def mask_secrets_in_facts(facts: WorkloadFacts) -> WorkloadFacts:
     shown = {name: f"{name}={fact.value}" for name, fact in facts.further.items()}
     further = {name: fact for name, fact in facts.further.items() if masked(shown[name]) == shown[name]}
     return msgspec.structs.replace(facts, further=further, text=masked(facts.text))
@@ -186,9 +186,9 @@ class Recogniser:
 
     def call(self, site: CallSite) -> None:
         top, last = site.dotted.partition(".")[0], site.last
-        self.used_module(top, site.where, site.sure)
+        self.record_framework_of_module(top, site.where, site.sure)
         if last == "from_pretrained":
-            self._pretrained(site)
+            self._record_pretrained_model(site)
         elif last == "pipeline":
             self._argument("task", site, 0, "task", sure=0.95)
             self._argument("model", site, 1, "model", sure=0.95, required=site.gives(1, "model"))
@@ -209,25 +209,25 @@ class Recogniser:
                 task = "classification" if "Class" in last else "regression"
                 self._keep("task", task, site.where, 0.6)
         elif last == "load_dataset":
-            self._dataset(site)
+            self._record_dataset_of_call(site)
         elif last in _READERS or site.dotted in ("numpy.load", "torch.load"):
             self._argument("data", site, 0, "path", "filepath_or_buffer", sure=0.5)
         elif site.dotted.startswith(("torchvision.datasets.", "sklearn.datasets.")):
             self._put("data", last, site, 0.85)
-        self._precision_of(site)
+        self._record_precision_of_call(site)
         if last == "cuda" and "." in site.dotted:
             self._put("devices", "cuda", site, 0.85)
         elif last in ("to", "device") and site.args and site.args[0] is not None:
             self._device(site.args[0], 0.85 * site.sure)
-        self._task_of(site)
-        self._keywords(site)
+        self._record_task_of_call(site)
+        self._record_keyword_facts(site)
 
     def named(self, name: str, value: Known | None, *, factor: float, further: bool = False) -> None:
         if value is None:
             return
         field = FIELD_OF.get(name.lower().lstrip("_"))
         if field == "precision":
-            self._precision(value, factor)
+            self._record_precision(value, factor)
         elif field == "devices":
             self._device(value, factor)
         elif field is not None:
@@ -245,12 +245,12 @@ class Recogniser:
             self._loops += 1
             self._more(f"loop {self._loops}", times)
 
-    def used_module(self, top: str, where: str, sure: float = 1.0) -> None:
+    def record_framework_of_module(self, top: str, where: str, sure: float = 1.0) -> None:
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
             self._keep("framework", framework, where, certainty * sure)
 
-    def own_model(self, name: str, where: str, sure: float) -> None:
+    def record_own_model(self, name: str, where: str, sure: float) -> None:
         self._keep("model", name, where, 0.7 * sure)
 
     def opened(self, file: NamedFile, where: str, sure: float) -> None:
@@ -259,7 +259,7 @@ class Recogniser:
 
     # ---- single facts
 
-    def _pretrained(self, site: CallSite) -> None:
+    def _record_pretrained_model(self, site: CallSite) -> None:
         maker = site.dotted.rpartition(".")[0].rpartition(".")[2]
         helper = maker.endswith(_HELPERS)
         names = ("pretrained_model_name_or_path", "model_name", "model_id")
@@ -268,7 +268,7 @@ class Recogniser:
             if maker.endswith(ending) and not helper:
                 self._put("task", task, site, 0.9)
 
-    def _dataset(self, site: CallSite) -> None:
+    def _record_dataset_of_call(self, site: CallSite) -> None:
         name, part = site.argument(0, "path"), site.argument(1, "name")
         if name is not None and part is not None and isinstance(name.value, str) and isinstance(part.value, str):
             name = Known(f"{name.value}/{part.value}", name.where, min(name.sure, part.sure))
@@ -278,22 +278,22 @@ class Recogniser:
         if sliced is not None:
             self._put("items", int(sliced[1][:12]), site, 0.85)
 
-    def _precision_of(self, site: CallSite) -> None:
+    def _record_precision_of_call(self, site: CallSite) -> None:
         last = site.last
         if last == "half" and (not site.args or site.dotted == "?.half"):
-            self._precision(Known("float16", site.where), 0.85 * site.sure)
+            self._record_precision(Known("float16", site.where), 0.85 * site.sure)
         elif last in ("bfloat16", "double") and not site.args and "." in site.dotted:
-            self._precision(Known(last, site.where), 0.85 * site.sure)
+            self._record_precision(Known(last, site.where), 0.85 * site.sure)
         elif last in ("to", "type", "astype", "set_default_dtype", "autocast"):
             for value in (*site.args, site.kwargs.get("dtype")):
                 if value is not None and isinstance(value.value, InstalledName):
-                    self._precision(value, (0.9 if last == "autocast" else 0.8) * site.sure)
+                    self._record_precision(value, (0.9 if last == "autocast" else 0.8) * site.sure)
         for name in ("fp16", "bf16", "load_in_8bit", "load_in_4bit"):
             value = site.kwargs.get(name)
             if value is not None and value.value is True:
-                self._precision(Known(name.removeprefix("load_in_"), site.where), 0.9 * site.sure)
+                self._record_precision(Known(name.removeprefix("load_in_"), site.where), 0.9 * site.sure)
 
-    def _precision(self, value: Known, sure: float) -> None:
+    def _record_precision(self, value: Known, sure: float) -> None:
         said = value.value.last if isinstance(value.value, InstalledName) else value.value
         precision = PRECISIONS.get(str(said).lower())
         if precision is not None and isinstance(said, str | int):
@@ -304,7 +304,7 @@ class Recogniser:
             device = value.value.partition(":")[0] if isinstance(value.value, str) else value.value
             self._keep("devices", device, value.where, sure * value.sure)
 
-    def _task_of(self, site: CallSite) -> None:
+    def _record_task_of_call(self, site: CallSite) -> None:
         if site.last in TASK_OF_CALL:
             task, certainty = TASK_OF_CALL[site.last]
             self._put("task", task, site, certainty)
@@ -314,7 +314,7 @@ class Recogniser:
         if site.last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
             self._more("training", Known("yes", site.where))
 
-    def _keywords(self, site: CallSite) -> None:
+    def _record_keyword_facts(self, site: CallSite) -> None:
         sized = _SIZED.search(site.last) is not None
         for name, value in site.kwargs.items():
             needs_text = name in ("dataset", "model", "task", "data")

@@ -139,7 +139,7 @@ class SourceModule:
     scanned: set[int] = dataclasses.field(default_factory=set)
     stars: list[SourceModule] = dataclasses.field(default_factory=list)
 
-    def defer(self, tree: ast.Module) -> None:
+    def defer_statements(self, tree: ast.Module) -> None:
         for statement in tree.body:
             for name in dict.fromkeys(_names_bound(statement)):
                 self.waiting.setdefault(name, []).append(statement)
@@ -171,7 +171,7 @@ class OwnModules:
             else:
                 tree = parsed(self._folders.read(path), shown)
                 module = SourceModule(path, shown, path.stem, path.parent if path.name == "__init__.py" else None)
-                module.defer(tree)
+                module.defer_statements(tree)
         except NotReadError as error:
             self._note(str(error))
             return None
@@ -257,7 +257,7 @@ class Known:
     where: str
     sure: float = 0.95
 
-    def weakened(self, factor: float) -> Known:
+    def with_scaled_certainty(self, factor: float) -> Known:
         return Known(self.value, self.where, self.sure * factor)
 
     @property
@@ -349,7 +349,7 @@ def result_of(site: CallSite, base: Known | None) -> Known | None:
         case "open" if known and isinstance(values[0], str):
             return Known(NamedFile(values[0]), site.where, site.sure)
         case "os.environ.get" | "os.getenv" if len(site.args) > 1 and site.args[1] is not None:
-            return site.args[1].weakened(0.6)
+            return site.args[1].with_scaled_certainty(0.6)
         case "dict" | "types.SimpleNamespace" | "argparse.Namespace":
             return Known({name: value for name, value in site.kwargs.items() if value is not None}, site.where)
         case "dataclasses.field" | "attrs.field" | "pydantic.Field":
@@ -373,7 +373,7 @@ def _result_of_method(site: CallSite, base: Known) -> Known | None:
     first = site.args[0] if site.args else None
     if isinstance(value, dict) and name == "get" and first is not None:
         default = site.args[1] if len(site.args) > 1 else None
-        return value.get(str(first.value)) or (default.weakened(0.8) if default is not None else None)
+        return value.get(str(first.value)) or (default.with_scaled_certainty(0.8) if default is not None else None)
     if isinstance(value, NamedFile) and name == "read":
         return base
     if not isinstance(value, str):
@@ -385,7 +385,7 @@ def _result_of_method(site: CallSite, base: Known) -> Known | None:
     return base if name in _SAME_TEXT else None
 
 
-def declared_option(site: CallSite) -> tuple[str, Known] | None:
+def option_name_and_default(site: CallSite) -> tuple[str, Known] | None:
     names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
     if not names:
         return None

@@ -27,8 +27,8 @@ from stoker.manager.advice.source.reading import (
     SourceModule,
     arithmetic,
     compared,
-    declared_option,
     item,
+    option_name_and_default,
     read_config,
     result_of,
 )
@@ -90,9 +90,11 @@ class Scanner:
         self._run(tree.body, Scope(module.names, module))
 
     def enter(self, module: SourceModule, tree: ast.Module, node: Function, arguments: Mapping[str, Known]) -> None:
-        module.defer(tree)
+        module.defer_statements(tree)
         scope = Scope(module.names, module)
-        self._call_own(OwnCode(node, scope), [], {**self._decorated(node, scope), **arguments}, scope, entry=True)
+        self._scan_call_of_own_function(
+            OwnCode(node, scope), [], {**self._arguments_from_decorators(node, scope), **arguments}, scope, entry=True
+        )
 
     # ---- statements
 
@@ -100,12 +102,12 @@ class Scanner:
         before, scope.sure = scope.sure, scope.sure * factor
         for node in body:
             self._count()
-            self._statement(node, scope)
+            self._scan_statement(node, scope)
             if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
                 break
         scope.sure = before
 
-    def _statement(self, node: ast.stmt, scope: Scope) -> None:
+    def _scan_statement(self, node: ast.stmt, scope: Scope) -> None:
         match node:
             case ast.Return(value=value):
                 found = self.value(value, scope)
@@ -137,7 +139,7 @@ class Scanner:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 scope.names[name] = Known(OwnCode(node, scope), scope.where(node))
             case ast.Import() | ast.ImportFrom():
-                self._import(node, scope)
+                self._scan_import(node, scope)
             case ast.AnnAssign():
                 pass
             case _:
@@ -163,7 +165,7 @@ class Scanner:
             self.recogniser.loop(name, times)
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # _bind would record a loop variable as a setting
-                scope.names[name] = first.weakened(0.7)
+                scope.names[name] = first.with_scaled_certainty(0.7)
         self._run(node.body, scope)
         self._run(node.orelse, scope)
 
@@ -206,7 +208,7 @@ class Scanner:
             case ast.Name(id=name):
                 return self._name(name, scope, where)
             case ast.Attribute(value=base, attr=name):
-                return self._attribute(self.value(base, scope), name, where)
+                return self._evaluate_attribute(self.value(base, scope), name, where)
             case ast.Call():
                 return self._call(node, scope)
             case ast.JoinedStr(values=parts):
@@ -221,14 +223,23 @@ class Scanner:
                     return Known(not found.value, where, found.sure)
                 return Known(-found.value, where, found.sure) if isinstance(found.value, int | float) else None
             case ast.BoolOp(op=ast.Or(), values=values):
-                return next((v.weakened(0.8) for v in [self.value(v, scope) for v in values] if v and v.value), None)
+                return next(
+                    (v.with_scaled_certainty(0.8) for v in [self.value(v, scope) for v in values] if v and v.value),
+                    None,
+                )
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return compared(op, self.value(left, scope), self.value(right, scope), where)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 decided, yes, no = self.value(test, scope), self.value(body, scope), self.value(orelse, scope)
                 if decided is not None and decided.constant:
                     return yes if decided.value else no
-                return yes.weakened(0.6) if yes is not None else no.weakened(0.5) if no is not None else None
+                return (
+                    yes.with_scaled_certainty(0.6)
+                    if yes is not None
+                    else no.with_scaled_certainty(0.5)
+                    if no is not None
+                    else None
+                )
             case ast.Subscript(value=base, slice=index):
                 return item(self.value(base, scope), self.value(index, scope))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
@@ -253,14 +264,14 @@ class Scanner:
             if name in inner.names:
                 return inner.names[name]
             inner = inner.outer
-        found = self._global(scope.module, name)
+        found = self._resolve_global(scope.module, name)
         if found is None and name == "__name__":
             return Known(scope.module.name, where)
         if found is None and name == "__file__" and scope.module.file is not None:
             return Known(str(scope.module.file), where)
         return found
 
-    def _global(self, module: SourceModule, name: str) -> Known | None:
+    def _resolve_global(self, module: SourceModule, name: str) -> Known | None:
         """Return a module's global. The statements that bind the global are scanned at its first use."""
         for node in module.waiting.pop(name, ()):
             if id(node) not in module.scanned:
@@ -268,15 +279,15 @@ class Scanner:
                 self._run([node], Scope(module.names, module, sure=0.9))
         found: Known | None = module.names.get(name)
         if found is None and name != "*":
-            self._global(module, "*")
+            self._resolve_global(module, "*")
             stars, module.stars = module.stars, []  # emptied, because two modules may import each other's names
-            found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
+            found = next((known for star in stars if (known := self._resolve_global(star, name)) is not None), None)
             module.stars = stars
         elif found is not None and found.constant:
             self.constants.setdefault((id(module), name), repr(found.value))
         return found
 
-    def _attribute(self, base: Known | None, name: str, where: str) -> Known | None:
+    def _evaluate_attribute(self, base: Known | None, name: str, where: str) -> Known | None:
         match base.value if base is not None else None:
             case InstalledName(dotted=dotted) if base is not None:
                 return Known(InstalledName(f"{dotted}.{name}"), where, base.sure)
@@ -293,7 +304,7 @@ class Scanner:
         return None
 
     def _member(self, module: SourceModule, name: str) -> Known | None:
-        found = self._global(module, name)
+        found = self._resolve_global(module, name)
         if found is None and (submodule := self._modules.submodule(module, name)) is not None:
             return Known(submodule, "")
         return found
@@ -311,17 +322,17 @@ class Scanner:
         base: Known | None = None
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value, scope)
-            target = self._attribute(base, node.func.attr, scope.where(node))
+            target = self._evaluate_attribute(base, node.func.attr, scope.where(node))
         else:
             target = self.value(node.func, scope)
         args, kwargs = self._arguments(node, scope)
         match target.value if target is not None else None:
             case OwnCode(node=ast.ClassDef()) as own:
-                return self._instance(own, args, kwargs, scope, scope.where(node))
+                return self._instantiate_own_class(own, args, kwargs, scope, scope.where(node))
             case OwnCode(node=function, around=around) as own:
                 if isinstance(function, Function) and function.decorator_list and not args and not kwargs:
-                    kwargs = {**self._decorated(function, around)}
-                return self._call_own(own, args, kwargs, scope)
+                    kwargs = {**self._arguments_from_decorators(function, around)}
+                return self._scan_call_of_own_function(own, args, kwargs, scope)
             case InstalledName(dotted=name):
                 pass
             case _ if isinstance(node.func, ast.Attribute):
@@ -347,7 +358,7 @@ class Scanner:
                 kwargs.update(found.value)
         return args, kwargs
 
-    def _call_own(
+    def _scan_call_of_own_function(
         self,
         own: OwnCode,
         args: Sequence[Known | None],
@@ -370,7 +381,7 @@ class Scanner:
         defaults: dict[str, ast.expr | None] = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
         for name, default in (defaults | dict(zip(named_only, spec.kw_defaults, strict=True))).items():
             found = self.value(default, around)
-            bound[name] = found.weakened(_UNDECIDED) if found is not None else None
+            bound[name] = found.with_scaled_certainty(_UNDECIDED) if found is not None else None
         if own.bound is not None and names:
             bound[names.pop(0)] = own.bound
         bound.update(zip(names, args, strict=False))
@@ -387,7 +398,7 @@ class Scanner:
         if site.dotted in CONFIG_READERS:
             return self._config(site, scope.module)
         if site.last == ADD_ARGUMENT or site.dotted in ("click.option", "click.argument"):
-            if (declared := declared_option(site)) is not None:
+            if (declared := option_name_and_default(site)) is not None:
                 self._options[declared[0]] = declared[1]
             return None
         if site.last in _PARSERS:
@@ -405,14 +416,14 @@ class Scanner:
         self.recogniser.call(site)
         for value in (*site.args, *site.kwargs.values()):
             if value is not None and isinstance(value.value, OwnCode):  # a callback
-                self._call_own(value.value, [], {}, scope, sure=0.7)
+                self._scan_call_of_own_function(value.value, [], {}, scope, sure=0.7)
         return Known(InstalledName(f"{site.dotted}()"), site.where)
 
     # ---- options and configs
 
     def _parsed(self, site: CallSite, scope: Scope) -> Known:
-        self._global(scope.module, ADD_ARGUMENT)
-        options = {name: value.weakened(0.9) for name, value in self._options.items()}
+        self._resolve_global(scope.module, ADD_ARGUMENT)
+        options = {name: value.with_scaled_certainty(0.9) for name, value in self._options.items()}
         for name, value in options.items():
             self.recogniser.named(name, value, factor=0.85 * site.sure)
         values = Known(options, site.where)
@@ -420,11 +431,11 @@ class Scanner:
             return Known([values, None], site.where)
         return Known([values] * 5, site.where) if site.last.endswith("dataclasses") else values
 
-    def _decorated(self, node: Function, scope: Scope) -> dict[str, Known]:
+    def _arguments_from_decorators(self, node: Function, scope: Scope) -> dict[str, Known]:
         for decorator in reversed(node.decorator_list):
             self.value(decorator, scope)
         names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-        return {name: value.weakened(0.9) for name, value in self._options.items() if name in names}
+        return {name: value.with_scaled_certainty(0.9) for name, value in self._options.items() if name in names}
 
     def _config(self, site: CallSite, module: SourceModule) -> Known | None:
         path = site.args[0].value if site.args and site.args[0] is not None else None
@@ -440,13 +451,15 @@ class Scanner:
 
     # ---- classes
 
-    def _instance(self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str) -> Known:
+    def _instantiate_own_class(
+        self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str
+    ) -> Known:
         """Return the fields of a new instance. All methods of its class are scanned, `__init__` first."""
-        classes = self._with_bases(made)
+        classes = self._class_and_own_base_classes(made)
         fields = self._fields(made)
         value = Known(fields, where)
-        if any(ast.unparse(base).endswith(_MODEL_BASES) for each in classes for base in _bases_of(each)):
-            self.recogniser.own_model(made.node.name, where, scope.sure)
+        if any(ast.unparse(base).endswith(_MODEL_BASES) for each in classes for base in _base_class_expressions(each)):
+            self.recogniser.record_own_model(made.node.name, where, scope.sure)
         methods = {
             node.name: OwnCode(node, each.around, value)
             for each in reversed(classes)
@@ -455,7 +468,7 @@ class Scanner:
         }
         start = methods.pop("__init__", None)
         if start is not None:
-            self._call_own(start, args, kwargs, scope)
+            self._scan_call_of_own_function(start, args, kwargs, scope)
         else:
             annotated = (n.target for n in made.node.body if isinstance(n, ast.AnnAssign))
             names = (target.id for target in annotated if isinstance(target, ast.Name))
@@ -471,19 +484,19 @@ class Scanner:
 
     def _fields(self, made: OwnCode) -> dict[str, Known]:
         fields = dict[str, Known]()
-        for each in reversed(self._with_bases(made)):
+        for each in reversed(self._class_and_own_base_classes(made)):
             for node in each.node.body:
                 target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
                 if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
                     found = self.value(node.value, Scope({}, each.around.module, each.around))
                     if found is not None and not isinstance(found.value, InstalledName):
-                        fields[target.id] = found.weakened(0.9)
+                        fields[target.id] = found.with_scaled_certainty(0.9)
         return fields
 
-    def _with_bases(self, made: OwnCode) -> list[OwnCode]:
+    def _class_and_own_base_classes(self, made: OwnCode) -> list[OwnCode]:
         found = [made]
         for each in found:
-            for base in _bases_of(each):
+            for base in _base_class_expressions(each):
                 known = self._name(base.id, each.around, "") if isinstance(base, ast.Name) else None
                 own = known.value if known is not None else None
                 if isinstance(own, OwnCode) and own.node not in [other.node for other in found]:
@@ -492,7 +505,7 @@ class Scanner:
 
     # ---- modules
 
-    def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+    def _scan_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         where, names = scope.where(node), scope.names
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -501,7 +514,7 @@ class Scanner:
                 if module is None:
                     bound = InstalledName(alias.name if alias.asname else parts[0])
                     names[alias.asname or parts[0]] = Known(bound, where)
-                    self.recogniser.used_module(parts[0], where, 0.95)
+                    self.recogniser.record_framework_of_module(parts[0], where, 0.95)
                 elif alias.asname:
                     names[alias.asname] = Known(module, where)
                 else:
@@ -523,7 +536,7 @@ class Scanner:
                 self.note(f"{where}: {'.' * node.level}{node.module or ''} is not in the given folders")
             elif self._folders.module(parts, beside=scope.module.file) is None:
                 names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
-                self.recogniser.used_module(parts[0], where, 0.95)
+                self.recogniser.record_framework_of_module(parts[0], where, 0.95)
 
     def _count(self) -> None:
         self._nodes_left -= 1
@@ -531,5 +544,5 @@ class Scanner:
             raise OutOfBoundsError
 
 
-def _bases_of(made: OwnCode) -> list[ast.expr]:
+def _base_class_expressions(made: OwnCode) -> list[ast.expr]:
     return made.node.bases if isinstance(made.node, ast.ClassDef) else []

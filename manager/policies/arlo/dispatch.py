@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from stoker.manager.core.deadlines import call_fits
+from stoker.manager.core.deadlines import has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.queues import serving_contexts
+from stoker.manager.core.queues import contexts_serving_group
 from stoker.manager.core.seams import Action, Send, View
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
 from stoker.manager.policies.dispatch import HottestFirst
@@ -82,7 +82,7 @@ class MultiLevelQueue(HottestFirst):
             self._times.note(call)
         heads = (
             (library.load, self._times.capacity(context), library)
-            for context in serving_contexts(call.group) if (library := self._head(view, context, call))
+            for context in contexts_serving_group(call.group) if (library := self._head(view, context, call))
         )  # fmt: skip
         library, is_congested = choose_head(heads, self._thresholds)
         if library is None or (is_congested and library.load >= self.window(view, library)):
@@ -95,7 +95,7 @@ class MultiLevelQueue(HottestFirst):
         if not is_runtime(context) or context.queue.gangs:
             return super().pull(view, library)
         head = context.queue.single()
-        if head is None or not call_fits(view, library, head):
+        if head is None or not has_time_for_call(view, library, head):
             return 0
         room = self.window(view, library) - library.load
         return min(room, -(-context.queue.count // max(1, len(context.index))))
@@ -109,7 +109,7 @@ class MultiLevelQueue(HottestFirst):
 
     def _takes(self, view: View, library: Library, call: Call, *, distance: int) -> bool:
         window = self.window(view, library)
-        fits = library.load < window and library.admits(call) and call_fits(view, library, call)
+        fits = library.load < window and library.admits(call) and has_time_for_call(view, library, call)
         if not fits or library.context.recipe.key not in call.group.options.variants:
             return False
         if not len(call.group.context.index):
@@ -126,4 +126,4 @@ class MultiLevelQueue(HottestFirst):
 
 
 def _can_run(view: View, library: Library, call: Call) -> bool:
-    return library.admits(call) and call_fits(view, library, call)
+    return library.admits(call) and has_time_for_call(view, library, call)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from stoker.manager.core.libraries import has_given_up
+from stoker.manager.core.libraries import has_too_many_failed_loads
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
@@ -74,7 +74,7 @@ class AllocateRuntimes(LoadWhereWanted):
         steps = tuple(self._steps(view, family))
         if steps or any(map(_usable, family)):
             return steps
-        if all(map(has_given_up, (context, *context.lists.values()))) and context.last_failure is not None:
+        if all(map(has_too_many_failed_loads, (context, *context.lists.values()))) and context.last_failure is not None:
             return (FailWaiting(RecipeKey(context.recipe.key), context.last_failure),)
         nowhere = self.why_nowhere(view, longest)
         if nowhere is not None:
@@ -119,7 +119,7 @@ class AllocateRuntimes(LoadWhereWanted):
             return plan
         if not devices or not self._arrivals.came_since(family, -1.0):
             return None
-        able = [context for context in family if not has_given_up(context)]
+        able = [context for context in family if not has_too_many_failed_loads(context)]
         if not able:
             return None
         since, new_until = (plan.made_at, plan.new_until) if plan else (view.now, view.now + self._plan_every_s)
@@ -151,7 +151,7 @@ class AllocateRuntimes(LoadWhereWanted):
 
         New devices get the longest runtime until the next period (§4).
         """
-        vain = any(has_given_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
+        vain = any(has_too_many_failed_loads(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
         if vain or 0 < devices < plan.devices or (grown and view.now < plan.new_until):
             return True
@@ -164,7 +164,7 @@ class AllocateRuntimes(LoadWhereWanted):
         """
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
-            if each is not context and not has_given_up(each):
+            if each is not context and not has_too_many_failed_loads(each):
                 break
             count += self._arrivals.of(each, now) + (each.queue.count if waiting else 0)
         return count
@@ -227,7 +227,7 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
         usable = _usable(context)
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
         if is_probed(context):
-            lacks = 0 if has_given_up(context) else min(lacks, probes(usable))
+            lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probes(usable))
         elif context.last_failure is not None and not any(
             each.queue.count for each in (context, *context.listed_by.values())
         ):

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.core.deadlines import CAUTION, run_fits
+from stoker.manager.core.deadlines import CAUTION, has_time_for_run
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.per_context import work_of
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
@@ -155,8 +155,8 @@ class PoolState:
         """Return the seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
-        if done is None and features is not None and features.before_items_s(1):
-            times = [seconds + features.before_items_s(size) for size, seconds in enumerate(times, start=1)]
+        if done is None and features is not None and features.seconds_before_first_item(1):
+            times = [seconds + features.seconds_before_first_item(size) for size, seconds in enumerate(times, start=1)]
         if least > 1:
             times[: least - 1] = [math.inf] * (least - 1)
         if not self._falls or (most > 1 and times[0] < times[1]):
@@ -207,7 +207,11 @@ class PoolState:
             return call.sent_at + usual_s if usual_s else math.inf
         size = len(holder.members) if type(holder) is Gang else 1
         items = features.items if features is not None else 1
-        at, before_s, done = call.sent_at, features.before_items_s(size) if features is not None else 0.0, 0.0
+        at, before_s, done = (
+            call.sent_at,
+            features.seconds_before_first_item(size) if features is not None else 0.0,
+            0.0,
+        )
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
             before_s = -paces.meet_s if size > 1 else 0.0  # the ranks have already connected
@@ -452,7 +456,7 @@ def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Acti
 
 def _choose_members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
     """Return up to `count` free libraries with time for the call, on few pilots."""
-    able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
+    able = [x for x in free if x.admits(call) and has_time_for_run(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
         able.sort(key=lambda library: (-min(count, many[library.pilot.id]), library.pilot.id))

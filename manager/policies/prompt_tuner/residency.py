@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.core.deadlines import has_changed, is_in_time
+from stoker.manager.core.deadlines import has_forecast_changed, is_in_time
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import (
     Action,
@@ -131,7 +131,7 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
         return []
     ends_at = max(ends_at, view.now)
     in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
-    changed = has_changed(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
+    changed = has_forecast_changed(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
     return [Forecast(CallId(id), ends_at, in_time)] if changed else []
 
 

@@ -41,7 +41,7 @@ from stoker.manager.policies.slinfer.placement import (
 )
 from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_left_s, first_token_s
 from stoker.manager.policies.where_to_load import is_probed
-from stoker.pilot.core.memory import declared_bytes, takes_one_process
+from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
 
@@ -312,7 +312,7 @@ class ResizeLate(LoadWhereWanted):
         context, device = library.context, library.devices[0]
         if not shares_by_token(context) or cache_of(context, device).is_fixed:
             return super().measured(view, library)
-        if declared_bytes(context.recipe.needs, device.facts) or takes_one_process(device.facts):
+        if declared_bytes(context.recipe.needs, device.facts) or is_limited_to_one_process(device.facts):
             return library.promised_bytes
         return min(library.promised_bytes, cache_of(context, device).weights_bytes)
 
@@ -333,7 +333,7 @@ class ResizeLate(LoadWhereWanted):
         If the instance cannot grow, evict a call that waits for memory and can run on another instance.
         """
         batch, at = library.batch, library.batch_at
-        if batch is None or not batch.is_short or library.resizing or self._answered.get(library.id) == at:
+        if batch is None or not batch.is_cache_too_small or library.resizing or self._answered.get(library.id) == at:
             return ()
         self._answered[library.id] = at
         grows = self._sizes.grow(library, self._sizes.reported(library))

@@ -17,7 +17,7 @@ MOST_DEFINED_BYTES = 32_000_000
 """Maximum bytes of a function or recipe, so that it fits into one frame (at most 64 MB)."""
 
 
-def wrong_with(message: say.FromClient | say.FromPilot) -> str:
+def describe_invalid_message(message: say.FromClient | say.FromPilot) -> str:
     """Describe the first invalid value of a message, or return ""."""
     check = _CHECKS.get(type(message))
     return check(message) if check is not None else ""
@@ -61,7 +61,7 @@ def _counts(*names: str, least: int = 0, most: int = MOST_NUMBER) -> Check:
 # ---- from clients
 
 
-def wrong_with_recipe(recipe: Recipe) -> str:
+def describe_invalid_recipe(recipe: Recipe) -> str:
     """Describe the first invalid number of a recipe, or return ""."""
     needs = recipe.needs
     wrong = _first((
@@ -88,7 +88,7 @@ def _limits(limits: LibraryLimits) -> str:
 
 def _submit(m: say.Submit) -> str:
     due = "" if m.due_in_s is None else _time("due_in_s", m.due_in_s, least=-MOST_S)
-    return due or _options(m.options) or wrong_with_calls(m.calls)
+    return due or _options(m.options) or describe_invalid_calls(m.calls)
 
 
 def _options(options: CallOptions) -> str:
@@ -103,18 +103,20 @@ def _options(options: CallOptions) -> str:
     ))  # fmt: skip
 
 
-def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
+def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
     """Describe the first invalid value of these calls, or return ""."""
     for spec in specs:  # this loop is on the hot path
         features = spec.features
         if (
-            (features is not None and not _are_sound(features)) or type(spec.payload) is ObjectRef or spec.call < 0
-        ) and (wrong := _spec(spec)):
+            (features is not None and not _are_features_valid(features))
+            or type(spec.payload) is ObjectRef
+            or spec.call < 0
+        ) and (wrong := _describe_invalid_call_spec(spec)):
             return f"call {spec.call}: {wrong}"
     return ""
 
 
-def _are_sound(features: Features) -> bool:
+def _are_features_valid(features: Features) -> bool:
     """True if `_features` would report no fault; a fast check for a million calls."""
     most = MOST_NUMBER
     return (
@@ -127,7 +129,7 @@ def _are_sound(features: Features) -> bool:
     )
 
 
-def _spec(spec: CallSpec) -> str:
+def _describe_invalid_call_spec(spec: CallSpec) -> str:
     return _first((
         _features(spec.features) if spec.features is not None else "",
         _size("size_bytes of its arguments", spec.payload.size_bytes) if isinstance(spec.payload, ObjectRef) else "",
@@ -141,7 +143,7 @@ _features = _all(_counts("items", "input_length", "expected_output", "most_outpu
 # ---- from pilots
 
 
-def _pilot_hello(m: say.PilotHello) -> str:
+def _describe_invalid_pilot_hello(m: say.PilotHello) -> str:
     names = [device.device for device in m.devices]
     numbers = [facts.library for facts in m.libraries]
     return _first((
@@ -149,7 +151,7 @@ def _pilot_hello(m: say.PilotHello) -> str:
         "" if len(set(numbers)) == len(numbers) else "it names a library twice",
         *(_device(device) for device in m.devices),
         *(_library(facts) for facts in m.libraries),
-        *(wrong_with_recipe(recipe) for recipe in m.recipes),
+        *(describe_invalid_recipe(recipe) for recipe in m.recipes),
         _time("ends_in_s", m.ends_in_s), _count("acknowledged", m.acknowledged), _count("last_library", m.last_library),
         _size("sleeper_bytes", m.sleeper_bytes),
     ))  # fmt: skip
@@ -210,7 +212,7 @@ def _end(end: CallEnd) -> str:
     return f"call {end.call}: {_time('run_s', end.run_s) or 'the size of its result is below zero'}"
 
 
-def _yielded(m: say.CallYielded) -> str:
+def _describe_invalid_yield(m: say.CallYielded) -> str:
     return _first((
         _count("first", m.first), _count("run", m.run, most=1 << 62),
         "" if len(m.items) <= WINDOW_PIECES else f"{len(m.items)} pieces: no call may send more than {WINDOW_PIECES}",
@@ -228,20 +230,20 @@ def _refs(refs: Iterable[ObjectRef]) -> str:
 
 _CHECKS: dict[type, Check] = {
     say.ClientHello: _all(_counts("received", "acknowledged"), _counts("number", least=-1, most=1 << 20)),
-    say.DefineRecipe: lambda m: wrong_with_recipe(m.recipe),
+    say.DefineRecipe: lambda m: describe_invalid_recipe(m.recipe),
     say.Submit: _submit,
     say.MapReport: _all(_counts("map", "done", "kept"), _counts("total", "unsent", least=-1)),
     say.PiecesTaken: lambda m: _count("upto", m.upto) or _count("run", m.run, most=1 << 62),  # each piece of a stream
     say.Received: _counts("total"),
     say.AskCalls: _counts("limit"),
     say.BlockUpdate: _times("expected_in_s"),
-    say.PilotHello: _pilot_hello,
+    say.PilotHello: _describe_invalid_pilot_hello,
     say.LibraryReady: _all(
         _times("start_s", "load_s", "fetch_s"), _sizes("resident_bytes", "peak_bytes", "device_bytes"),
         _counts("slots", most=MOST_AT_ONCE), lambda m: _cache(m.cache),
     ),
     say.CallsEnded: _ended,
-    say.CallYielded: _yielded,
+    say.CallYielded: _describe_invalid_yield,
     say.CallsReturned: _all(_sizes("required_bytes"), _times("over_s")),
     say.OfferAccepted: _sizes("reserve_bytes"),
     say.LibraryResized: _sizes("device_memory_bytes"),

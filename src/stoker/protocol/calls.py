@@ -41,7 +41,7 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_s: float = 0.0
     most_output: int = 0
 
-    def before_items_s(self, size: int) -> float:
+    def seconds_before_first_item(self, size: int) -> float:
         """Return the seconds that a gang needs before the first item.
 
         Args:

@@ -33,13 +33,13 @@ def show_call(call: int) -> str:
     return f"c-{client}.{sequence}" if client else f"c-{sequence}"
 
 
-def parse_call(text: str) -> CallId:
+def parse_call_id(text: str) -> CallId:
     """Parse the call id `c-31877` or `31877`. Raises ValueError."""
     client, _, sequence = text.removeprefix("c-").rpartition(".")
     return make_call_id(client=int(client or 0), sequence=int(sequence))
 
 
-def show_library(library: int) -> str:
+def format_library_id(library: int) -> str:
     return f"lib-{library}"
 
 

@@ -78,7 +78,7 @@ class WorkPace:
         if self._first_at is None:
             self._first_at = now
         last = self._bursts[-1]
-        if len(self._bursts) > 1 and not self._is_complete(now):
+        if len(self._bursts) > 1 and not self._is_burst_complete(now):
             last.last = now
             last.count += count
             return
@@ -86,11 +86,11 @@ class WorkPace:
         if self._rate:
             self._follow()
         self._bursts.append(_Burst(now, count))
-        self._slide()
+        self._slide_window()
 
     def per_second(self, now: float) -> float:
         """Return results per second; 0.0 if unknown."""
-        rate = self._rate_now(now)
+        rate = self._current_rate(now)
         silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
         if silent_s <= patience_s:
             return rate
@@ -100,15 +100,15 @@ class WorkPace:
         """Return the expected seconds until `rest` more results; None if unknown."""
         if rest <= 0:
             return 0.0
-        rate = self._rate_now(now)
+        rate = self._current_rate(now)
         if not rate:
             return None
         bursts = self._bursts
         burst_s = self._counted() / (len(bursts) - 1) / rate
         begun_s = min(max(0.0, now - bursts[-1].last), burst_s)
-        return self._smoothed(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
+        return self._smooth_seconds_left(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
 
-    def _smoothed(self, rest: float, left_s: float, now: float) -> float:
+    def _smooth_seconds_left(self, rest: float, left_s: float, now: float) -> float:
         """Limit the change of `left_s` since the last answer, unless the work has grown."""
         if self._answered is not None and rest <= self._answered[1]:
             at, _, before_s = self._answered
@@ -118,14 +118,14 @@ class WorkPace:
         self._answered = (now, rest, left_s)
         return left_s
 
-    def _is_complete(self, now: float) -> bool:
+    def _is_burst_complete(self, now: float) -> bool:
         """True if a result at time `now` would start a new burst."""
         return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
 
-    def _rate_now(self, now: float) -> float:
+    def _current_rate(self, now: float) -> float:
         if self._rate or self._first_at is None or now < self._first_at + _SETTLE_S:
             return self._rate
-        if len(self._bursts) == 2 and not self._is_complete(now):
+        if len(self._bursts) == 2 and not self._is_burst_complete(now):
             return 0.0
         return self._measured()
 
@@ -136,7 +136,7 @@ class WorkPace:
         span_s = self._bursts[-1].last - self._bursts[0].last
         return self._counted() / max(span_s, _TOGETHER_S)
 
-    def _slide(self) -> None:
+    def _slide_window(self) -> None:
         """Update the longest gap, and move the start of the window."""
         bursts = self._bursts
         gaps = [bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts))]
@@ -159,7 +159,7 @@ class WorkPace:
         self._rate *= math.exp(max(-most, min(most, step)))
 
 
-def left_in_words(seconds: float | None) -> str:
+def format_time_left(seconds: float | None) -> str:
     """Return `left 0:25`, `left 12:40`, `left 3 h 10 min`; "" if unknown."""
     if seconds is None:
         return ""
@@ -176,7 +176,7 @@ Counts = deque[list[int]]
 """Counts per second as [second, count] pairs, oldest first."""
 
 
-def count_recent(counts: Counts, count: int, *, now: float) -> None:
+def add_recent_count(counts: Counts, count: int, *, now: float) -> None:
     """Add `count` to the current second, and drop counts older than the window. Must be fast."""
     second = int(now)
     if counts:
@@ -193,12 +193,12 @@ def recent_total(counts: Counts, *, now: float) -> int:
     return sum(count for second, count in counts if second > now - RECENT_S)
 
 
-def recent_since_s(counts: Counts, *, now: float) -> float:
+def seconds_since_first_count(counts: Counts, *, now: float) -> float:
     first = next((second for second, _ in counts if second > now - RECENT_S), None)
     return 0.0 if first is None else max(0.0, now - first)
 
 
-def recent_per_second(counts: Counts, *, now: float) -> float:
+def recent_rate_per_second(counts: Counts, *, now: float) -> float:
     """Return the rate between the first and the last burst in the window; 0.0 without counts.
 
     The rate decreases only if the next burst is overdue.

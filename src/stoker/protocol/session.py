@@ -196,23 +196,23 @@ class SessionFolder:
         write_whole(path, msgspec.json.format(msgspec.json.encode(content)), sync=True)
 
 
-def changed_at(path: Path) -> float:
+def modification_time(path: Path) -> float:
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
         return 0.0
 
 
-def holds_session(folder: str | os.PathLike[str]) -> bool:
+def is_session_folder(folder: str | os.PathLike[str]) -> bool:
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
     """True if `stoker up` started the session of the folder, and its manager does not listen yet."""
-    return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
+    return not is_session_folder(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
-def named_folder(name: str) -> SessionFolder | None:
+def session_at_path(name: str) -> SessionFolder | None:
     """Return the session in the folder `name`, or None. Raises SessionError if the user may not read the folder."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
@@ -225,11 +225,13 @@ def named_folder(name: str) -> SessionFolder | None:
 
 def find_session(name: str = "") -> SessionFolder:
     """Return a session by id, prefix of an id, or path; without a name, the newest session. Raises SessionError."""
-    named = named_folder(name)
+    named = session_at_path(name)
     if named is not None:
         return named
-    links = sorted((state_folder() / "sessions").glob("*"), key=changed_at)
-    links = [x for x in links if holds_session(x) and x.name.startswith(name) and not x.name.startswith(".")]  # a draft
+    links = sorted((state_folder() / "sessions").glob("*"), key=modification_time)
+    links = [
+        x for x in links if is_session_folder(x) and x.name.startswith(name) and not x.name.startswith(".")
+    ]  # a draft
     if not links:
         what = f"no session {name!r}" if name else "no session"
         raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")
@@ -258,18 +260,18 @@ class ProgramSource(msgspec.Struct, frozen=True):
     arguments: dict[str, Plain] = {}
 
 
-def source_file(sources: Path, key: str) -> Path:
+def program_source_file(sources: Path, key: str) -> Path:
     return sources / f"{key}.json"
 
 
-def text_file(sources: Path, digest: str) -> Path:
+def source_text_file(sources: Path, digest: str) -> Path:
     return sources / f"{digest}.text"
 
 
-def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
+def read_program_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
     try:
-        source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
-        return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
+        source = msgspec.json.decode(program_source_file(sources, key).read_bytes(), type=ProgramSource)
+        return source, source_text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
 
@@ -340,7 +342,7 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
     Raises:
         OSError: The note cannot be written.
     """
-    file = _note_file(session, name)
+    file = _gateway_note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     with draft_of(file) as draft:
         draft.write_bytes(msgspec.json.encode(note))
@@ -354,10 +356,10 @@ def remove_gateway_note(session: Path, name: str) -> None:
         name: The gateway's name.
     """
     with suppress(OSError):
-        _note_file(session, name).unlink()
+        _gateway_note_file(session, name).unlink()
 
 
-def gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
+def read_gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
     found = []
     for file in (folder.path / "gateways").glob("[!.]*.json"):
         with suppress(OSError, *UNREADABLE):
@@ -365,5 +367,5 @@ def gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
     return sorted(found, key=lambda note: note.address)
 
 
-def _note_file(session: Path, name: str) -> Path:
+def _gateway_note_file(session: Path, name: str) -> Path:
     return session / "gateways" / f"{name}.json"

@@ -37,13 +37,13 @@ SILENT_S = 600.0
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
-def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
+def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
     """Return one text per phase of the blocks: `3 queued (Priority; the first in about 11 min)`."""
     jobs = [job for job in jobs if not job.probes]
     leaving = [job for job in jobs if job.leaving and not job.pilots]
     jobs = [job for job in jobs if not job.leaving]
     asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
-    pending = pending_of(jobs)
+    pending = pending_blocks(jobs)
     running = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
     suspended = [job for job in running if is_suspended(job.reason)]
     starting = [job for job in running if job not in suspended and not job.emptied_s]
@@ -52,7 +52,7 @@ def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
     if asked:
         texts.append(f"{len(asked)} to be submitted")
     if pending:
-        texts.append(f"{len(pending)} queued{_in_brackets(reasons(pending), soonest(pending))}")
+        texts.append(f"{len(pending)} queued{_format_reason_in_brackets(reasons(pending), soonest(pending))}")
     if suspended:
         texts.append(f"{len(suspended)} suspended by the batch system")
     if starting:
@@ -73,7 +73,7 @@ def is_suspended(reason: str) -> bool:
     return reason.startswith("suspended")
 
 
-def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
+def pending_blocks(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
     return [job for job in jobs if job.phase == BlockPhase.PENDING.value]
 
 
@@ -88,14 +88,14 @@ def soonest(jobs: Iterable[BlockStatus]) -> float:
     return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
 
 
-def start_in_words(seconds: float, now: datetime.datetime) -> str:
+def format_start_time(seconds: float, now: datetime.datetime) -> str:
     """Return `10:42 (in 11 min)`, with the date if not today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
 
 
-def ended_in_words(counts: Mapping[str, int]) -> list[str]:
+def format_counts_by_reason(counts: Mapping[str, int]) -> list[str]:
     return [f"{count} {how}" for how, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
 
 
@@ -115,7 +115,7 @@ def job_ids(jobs: Iterable[str]) -> str:
     return ", ".join(texts[:_SHOWN_JOBS]) + more
 
 
-def _in_brackets(why: str, expected_in_s: float) -> str:
+def _format_reason_in_brackets(why: str, expected_in_s: float) -> str:
     first = f"the first in about {show_about(expected_in_s)}" if expected_in_s else ""
     inside = "; ".join(filter(None, (why, first)))
     return f" ({inside})" if inside else ""
@@ -151,35 +151,37 @@ def _workers(facts: WorkerFacts) -> str:
 
 def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:
     contexts = {context.key: context for context in status.contexts}
-    shown = [model for model in models if model.trouble or _in_use(model, contexts.get(model.key))]
+    shown = [model for model in models if model.trouble or _is_model_in_use(model, contexts.get(model.key))]
     width = max((len(model.name) for model in shown), default=0)
     for model in shown:
-        yield "   ".join([model.name.ljust(width), *_model_facts(model, models, contexts.get(model.key), status)])
+        yield "   ".join(
+            [model.name.ljust(width), *_describe_served_model(model, models, contexts.get(model.key), status)]
+        )
     cold = len(models) - len(shown)
     if cold:
         yield f"{cold} other{'s' * (cold != 1)} cold" if shown else f"{cold} model{'s' * (cold != 1)}, none hot yet"
 
 
-def _in_use(model: ServedModelFigures, context: ContextStatus | None) -> bool:
+def _is_model_in_use(model: ServedModelFigures, context: ContextStatus | None) -> bool:
     return bool(
         model.running or (context and (context.hot or context.loading or context.asleep or context.last_failure))
     )
 
 
-def _model_facts(
+def _describe_served_model(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], context: ContextStatus | None,
     status: SessionFacts,
 ) -> Iterator[str]:  # fmt: skip
     if model.trouble:
         yield f"cannot be used: {show_line(model.trouble)}"
         return
-    yield _library_counts(context) if context else "0 hot"
+    yield _format_library_counts(context) if context else "0 hot"
     yield f"{model.running} running"
     if model.tokens_per_s:
         yield f"{model.tokens_per_s:,.0f} tokens/s"
     if model.ttft_s is not None:
         objective = f" (objective {show_seconds(model.ttft_objective_s)})" if model.ttft_objective_s else ""
-        yield f"TTFT {_ttft_in_words(model.ttft_s)}{objective}"
+        yield f"TTFT {_format_ttft(model.ttft_s)}{objective}"
     if model.met is not None:
         yield f"{100 * model.met:.1f} % met"
     if model.refused:
@@ -189,7 +191,7 @@ def _model_facts(
     yield from _shares(model, all_of_them, status.libraries)
 
 
-def _ttft_in_words(seconds: float) -> str:
+def _format_ttft(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 10 else show_seconds(seconds)
 
 
@@ -215,15 +217,15 @@ def _shares(
 S = TypeVar("S", bound=StoryFacts)
 
 
-def with_arguments(story: S) -> S:
+def with_decoded_arguments(story: S) -> S:
     if not story.payload:
         return story
     return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.short_payload(story.payload))
 
 
-def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
+def format_explanation_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
     """Return the lines of `stoker explain`. A date precedes the first line of each day except `today`."""
-    story = with_arguments(story)
+    story = with_decoded_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
     headline = f"{function}{story.arguments}{gap}{rest_of_it}" if story.arguments else story.headline
@@ -260,8 +262,8 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
             *_rows("objects", _objects(status.objects)),
             *_rows("excluded", [] if over else show_nodes.excluded_nodes(status)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),
-            *_rows("notices", _notices(status)),
-            *_rows("trouble", [] if over else _troubles(status)),
+            *_rows("notices", _format_recent_notices(status)),
+            *_rows("trouble", [] if over else _format_trouble_lines(status)),
         ]
     )
     waiting = [context for context in status.contexts if context.queued and context.waits_for]
@@ -275,15 +277,15 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
 
 def _headline(status: SessionFacts, *, over: bool) -> str:
     parts = [f"session {status.session}", f"{'was up' if over else 'up'} {show_seconds(status.uptime_s)}"]
-    parts.append(calls_in_words(status))
+    parts.append(format_call_counts(status))
     if status.rate and not over:
         parts.append(_rate(status.rate))
-    if not over and (forecast := forecast_in_words(status)):
+    if not over and (forecast := format_forecast(status)):
         parts.append(forecast)
     return " · ".join(parts)
 
 
-def calls_in_words(status: SessionFacts) -> str:
+def format_call_counts(status: SessionFacts) -> str:
     """Return `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
     calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     without = {"failed": status.failed, "cancelled": status.cancelled}
@@ -291,7 +293,7 @@ def calls_in_words(status: SessionFacts) -> str:
     return ", ".join([*calls, f"{status.running:,} running", f"{status.queued:,} queued"])
 
 
-def forecast_in_words(status: SessionFacts) -> str:
+def format_forecast(status: SessionFacts) -> str:
     """Return `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`.
 
     Return "" if no call is open or no forecast is known.
@@ -332,9 +334,9 @@ def _pilots(status: SessionFacts, *, over: bool) -> str:
     parts = [f"{len(pilots)} {state}{_kinds(pilots)}" for state, pilots in sorted(by_state.items())]
     joined = {pilot.block for pilot in status.pilots}
     parts += [f"block {show_block(block)}: {what}" for block, what in status.blocks.items() if block not in joined]
-    parts += blocks_without_pilot(status.jobs)
+    parts += describe_blocks_without_pilot(status.jobs)
     if status.ended_blocks:
-        parts.append(", ".join(ended_in_words(status.ended_blocks)))
+        parts.append(", ".join(format_counts_by_reason(status.ended_blocks)))
     return " · ".join(parts or ["none"])
 
 
@@ -347,7 +349,10 @@ def _kinds(pilots: Sequence[PilotStatus]) -> str:
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
     names = [_short(each.name) for each in objects]
     width = max(map(len, names), default=0)
-    return ["   ".join([name.ljust(width), *_transfer_facts(each)]) for name, each in zip(names, objects, strict=True)]
+    return [
+        "   ".join([name.ljust(width), *_describe_object_transfers(each)])
+        for name, each in zip(names, objects, strict=True)
+    ]
 
 
 def _short(name: str) -> str:
@@ -355,7 +360,7 @@ def _short(name: str) -> str:
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
 
-def _transfer_facts(each: ObjectStatus) -> Iterator[str]:
+def _describe_object_transfers(each: ObjectStatus) -> Iterator[str]:
     yield show_bytes(each.size_bytes)
     yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (
         f", {each.fetching} fetch it" if each.fetching else ""
@@ -364,12 +369,12 @@ def _transfer_facts(each: ObjectStatus) -> Iterator[str]:
         yield f"{show_bytes(each.origin_bytes)} read from its source, {show_bytes(each.peer_bytes)} from peers"
 
 
-def _notices(status: SessionFacts) -> list[str]:
+def _format_recent_notices(status: SessionFacts) -> list[str]:
     shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
     return [f"{datetime.datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
 
-def _troubles(status: SessionFacts) -> list[str]:
+def _format_trouble_lines(status: SessionFacts) -> list[str]:
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
     lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
     for pilot in status.pilots:
@@ -377,11 +382,13 @@ def _troubles(status: SessionFacts) -> list[str]:
         for device in pilot.devices:
             if device.fault:
                 by_fault.setdefault(device.fault, []).append(device.device)
-        lines += [f"{pilot.pilot} {_quarantined(devices)}: {fault}" for fault, devices in by_fault.items()]
+        lines += [
+            f"{pilot.pilot} {_describe_quarantined_devices(devices)}: {fault}" for fault, devices in by_fault.items()
+        ]
     return lines
 
 
-def _quarantined(devices: Sequence[str]) -> str:
+def _describe_quarantined_devices(devices: Sequence[str]) -> str:
     if len(devices) == 1:
         return f"{devices[0]} is quarantined"
     return f"{devices[0]} … {devices[-1]} ({len(devices)} devices) are quarantined"
@@ -393,7 +400,7 @@ def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
 
 
 def _facts(context: ContextStatus) -> Iterator[str]:
-    yield _library_counts(context)
+    yield _format_library_counts(context)
     if context.memory_bytes:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
@@ -408,7 +415,7 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield f"could not be loaded: {context.last_failure}"
 
 
-def _library_counts(context: ContextStatus) -> str:
+def _format_library_counts(context: ContextStatus) -> str:
     loading = f", {context.loading} loading" if context.loading else ""
     if not context.asleep:
         return f"{context.hot} hot{loading}"
@@ -440,7 +447,7 @@ def _losses(status: SessionFacts) -> str:
         return ""
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
     if status.losses:
-        pilots += f" ({', '.join(ended_in_words(status.losses))})"
+        pilots += f" ({', '.join(format_counts_by_reason(status.losses))})"
     calls = f"{status.rerun_calls:,} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
     return f"{pilots}, {calls}" if status.lost_pilots else calls
 

@@ -102,7 +102,7 @@ class Status(SessionFacts, frozen=True, tag="status"):
 
 class Story(StoryFacts, frozen=True, tag="story"):
     def __str__(self) -> str:
-        return "\n".join(show_status.story_lines(self))
+        return "\n".join(show_status.format_explanation_lines(self))
 
 
 class Calls(_Message, frozen=True, tag="calls"):

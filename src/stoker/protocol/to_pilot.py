@@ -77,7 +77,7 @@ class FunctionBlob(msgspec.Struct, frozen=True):
     place: str = ""
 
     @property
-    def measured_as(self) -> str:
+    def timing_key(self) -> str:
         """Name under which times of the function are stored: `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 

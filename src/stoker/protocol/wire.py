@@ -68,7 +68,7 @@ _any_frame = msgspec.msgpack.Decoder(Frame[msgspec.Raw]).decode
 _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
-def hello_of_another(data: Any) -> AnyHello | None:
+def decode_other_version_hello(data: Any) -> AnyHello | None:
     """Return the hello in `data` if it has another protocol version, or else None."""
     try:
         first = _any_frame(data).messages[:1]
@@ -87,7 +87,7 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
     return f"this is session {session}, protocol {VERSION}; {asked}{more}"
 
 
-def from_client() -> Decoder[to_manager.FromClient]:
+def from_client_decoder() -> Decoder[to_manager.FromClient]:
     return Decoder(to_manager.FromClient)
 
 
@@ -142,7 +142,7 @@ class Outbox:
         """Return the frames to resend, oldest first."""
         return [frame for _, frame in self._unacked]
 
-    def begin_again(self) -> list[bytes]:
+    def take_unacknowledged_frames(self) -> list[bytes]:
         """Remove the unacknowledged frames, reuse their numbers, and return these frames."""
         frames = self.unacked()
         self._unacked.clear()

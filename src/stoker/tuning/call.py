@@ -2,9 +2,9 @@
 result in the bank.
 
 **Initial prompt.** The initial prompt comes from the job, from the bank, or from the targets of the job. A lookup in
-the bank scores a fixed number of prompts (`lookup.default_limit`), and must fit into its budget (`pace.BUDGET`). The
-bank stores the seconds per score by kind of device and number of virtual tokens. If these seconds are unknown, the call
-first measures a few scores.
+the bank scores a fixed number of prompts (`lookup.default_score_limit`), and must fit into its budget (`pace.BUDGET`).
+The bank stores the seconds per score by kind of device and number of virtual tokens. If these seconds are unknown, the
+call first measures a few scores.
 
 Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are for one device, because the
 scheduler decides about a job before it knows the size of the gang (`Features.shared_s`). Samples for scores are
@@ -31,15 +31,15 @@ from stoker.contexts import ambient, payloads
 from stoker.contexts.ambient import Evicted
 from stoker.errors import StokerError
 from stoker.tuning.bank import build
-from stoker.tuning.bank.build import contribute, ensure_bank
+from stoker.tuning.bank.build import ensure_bank, insert_or_store_prompt
 from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, instruction, read_candidates
-from stoker.tuning.bank.lookup import Score, default_limit, look_up
+from stoker.tuning.bank.lookup import Score, default_score_limit, look_up
 from stoker.tuning.encoding import encode_samples
 from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
 from stoker.tuning.pace import BUDGET, Part, PartClock, ScoringPace, is_over, read_paces, remember
-from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
+from stoker.tuning.tune import TuningProgress, model_device_name, purpose, tune_with_exchange
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _LOOKUP_LIMIT_S = 6 * 3600.0
 """Maximum seconds that the other ranks wait for the search of rank 0, which may build the bank first."""
 
 
-def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
+def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
     """Return the initial prompt, which is the same on every rank. All ranks must call this function.
 
     `known`: prompt of an earlier attempt. The `note` of the result says why the bank was unusable.
@@ -83,29 +83,29 @@ def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -
     if score is None:
         return msgspec.structs.replace(made, note="the samples are too long to be scored with a prompt before them")
     try:
-        return _look_up(model, order, order.bank, score, otherwise=made, ranks=ranks)
+        return _look_up_initial_prompt(model, order, order.bank, score, otherwise=made, ranks=ranks)
     except (StokerError, OSError, ValueError) as error:
         log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
         return msgspec.structs.replace(made, note=f"the bank cannot be used: {error}")
 
 
-def _look_up(
+def _look_up_initial_prompt(
     model: CausalLM, order: Order, place: BankPlace, score: Score, *, otherwise: Initial, ranks: int
 ) -> Initial:
     folder, kind = Path(place.folder), _kind(model)
     slo_s, virtual_tokens = order.slo_s, order.job.prompt.virtual_tokens
     pace = read_paces(folder, virtual_tokens=virtual_tokens).get(kind)
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
-        return _over_budget(otherwise, pace.lookup_s, slo_s)
+        return _with_over_budget_note(otherwise, pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
     bank = ensure_bank(
         folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
         read=build.reader(model),
     )  # fmt: skip
-    limit = default_limit(bank.layers)
+    limit = default_score_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
         remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
-        return _over_budget(otherwise, limit * score_s, slo_s)
+        return _with_over_budget_note(otherwise, limit * score_s, slo_s)
     began = time.monotonic()
     found = look_up(bank.layers, score, limit=limit)
     took_s = time.monotonic() - began
@@ -114,7 +114,7 @@ def _look_up(
     return Initial(found.candidate.text, "the bank", note)
 
 
-def _over_budget(made: Initial, lookup_s: float, slo_s: float) -> Initial:
+def _with_over_budget_note(made: Initial, lookup_s: float, slo_s: float) -> Initial:
     note = f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} until the deadline"
     return msgspec.structs.replace(made, note=note)
 
@@ -205,15 +205,16 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
             exchange = stack.enter_context(
                 meet(
                     rank=place.rank, size=place.size, rendezvous=place.rendezvous, listener=place.listener,
-                    key=place.key, job=purpose(model, job, order.samples), device=device_of(model), limit_s=_SILENCE_S,
+                    key=place.key, job=purpose(model, job, order.samples), device=model_device_name(model),
+                    limit_s=_SILENCE_S,
                 )
             )  # fmt: skip
         with clock.time(Part.BANK):
-            initial = choose_initial(model, order, exchange, known=saved.initial if saved is not None else None)
+            initial = choose_initial_prompt(model, order, exchange, known=saved.initial if saved is not None else None)
         job = msgspec.structs.replace(job, prompt=msgspec.structs.replace(job.prompt, initial=initial.text))
         reporter = Reporter(initial, iterations=job.until.iterations, saved=saved)
         try:
-            tuned = tune_with(
+            tuned = tune_with_exchange(
                 exchange, model, job, order.samples, clock=clock, report=reporter,
                 start=saved.checkpoint if saved is not None else b"", begun=reporter.begun,
             )  # fmt: skip
@@ -222,7 +223,7 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
     tuned = msgspec.structs.replace(tuned, initial_from=str(initial))
     if place.rank == 0 and order.bank is not None:
         with clock.time(Part.BANK):
-            keep_in_bank(model, order.bank, tuned)
+            add_tuned_prompt_to_bank(model, order.bank, tuned)
     return msgspec.structs.replace(tuned, spent_s={**tuned.spent_s, Part.BANK.value: clock.spent_s()[Part.BANK.value]})
 
 
@@ -288,7 +289,7 @@ class Reporter:
         return pack(Saved(self._initial, checkpoint, self._metric))
 
 
-def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
+def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
     """Add the text of a tuned prompt to the bank if tuning improved it. Errors are only logged."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
@@ -297,7 +298,7 @@ def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
         value=tuned.held_out.metric, tuned_at=time.time(),
     )  # fmt: skip
     try:
-        contribute(
+        insert_or_store_prompt(
             Path(place.folder), candidate, model=place.model, reading=build.reading_of(), read=build.reader(model)
         )
     except (StokerError, OSError, ValueError) as error:

@@ -76,7 +76,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
     return rows
 
 
-def refuse_too_long(
+def refuse_too_long_samples(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
     """Raise ConfigError if prompt and sample exceed the context length (`longest` tokens; 0: no limit)."""

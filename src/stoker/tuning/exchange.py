@@ -182,7 +182,7 @@ def _store(
     try:
         if rank == 0:
             return gang_store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
-        return _reach(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
+        return _connect_with_retries(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
     except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
         do = "give a free port of this machine" if rank == 0 else "is rank 0 running, and is the address right?"
@@ -199,7 +199,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both)
 
 
-def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
+def _connect_with_retries(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
     while True:
         try:
             return gang_store.reach(address, key=key, limit_s=limit_s)
@@ -224,7 +224,8 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
             store.set(f"read/{rank}", "")
     except RuntimeError as error:
         raise ExchangeError(
-            f"rank {rank} of {size} waited {show_seconds(limit_s)} at {where}: {_absent(store, size=size)}; {again}",
+            f"rank {rank} of {size} waited {show_seconds(limit_s)} at {where}: "
+            f"{_describe_absent_ranks(store, size=size)}; {again}",
             **facts,
         ) from error
     strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
@@ -240,7 +241,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
         )
 
 
-def _absent(store: Any, *, size: int) -> str:
+def _describe_absent_ranks(store: Any, *, size: int) -> str:
     try:
         late = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
     except RuntimeError:

@@ -91,14 +91,14 @@ class RemoteValues:
         self._ask({"op": "set", "name": name}, value)
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        answer, value = self._ask_until({"op": "get", "name": name}, wait_s=wait_s)
+        answer, value = self._ask_until_found({"op": "get", "name": name}, wait_s=wait_s)
         return value if answer.get("found") else None
 
     def add(self, name: str, amount: int) -> int:
         return int(self._ask({"op": "add", "name": name, "amount": amount})[0]["sum"])
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        return bool(self._ask_until({"op": "has", "names": list(names)}, wait_s=wait_s)[0].get("found"))
+        return bool(self._ask_until_found({"op": "has", "names": list(names)}, wait_s=wait_s)[0].get("found"))
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
         return self._ask({"op": "compare-set", "name": name, "expected": len(expected)}, expected + desired)[1]
@@ -112,7 +112,7 @@ class RemoteValues:
     def close(self) -> None:
         self._channel.close()
 
-    def _ask_until(self, question: dict[str, Any], *, wait_s: float) -> tuple[dict[str, Any], bytes]:
+    def _ask_until_found(self, question: dict[str, Any], *, wait_s: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + wait_s
         while True:
             left = until - time.monotonic()

@@ -187,7 +187,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.until.deadline.timestamp()
         return submitted_s + self.until.slo_s if self.until.slo_s else None
 
-    def refuse_past(self, *, now_s: float, file: str = "", line: int = 0) -> None:
+    def refuse_past_deadline(self, *, now_s: float, file: str = "", line: int = 0) -> None:
         """Raise ConfigError if the deadline has passed.
 
         Args:
@@ -237,7 +237,7 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
             f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
         ) from None
     line = line_of(("until", "deadline"), text)
-    job.refuse_past(now_s=time.time() if now_s is None else now_s, file=file, line=line)
+    job.refuse_past_deadline(now_s=time.time() if now_s is None else now_s, file=file, line=line)
     return _with_absolute_paths(job, folder)
 
 

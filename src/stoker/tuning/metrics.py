@@ -87,7 +87,7 @@ class MetricSums(msgspec.Struct, frozen=True):
 
 
 def count_words(text: str) -> int:
-    return len(_words_13a(text))
+    return len(_tokenize_13a(text))
 
 
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
     if job.until.metric is not Metric.ROUGE:
         return
     # ROUGE-L counts only words of a to z and digits, so a target in another script always scores 0.
-    best = sum(bool(_words_of_rouge(target)) for target in targets) / max(1, len(targets))
+    best = sum(bool(_tokenize_for_rouge(target)) for target in targets) / max(1, len(targets))
     words = f"it counts words of the letters a to z and digits, and {{}} of {job.data.path} have none"
     if not best:
         raise ConfigError(
@@ -124,7 +124,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
 
 
 def of_text(written: str, wanted: str) -> MetricSums:
-    ours, theirs = _words_13a(written), _words_13a(wanted)
+    ours, theirs = _tokenize_13a(written), _tokenize_13a(wanted)
     matches, grams = [], []
     for order in range(1, _ORDERS + 1):
         there, meant = _counted(ours, order), _counted(theirs, order)
@@ -137,7 +137,7 @@ def of_text(written: str, wanted: str) -> MetricSums:
 
 
 def rouge_l(written: str, wanted: str) -> float:
-    ours, theirs = _words_of_rouge(written), _words_of_rouge(wanted)
+    ours, theirs = _tokenize_for_rouge(written), _tokenize_for_rouge(wanted)
     common = _common(ours, theirs)
     if not common:
         return 0.0
@@ -160,11 +160,11 @@ def _counted(words: list[str], order: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[at : at + order]) for at in range(len(words) - order + 1))
 
 
-def _words_of_rouge(text: str) -> list[str]:
+def _tokenize_for_rouge(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _words_13a(text: str) -> list[str]:
+def _tokenize_13a(text: str) -> list[str]:
     text = f" {text.replace('-' + chr(10), '').replace(chr(10), ' ')} "
     for mark, plain in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
         text = text.replace(mark, plain)

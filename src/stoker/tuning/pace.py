@@ -58,7 +58,7 @@ class PartClock:
         finally:
             self._spent_s[part] += time.perf_counter() - began
 
-    def go_on_from(self, spent_s: dict[str, float]) -> None:
+    def add_earlier_seconds(self, spent_s: dict[str, float]) -> None:
         for part in Part:
             self._spent_s[part] += spent_s.get(part.value, 0.0)
 

@@ -73,7 +73,7 @@ class SoftPrompt:
 
 
 @contextlib.contextmanager
-def soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
+def attach_soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
     """Add a soft prompt to the model while the block runs, then restore the model."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     was_training = model.training

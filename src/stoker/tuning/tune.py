@@ -40,7 +40,7 @@ from stoker.tuning.encoding import (
     batch_indices,
     encode_prompt,
     encode_samples,
-    refuse_too_long,
+    refuse_too_long_samples,
     share,
 )
 from stoker.tuning.exchange import Exchange, meet
@@ -48,7 +48,7 @@ from stoker.tuning.job import Job, Metric, Optimizer, Sample, digest_job, digest
 from stoker.tuning.metrics import MetricSums, refuse_unreachable
 from stoker.tuning.order import Point, Tuned, TuningEnd
 from stoker.tuning.pace import IterationPace, Part, PartClock, communication_share
-from stoker.tuning.passes import SoftPrompt, embed, gradient, measure, nearest_tokens, soft_prompt
+from stoker.tuning.passes import SoftPrompt, attach_soft_prompt, embed, gradient, measure, nearest_tokens
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
     return state
 
 
-def read_file(folder: Path) -> bytes:
+def read_checkpoint_file(folder: Path) -> bytes:
     try:
         return (folder / FILE).read_bytes()
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def write_file(folder: Path, data: bytes) -> None:
     write_whole(folder, data, name=FILE)
 
 
-def tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     held: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
     return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
 
@@ -194,13 +194,15 @@ def tune(
             exchange = stack.enter_context(
                 meet(
                     rank=rank, size=size, rendezvous=rendezvous, job=purpose(context, job, samples),
-                    device=device_of(context), limit_s=limit_s,
+                    device=model_device_name(context), limit_s=limit_s,
                 )
             )  # fmt: skip
-        return tune_with(exchange, context, job, samples, clock=clock, start=start, folder=folder, report=report)
+        return tune_with_exchange(
+            exchange, context, job, samples, clock=clock, start=start, folder=folder, report=report
+        )
 
 
-def tune_with(
+def tune_with_exchange(
     exchange: Exchange,
     context: TunableModel,
     job: Job,
@@ -221,7 +223,7 @@ def tune_with(
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
             state = _begin(context, rows.prompt, exchange, digest=digest, start=start, folder=folder)
-            soft = stack.enter_context(soft_prompt(context.model, state.prompt))
+            soft = stack.enter_context(attach_soft_prompt(context.model, state.prompt))
             run = _RankRun(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
         run.go(begun)
         return run.result()
@@ -233,7 +235,7 @@ def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: A
     return digest_job(job, digest_samples(samples), shape, *more)
 
 
-def device_of(context: TunableModel) -> str:
+def model_device_name(context: TunableModel) -> str:
     return str(context.model.get_input_embeddings().weight.device)
 
 
@@ -245,7 +247,7 @@ class _EncodedJob:
         encoded: list[list[EncodedSample]] = []
         for some in (parts.training, parts.evaluation, parts.held_out):
             rows = encode_samples(context.tokenizer, some, template=job.data.template)
-            refuse_too_long(self.prompt, rows, some, data=job.data, longest=longest)
+            refuse_too_long_samples(self.prompt, rows, some, data=job.data, longest=longest)
             encoded.append(rows)
         self.training, self.evaluation, self.held_out = encoded
         refuse_unreachable(job, [sample.target for sample in parts.evaluation])
@@ -259,7 +261,7 @@ def _begin(
     if exchange.rank == 0:
         kept = [
             unpack_state(start, job=digest),
-            unpack_state(read_file(folder), job=digest) if folder is not None else None,
+            unpack_state(read_checkpoint_file(folder), job=digest) if folder is not None else None,
         ]
         found = max((state for state in kept if state is not None), key=lambda one: one.header.iteration, default=None)
         if found is None:
@@ -282,7 +284,7 @@ class _RankRun:
         self._folder, self._report = folder, report
         self._optimizer = _optimizer(job, soft)
         restore_optimizer(self._optimizer, state.optimizer)
-        clock.go_on_from(state.header.spent_s)
+        clock.add_earlier_seconds(state.header.spent_s)
         self._header = state.header
         self._best = state.best
         self._pace = IterationPace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
@@ -374,7 +376,7 @@ class _RankRun:
         point = Point(self._header.iteration, tally.value(until.metric), tally.value(Metric.LOSS))
         reached = until.metric.reached(point.metric, until.reach)
         best = self._header.best
-        if best is None or reached or _better(point, best, metric=until.metric):
+        if best is None or reached or _is_better_point(point, best, metric=until.metric):
             best, self._best = point, self._soft.vectors.detach().cpu().clone()
         self._header = msgspec.structs.replace(
             self._header, points=(*self._header.points, point), best=best,
@@ -397,7 +399,7 @@ class _RankRun:
     def _checkpoint(self, *, write: bool = True) -> bytes:
         with self._clock.time(Part.CHECKPOINTS):
             header = msgspec.structs.replace(self._header, spent_s=self._clock.spent_s())
-            data = pack_state(TuningState(header, self._soft.vectors, self._best, tensors_of(self._optimizer)))
+            data = pack_state(TuningState(header, self._soft.vectors, self._best, optimizer_tensors(self._optimizer)))
             if write and self._folder is not None:
                 write_file(self._folder, data)
         self._saved_at = time.monotonic()
@@ -426,7 +428,7 @@ def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
             return torch.optim.SGD([soft.vectors], lr=rate, momentum=0.9)
 
 
-def _better(point: Point, best: Point, *, metric: Metric) -> bool:
+def _is_better_point(point: Point, best: Point, *, metric: Metric) -> bool:
     if point.metric == best.metric:
         return point.loss < best.loss
     return metric.better(point.metric, best.metric)

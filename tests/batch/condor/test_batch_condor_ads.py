@@ -15,11 +15,11 @@ from stoker.manager.factory.condor_ads import (
     Verdict,
     ended,
     has_failed,
-    is_unmatched,
-    job_of,
+    has_no_matching_slot,
+    job_id_of_ad,
     judge,
-    read_ads,
-    read_analysis,
+    parse_job_ads,
+    summarize_match_analysis,
 )
 from stoker.protocol.blocks import BlockPhase, LossReason
 
@@ -219,8 +219,8 @@ def test_held_job_that_the_pool_removed_reports_its_hold(prefix: str) -> None:
 
 
 def test_reason_of_an_earlier_wait_for_a_slot_is_not_shown() -> None:
-    assert is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003))
-    assert not is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=990))
+    assert has_no_matching_slot(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003))
+    assert not has_no_matching_slot(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=990))
 
 
 ANALYSIS = """
@@ -341,7 +341,7 @@ Step   Matched   Drained  Condition
     ],
 )
 def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> None:
-    assert read_analysis(text) == told
+    assert summarize_match_analysis(text) == told
 
 
 @pytest.mark.parametrize(
@@ -439,12 +439,12 @@ def test_warning_of_condor_submit_is_recognized(err: str, told: list[str]) -> No
 
 
 def test_ads_are_parsed_as_condor_q_prints_them() -> None:
-    assert read_ads("", command="condor_q") == []
-    assert read_ads("[\n]\n", command="condor_history") == []
-    two = read_ads(
+    assert parse_job_ads("", command="condor_q") == []
+    assert parse_job_ads("[\n]\n", command="condor_history") == []
+    two = parse_job_ads(
         '[\n{\n  "ClusterId": 7,\n  "ProcId": 0\n}\n,\n{\n  "ClusterId": 8,\n  "ProcId": 1\n}\n]\n', command="condor_q"
     )
-    assert [job_of(found) for found in two] == ["7.0", "8.1"]
+    assert [job_id_of_ad(found) for found in two] == ["7.0", "8.1"]
 
 
 @pytest.mark.parametrize(
@@ -452,4 +452,4 @@ def test_ads_are_parsed_as_condor_q_prints_them() -> None:
 )
 def test_other_output_is_trouble_with_the_batch_system(text: str) -> None:
     with pytest.raises(BatchTrouble, match="condor_q printed"):
-        read_ads(text, command="condor_q")
+        parse_job_ads(text, command="condor_q")

@@ -170,7 +170,7 @@ def test_hold_by_the_owner_is_no_eviction(pool: Pool, submit: Callable[..., Cond
 
 
 def test_slots_are_found_if_startd_ads_describe_daemons(pool: Pool) -> None:
-    found = surroundings.read_nodes(pool.run(*surroundings._NODES).stdout)
+    found = surroundings.parse_condor_nodes(pool.run(*surroundings._NODES).stdout)
     assert sorted((node.cores, node.memory_bytes, node.gpus) for node in found) == [
         (8, 32_000 * 1024**2, gpus) for gpus in (0, 0, 1, 2)
     ]

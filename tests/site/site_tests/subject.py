@@ -172,8 +172,8 @@ class Subject:
             is_stuck = bool(faults) or (bool(status.trouble or status.ended_blocks) and not comes)
             stuck_since = (stuck_since or time.monotonic()) if is_stuck else None
             if waited_s > self.wait_s or (stuck_since is not None and time.monotonic() - stuck_since > _STUCK_S):
-                said = [*faults, *status.trouble.values(), *show_status.blocks_without_pilot(status.jobs)]
-                said += show_status.ended_in_words(status.ended_blocks)
+                said = [*faults, *status.trouble.values(), *show_status.describe_blocks_without_pilot(status.jobs)]
+                said += show_status.format_counts_by_reason(status.ended_blocks)
                 self._give_up(said, waited_s=waited_s, found=found)
             time.sleep(0.1)
 
@@ -244,7 +244,11 @@ class Subject:
 
     def _waits(self) -> str:
         status = self._session.status(30.0) if self._session is not None else None
-        said = [*status.trouble.values(), *show_status.blocks_without_pilot(status.jobs)] if status is not None else []
+        said = (
+            [*status.trouble.values(), *show_status.describe_blocks_without_pilot(status.jobs)]
+            if status is not None
+            else []
+        )
         return f" ({'; '.join(said)})" if said else ""
 
     def preempt(self, victim: Whereabouts, *, job: str) -> str:

@@ -26,7 +26,7 @@ from stoker.manager.advice.logs.classifier import classify
 from stoker.manager.advice.logs.failures import ROWS, Fault, FaultRule, Located, LogLine
 from stoker.manager.advice.logs.locator import Episode, locate
 from stoker.manager.advice.logs.opinion import DOUBTED
-from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, masked_line
+from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, remove_digits
 from stoker.whole_files import write_whole
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"
@@ -110,12 +110,12 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())
     for line in numbered:
-        if spell.reads_tracebacks and spell.in_traceback(line.number, line.text):
+        if spell.has_open_traceback and spell.add_line_to_traceback(line.number, line.text):
             continue
         if TRACEBACK in line.text:
             spell.begin_traceback(line.number, line.text)
         elif (grade := gravity(line.text)) >= Gravity.ERROR:
-            spell.sign(hash(masked_line(line.text.encode())), line.number, line.text, grade)
+            spell.sign(hash(remove_digits(line.text.encode())), line.number, line.text, grade)
     signs = tuple(LogLine(sign.number, sign.text) for sign in spell.ordered())
     traceback = spell.tracebacks[0].lines if spell.tracebacks else []
     return Located(signs[0] if signs else numbered[0], after=tuple(numbered[1:]), signs=signs or tuple(numbered[:1]),

@@ -31,7 +31,7 @@ from stoker.tuning.bank import store
 from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build
 from stoker.tuning.bank.lookup import Score
-from stoker.tuning.bank.store import BankStore, create_bank, locked, open_bank, salvage
+from stoker.tuning.bank.store import BankStore, create_bank, hold_bank_lock, open_bank, salvage_candidates
 from stoker.tuning.encoding import MOST_TOKENS, Ids, encode_prompt, encode_samples
 from stoker.tuning.job import PLACE, Prompt, Sample
 
@@ -113,7 +113,7 @@ class Readings:
                 model=of.model,
             )
         if found.damaged:
-            aside = keep_aside(self.path)
+            aside = back_up_damaged_file(self.path)
             log.warning(
                 "%s is damaged; its %d whole records are kept, the file itself is %s", self.path, len(records), aside,
             )  # fmt: skip
@@ -149,18 +149,20 @@ def ensure_bank(
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
         return bank
-    with locked(folder):
+    with hold_bank_lock(folder):
         bank = _whole(folder, model=model, reading=reading)
         if bank is not None and not again:  # another process has built the bank
             return bank
         readings = Readings(folder, model=model, reading=reading)
-        every = {one.key: one for one in (*candidates, *readings.candidates.values(), *salvage(folder))}
+        every = {one.key: one for one in (*candidates, *readings.candidates.values(), *salvage_candidates(folder))}
         wanted = list(every.values())
-        _read_missing(readings, wanted, read, progress)
+        _compute_missing_features(readings, wanted, read, progress)
         layers = build(wanted, readings.features(wanted), k=k, capacity=capacity, largest_group=largest_group)
         if bank is None and (folder / "bank").exists():
             log.warning(
-                "the damaged bank is %s; it was made again with %d prompts", keep_aside(folder / "bank"), len(layers)
+                "the damaged bank is %s; it was made again with %d prompts",
+                back_up_damaged_file(folder / "bank"),
+                len(layers),
             )
         return create_bank(folder, layers, model=model, reading=reading)
 
@@ -170,7 +172,9 @@ def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
     return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, reading=bank.reading, read=read))
 
 
-def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Insertion | None:
+def insert_or_store_prompt(
+    folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader
+) -> Insertion | None:
     """Insert a prompt into the bank in `folder`. Without an intact bank, store the prompt for the next build and return
     None. Raises the errors of `insert`.
     """
@@ -184,10 +188,10 @@ def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, 
 
 def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
     """Store a candidate and its raw feature `[width]` in `readings`. Return the feature."""
-    with locked(folder):
+    with hold_bank_lock(folder):
         readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
-    with locked(folder):
+    with hold_bank_lock(folder):
         readings = Readings(folder, model=model, reading=reading)
         if readings.candidates.get(candidate.key) != candidate:
             readings.add([candidate], feature)
@@ -195,7 +199,7 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read:
     return first
 
 
-def keep_aside(path: Path) -> Path:
+def back_up_damaged_file(path: Path) -> Path:
     """Copy a damaged file before it is replaced. Return the path of the copy."""
     aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     shutil.copyfile(path, aside)
@@ -211,7 +215,9 @@ def _whole(folder: Path, *, model: str, reading: str) -> BankStore | None:
         raise
 
 
-def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader, progress: Progress | None) -> None:
+def _compute_missing_features(
+    readings: Readings, wanted: Sequence[Candidate], read: Reader, progress: Progress | None
+) -> None:
     missing = [one for one in wanted if one.key not in readings]
     there = len(wanted) - len(missing)
     # Texts of similar length in one batch need less padding.
@@ -235,10 +241,10 @@ def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
 
 
 def reader(model: CausalLM, *, tokens: int = FEATURE_TOKENS) -> Reader:
-    from stoker.contexts.reading import mean_hidden
+    from stoker.contexts.reading import mean_hidden_states
 
     def read(texts: Sequence[str]) -> Array:
-        return mean_hidden(model, texts, most_tokens=tokens)
+        return mean_hidden_states(model, texts, most_tokens=tokens)
 
     return read
 

@@ -63,7 +63,7 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
     if k >= n:
         return np.arange(n), np.arange(n)
-    medoids = np.sort(_swap(distances, _greedy_start(distances, k=k)))
+    medoids = np.sort(_improve_medoids_by_swaps(distances, _choose_initial_medoids(distances, k=k)))
     return medoids, nearest_medoids(distances, medoids)
 
 
@@ -79,7 +79,7 @@ def medoid_cost(distances: Array, medoids: Indices) -> float:
     return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
-def _greedy_start(distances: Array, *, k: int) -> list[int]:
+def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
     """Choose one point after the other. Each choice reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
@@ -91,10 +91,10 @@ def _greedy_start(distances: Array, *, k: int) -> list[int]:
     return chosen
 
 
-def _swap(distances: Array, medoids: list[int]) -> Indices:
+def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
     """Make improving swaps until a whole pass finds no improvement."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
-    nearest, near, second = _two_nearest(distances, own)
+    nearest, near, second = _nearest_two_medoids(distances, own)
     since, point = 0, 0
     for _ in range(_PASSES * n):
         if since == n:
@@ -110,13 +110,13 @@ def _swap(distances: Array, medoids: list[int]) -> Indices:
             out = int(np.argmin(by_medoid))
             if by_medoid[out] + alone < -_LEAST * float(near.sum(dtype=np.float64)):
                 own[out] = point
-                nearest, near, second = _two_nearest(distances, own)
+                nearest, near, second = _nearest_two_medoids(distances, own)
                 since = 0
         point = (point + 1) % n
     return own
 
 
-def _two_nearest(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
+def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
     """Return each point's nearest medoid, its distance, and the second nearest's distance."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
@@ -146,7 +146,7 @@ class Scale(msgspec.Struct, frozen=True):
         return units
 
 
-def scale_of(features: Array) -> Scale:
+def compute_feature_scale(features: Array) -> Scale:
     """Return the scale of raw features `[n, width]`. A constant dimension has divisor 1."""
     spread = features.std(axis=0)
     return Scale(
@@ -221,7 +221,7 @@ class Layers:
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self.candidates.values())
 
-    def cluster_of(self, key: Key) -> int:
+    def cluster_index(self, key: Key) -> int:
         return self._home[key]
 
     # ---- insertion and replacement
@@ -240,7 +240,7 @@ class Layers:
             if float(cosine_distances(vector[None], self._tops[cluster][None])[0, 0]) < at:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=nearest)
-        largest = self._largest()
+        largest = self._largest_cluster_index()
         if len(self.clusters[largest]) == 1:  # the number of clusters equals the capacity
             return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
@@ -262,7 +262,7 @@ class Layers:
     def trim(self) -> list[Key]:
         """Remove candidates above the capacity, each from the largest cluster."""
         gone = []
-        while len(self) > self.capacity and len(self.clusters[largest := self._largest()]) > 1:
+        while len(self) > self.capacity and len(self.clusters[largest := self._largest_cluster_index()]) > 1:
             gone.append(self._nearest(largest)[0])
             self._remove(gone[-1])
         return gone
@@ -273,45 +273,50 @@ class Layers:
         self._forget(cluster)
         del self.candidates[key], self.vectors[key]
 
-    def _largest(self) -> int:
+    def _largest_cluster_index(self) -> int:
         return max(range(len(self.clusters)), key=lambda number: len(self.clusters[number]))
 
     def _nearest(self, cluster: int) -> tuple[Key, float]:
         others = self.clusters[cluster][1:]
-        distances = self._distances(others, self.clusters[cluster][0])
+        distances = self._distances_to_key(others, self.clusters[cluster][0])
         at = int(np.argmin(distances))
         return others[at], float(distances[at])
 
-    def _distances(self, keys: Sequence[Key], to: Key) -> Array:
+    def _distances_to_key(self, keys: Sequence[Key], to: Key) -> Array:
         return cosine_distances(np.stack([self.vectors[key] for key in keys]), self.vectors[to][None])[:, 0]
 
     # ---- groups
 
     def tops(self) -> list[tuple[int, CandidateGroup]]:
-        return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
+        return [
+            (number, self._group_sorted_by_distance(members[0], members[1:]))
+            for number, members in enumerate(self.clusters)
+        ]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
         """Return the subgroups of a large group, or () for a small group."""
         if len(group.members) <= self.largest_group:
             return ()
         if (cluster, group) not in self._parts:
-            self._parts[cluster, group] = self._divide(group.members)
+            self._parts[cluster, group] = self._split_into_clusters(group.members)
         return self._parts[cluster, group]
 
-    def _divide(self, members: tuple[Key, ...]) -> tuple[CandidateGroup, ...]:
+    def _split_into_clusters(self, members: tuple[Key, ...]) -> tuple[CandidateGroup, ...]:
         vectors = np.stack([self.vectors[key] for key in members])
         distances = cosine_distances(vectors, vectors)
         np.fill_diagonal(distances, 0.0)
         medoids, owners = k_medoids(distances, k=math.isqrt(len(members)))
         return tuple(
-            self._sorted(members[medoid], [members[i] for i in np.flatnonzero(owners == number) if i != medoid])
+            self._group_sorted_by_distance(
+                members[medoid], [members[i] for i in np.flatnonzero(owners == number) if i != medoid]
+            )
             for number, medoid in enumerate(medoids)
         )
 
-    def _sorted(self, first: Key, others: Sequence[Key]) -> CandidateGroup:
+    def _group_sorted_by_distance(self, first: Key, others: Sequence[Key]) -> CandidateGroup:
         if not others:
             return CandidateGroup((first,))
-        order = np.argsort(self._distances(others, first), kind="stable")
+        order = np.argsort(self._distances_to_key(others, first), kind="stable")
         return CandidateGroup((first, *(others[at] for at in order)))
 
     def _forget(self, cluster: int) -> None:
@@ -333,7 +338,7 @@ def build(
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():
         raise ValueError("a feature is not a number; the model's hidden states overflow, try it in float32")
-    scale = scale_of(features)
+    scale = compute_feature_scale(features)
     units = scale.unit(features)
     distances = cosine_distances(units, units)
     np.fill_diagonal(distances, 0.0)

@@ -27,7 +27,7 @@ Score = Callable[[Sequence[str]], Sequence[float]]
 """A function that returns the loss of each prompt for the task. The loss is `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""Divisor of the bank's size for the default limit of a lookup (`default_limit`)."""
+"""Divisor of the bank's size for the default limit of a lookup (`default_score_limit`)."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -49,18 +49,18 @@ class LookupResult(msgspec.Struct, frozen=True):
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
 
-def default_limit(layers: Layers) -> int:
+def default_score_limit(layers: Layers) -> int:
     """Return the default number of scores: all representatives and some groups, or all candidates of a small bank."""
     least = len(layers.clusters) + 2 * layers.largest_group
     return min(len(layers), max(least, len(layers) // SAVING))
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate with the lowest loss among at most `limit` scored candidates (0: `default_limit`).
+    """Return the candidate with the lowest loss among at most `limit` scored candidates (0: `default_score_limit`).
 
     All representatives are scored. Raises StokerError for a wrong number of losses, or without any finite loss.
     """
-    search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
+    search = _Search(layers, score, limit=max(limit or default_score_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:
         cluster, group = search.next()
@@ -80,7 +80,7 @@ def two_layers(layers: Layers, score: Score) -> LookupResult:
     return search.found()
 
 
-def brute_force(layers: Layers, score: Score) -> LookupResult:
+def score_all_candidates(layers: Layers, score: Score) -> LookupResult:
     """Score every candidate, for comparison."""
     search = _Search(layers, score, limit=len(layers))
     search.ask(list(layers.candidates))

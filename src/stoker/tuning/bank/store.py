@@ -202,15 +202,15 @@ class BankStore:
             raise self._damaged(f"it is damaged at byte {found.end:,}")
         try:
             if found.start == 0:
-                self._take_all(found.payloads)
+                self._load_all_records(found.payloads)
             else:
-                self._take_insertions(found.payloads)
+                self._apply_insertions(found.payloads)
         except UNREADABLE as error:
             raise self._damaged(f"it holds a record that this version cannot read ({error})") from error
         self._end = found.end
         return self
 
-    def _take_all(self, payloads: list[bytes]) -> None:
+    def _load_all_records(self, payloads: list[bytes]) -> None:
         if not payloads:
             raise self._damaged("it is cut off before its first record")
         head = _head.decode(payloads[0])
@@ -226,12 +226,12 @@ class BankStore:
             raise self._damaged(f"it is cut off after {len(payloads) - 1:,} of {head.members:,} candidates")
         self.layers = _layers(head, [_member.decode(payload) for payload in payloads[1 : head.members + 1]])
         self._beginning, self._inserted = framed(payloads[0]), 0
-        self._take_insertions(payloads[head.members + 1 :])
+        self._apply_insertions(payloads[head.members + 1 :])
 
-    def _take_insertions(self, payloads: list[bytes]) -> None:
+    def _apply_insertions(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             record = _inserted.decode(payload)
-            self.layers.apply(record.candidate, _vector(record.vector), record.insertion)
+            self.layers.apply(record.candidate, _decode_vector(record.vector), record.insertion)
         self._inserted += len(payloads)
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
@@ -240,7 +240,7 @@ class BankStore:
         """
         if feature.shape != (self.layers.scale.width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {self.layers.scale.width} numbers, not {feature.shape}")
-        with locked(self.folder):
+        with hold_bank_lock(self.folder):
             self.refresh()
             vector = self.layers.scale.unit(feature[None].astype(np.float32))[0]
             insertion = self.layers.plan(candidate, vector)
@@ -255,7 +255,7 @@ class BankStore:
         return insertion
 
     def _write(self) -> None:
-        payloads = list(_payloads(self.layers, model=self.model, reading=self.reading))
+        payloads = list(_encode_bank_records(self.layers, model=self.model, reading=self.reading))
         self._end = replace_records(self.path, payloads)
         self._beginning, self._inserted = framed(payloads[0]), 0
 
@@ -274,11 +274,11 @@ def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
 
 def create_bank(folder: Path, layers: Layers, *, model: str, reading: str) -> BankStore:
     """Write a bank, and replace an old bank. The caller has the lock."""
-    replace_records(folder / _BANK, _payloads(layers, model=model, reading=reading))
+    replace_records(folder / _BANK, _encode_bank_records(layers, model=model, reading=reading))
     return open_bank(folder, model=model, reading=reading)
 
 
-def salvage(folder: Path) -> list[Candidate]:
+def salvage_candidates(folder: Path) -> list[Candidate]:
     try:
         payloads = read_records(folder / _BANK, skip=True).payloads[1:]
     except OSError:
@@ -292,7 +292,7 @@ def salvage(folder: Path) -> list[Candidate]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def hold_bank_lock(folder: Path) -> Iterator[None]:
     """Lock the folder for a writer. Raises StokerError."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -305,7 +305,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _payloads(layers: Layers, *, model: str, reading: str) -> Iterator[bytes]:
+def _encode_bank_records(layers: Layers, *, model: str, reading: str) -> Iterator[bytes]:
     yield _encode(
         Head(
             format=FORMAT,
@@ -331,9 +331,9 @@ def _layers(head: Head, members: list[BankMember]) -> Layers:
         clusters[member.cluster].append(member.candidate.key)
     return Layers(
         {member.candidate.key: member.candidate for member in members},
-        {member.candidate.key: _vector(member.vector) for member in members},
+        {member.candidate.key: _decode_vector(member.vector) for member in members},
         clusters,
-        scale=Scale(centre=_vector(head.centre), spread=_vector(head.spread)),
+        scale=Scale(centre=_decode_vector(head.centre), spread=_decode_vector(head.spread)),
         capacity=head.capacity,
         largest_group=head.largest_group,
     )
@@ -343,5 +343,5 @@ def _bytes(vector: Array) -> bytes:
     return vector.astype("<f4").tobytes()
 
 
-def _vector(data: bytes) -> Array:
+def _decode_vector(data: bytes) -> Array:
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
