@@ -47,10 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     except lease.NoRoomError as error:
         return _status_of_error(error, folder)
     except StokerError as error:
-        return _cannot_start(error)
+        return _start_error_exit_status(error)
     over = unwritten = ""
     try:
-        held.keep(_taken_over)
+        held.keep(_exit_after_takeover)
         if held.has_remote_predecessor:
             lease.copy_journal(folder.journal)
         server = _server(folder, options, sure=held.wait_until_lease_confirmed)
@@ -125,7 +125,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
     )
 
 
-def _taken_over(holder: lease.LeaseHolder | None) -> None:
+def _exit_after_takeover(holder: lease.LeaseHolder | None) -> None:
     """Exit at once, so that this manager sends no further message."""
     who = "the session's folder is gone" if holder is None else f"its manager is {holder}"
     logging.critical("this manager no longer manages the session: %s", who)
@@ -133,7 +133,7 @@ def _taken_over(holder: lease.LeaseHolder | None) -> None:
     os._exit(TAKEN_OVER)
 
 
-def _cannot_start(error: StokerError) -> int:
+def _start_error_exit_status(error: StokerError) -> int:
     logging.critical("%s", error)
     print(error, file=sys.stderr)  # noqa: T201
     return TAKEN_OVER if isinstance(error, TakenError) else 1
@@ -141,7 +141,7 @@ def _cannot_start(error: StokerError) -> int:
 
 def _status_of_error(error: StokerError, folder: SessionFolder) -> int:
     if isinstance(error, TakenError) or not folder.file.exists():
-        return _cannot_start(error)
+        return _start_error_exit_status(error)
     logging.critical("%s", error)
     return keeper.NO_PORT if isinstance(error, PortsTakenError) else keeper.FAILED
 

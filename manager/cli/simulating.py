@@ -25,11 +25,11 @@ from stoker.manager.study.comparison import (
     SPEED,
     Column,
     PolicyRow,
+    choose_ranking_criterion,
     columns_for,
     compare,
-    criterion_for,
+    copy_bounds_to_all_runs,
     verdicts,
-    with_bounds,
 )
 from stoker.manager.study.run_folder import SCENARIO, WrittenFiles
 from stoker.manager.study.running import FinishedRun, run_all
@@ -121,7 +121,7 @@ def suggest_next_commands(
         more = "another policy" + (f"; or {', '.join(others[1:])}" if others[1:] else "")
         this = [] if "--policy" in simulate else ["--policy", rows[0].policy]
         steps.append(([*simulate, *this, "--policy", others[0]], more))
-    key = criterion_for(scenario, runs).key
+    key = choose_ranking_criterion(scenario, runs).key
     found = [estimate for row in rows if (estimate := row.estimates.get(key)) is not None]
     if any(each.half_width is None or each.half_width > _NARROW * abs(each.mean) for each in found):
         seeds = str(4 * max(row.runs for row in rows))
@@ -301,7 +301,7 @@ def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
         except (KeyboardInterrupt, StokerError) as stopped:
             done.stopped = stopped
     place = {policy: number for number, policy in enumerate(scenario.policies)}
-    done.runs = sorted(with_bounds(done.runs), key=lambda run: (place[run.policy], run.seed))
+    done.runs = sorted(copy_bounds_to_all_runs(done.runs), key=lambda run: (place[run.policy], run.seed))
     done.wall_s = time.monotonic() - began
     return done
 

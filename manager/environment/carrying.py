@@ -52,9 +52,9 @@ from stoker.errors import SessionError
 from stoker.manager.environment.members import (
     ArchiveMember,
     MemberKind,
+    inspect_environment,
     interpreter_members,
     package_members,
-    this_environment,
 )
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import PYTHON, SessionFolder
@@ -107,14 +107,14 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     else:
         data = Path(member.path).read_bytes()
         if member.kind is MemberKind.SCRIPT:
-            data = _relocatable_script(data)
+            data = _make_script_relocatable(data)
         else:  # write the source's new time into the header of bytecode
             data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
         facts.size = len(data)
         tar.addfile(facts, io.BytesIO(data))
 
 
-def _relocatable_script(script: bytes) -> bytes:
+def _make_script_relocatable(script: bytes) -> bytes:
     """Return a script that runs with the Python in its folder. Python reads the added lines as a string, the shell as a
     program."""
     first, _, rest = script.partition(b"\n")
@@ -188,7 +188,7 @@ class Packed(msgspec.Struct, frozen=True):
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
     """Pack this environment, or return its existing archives. `python`: the interpreter on compute nodes; if empty,
     this interpreter is packed. Raises ConfigError if packing is impossible, SessionError if disk space is missing."""
-    installed = this_environment()
+    installed = inspect_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
     base = None
@@ -262,13 +262,13 @@ _STARTER = (
 """Files of this package that `start.pyz` contains."""
 
 
-def carried_folder(folder: SessionFolder, site: Site) -> Path:
+def pilot_files_folder(folder: SessionFolder, site: Site) -> Path:
     return folder.path / "carried" / site.name / CARRIED_AS
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
     """Write the files that nodes of a site need. Raises SessionError."""
-    place = carried_folder(folder, site)
+    place = pilot_files_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -293,12 +293,12 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
     return place
 
 
-def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
+def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
     """Return the folders to copy to a job's node. Call this before each submission, because it writes the manager's
     current address."""
     if site.provider.shared_files:
         return []
-    place = carried_folder(folder, site)
+    place = pilot_files_folder(folder, site)
     for file in (folder.file, folder.path / SEED_FILE):
         if file.exists():
             write_whole(place / file.name, file.read_bytes())
@@ -310,7 +310,7 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
     """Return the command that a job runs. `options`: options of `stoker-pilot` except `--session`."""
     if site.provider.shared_files:
-        return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
+        return ["sh", str(pilot_files_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
 
 

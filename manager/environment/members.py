@@ -62,7 +62,7 @@ class FoundFile(NamedTuple):
 Skip = Callable[[str], object]
 
 
-def files_below(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
+def walk_files_recursively(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
     """Yield files sorted by name. Skip unreadable files and loops of links."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
@@ -95,11 +95,11 @@ def _points_inside(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
 
 
-def listing_digest(path: str) -> str:
+def file_listing_digest(path: str) -> str:
     if not os.path.isdir(path):
         facts = os.stat(path)
         return hashlib.sha256(f"{facts.st_size}\0{facts.st_mtime_ns}".encode()).hexdigest()
-    lines = (f"{each.name}\0{each.facts.st_size}\0{each.facts.st_mtime_ns}\0" for each in files_below(path))
+    lines = (f"{each.name}\0{each.facts.st_size}\0{each.facts.st_mtime_ns}\0" for each in walk_files_recursively(path))
     return hashlib.sha256("".join(lines).encode(errors="replace")).hexdigest()
 
 
@@ -130,14 +130,17 @@ class Installed(msgspec.Struct, frozen=True):
     key: str
 
 
-def this_environment() -> Installed:
+def inspect_environment() -> Installed:
     """Return this environment. Raises ConfigError for an editable install without its sources."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
     editables = tuple(
-        {one.name: one for one in [*_editables_of_finders(), *_named_in_pth(folders), *_target_packages()]}.values()
+        {
+            one.name: one
+            for one in [*_editables_of_finders(), *_editables_in_pth_files(folders), *_pip_target_packages()]
+        }.values()
     )
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
@@ -150,7 +153,7 @@ def this_environment() -> Installed:
     )
 
 
-def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
+def _editables_in_pth_files(folders: Iterable[str]) -> Iterator[Editable]:
     for folder in folders:
         for file in sorted(os.listdir(folder)):
             if not file.endswith(".pth"):
@@ -160,10 +163,10 @@ def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
             for place in places:
                 source = os.path.realpath(os.path.join(folder, place))
                 if not source.startswith(folder + os.sep) and os.path.isdir(source):
-                    yield from _importable(source)
+                    yield from _importable_modules(source)
 
 
-def _importable(folder: str) -> Iterator[Editable]:
+def _importable_modules(folder: str) -> Iterator[Editable]:
     for entry in sorted(os.scandir(folder), key=lambda one: one.name):
         stem, suffix = os.path.splitext(entry.name)
         is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
@@ -171,7 +174,7 @@ def _importable(folder: str) -> Iterator[Editable]:
             yield Editable(entry.name, os.path.realpath(entry.path))
 
 
-def _target_packages() -> Iterator[Editable]:
+def _pip_target_packages() -> Iterator[Editable]:
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -225,7 +228,7 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
         digest = hashlib.sha256(record.encode(errors="replace")).hexdigest()
         records.append(f"{distribution.metadata['Name']} {distribution.version} {digest}")
     parts += sorted(records)
-    parts += [f"{one.name} {listing_digest(one.path)}" for one in editables]
+    parts += [f"{one.name} {file_listing_digest(one.path)}" for one in editables]
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode(errors="replace")
@@ -293,7 +296,7 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
         else:
             new = [ArchiveMember(packages + one.name, one.path, os.path.getsize(one.path))]
         found.update((member.name, member) for member in new)
-    others = list(_scripts(installed.scripts)) if installed.scripts else []
+    others = list(_script_members(installed.scripts)) if installed.scripts else []
     for part in ("lib", "share", "ssl", "etc", "libexec") if installed.conda else ():
         if os.path.isdir(os.path.join(installed.conda, part)):
             place = os.path.join(installed.conda, part)
@@ -318,25 +321,25 @@ def interpreter_members() -> list[ArchiveMember]:
     members.append(ArchiveMember("base/bin/python3", name, 0, MemberKind.LINK))
     members += _members(library, prefix=f"base/{place}/", skip=_NOT_NEEDED.fullmatch)
     members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
-    members += _bundled([member.path for member in members if ".so" in member.name or member.executable])
+    members += _shared_library_members([member.path for member in members if ".so" in member.name or member.executable])
     return sorted({member.name: member for member in members}.values())
 
 
 def _members(folder: str, *, prefix: str, skip: Skip = lambda _name: False) -> Iterator[ArchiveMember]:
-    for file in files_below(folder, skip=skip):
+    for file in walk_files_recursively(folder, skip=skip):
         if file.link:
             yield ArchiveMember(prefix + file.name, file.link, 0, MemberKind.LINK)
             continue
         executable = bool(file.facts.st_mode & 0o100)
         yield ArchiveMember(prefix + file.name, file.path, file.facts.st_size, executable=executable)
-        compiled = _bytecode(file) if file.name.endswith(".py") else None
+        compiled = _valid_bytecode_path(file) if file.name.endswith(".py") else None
         if compiled is not None:
             above, slash, _ = file.name.rpartition("/")
             name = f"{prefix}{above}{slash}__pycache__/{os.path.basename(compiled)}"
             yield ArchiveMember(name, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
 
 
-def _bytecode(source: FoundFile) -> str | None:
+def _valid_bytecode_path(source: FoundFile) -> str | None:
     compiled = importlib.util.cache_from_source(source.path)
     try:
         with open(compiled, "rb") as file:
@@ -348,8 +351,8 @@ def _bytecode(source: FoundFile) -> str | None:
     return compiled if head[:8] == _HEAD and said == is_now else None
 
 
-def _scripts(folder: str) -> Iterator[ArchiveMember]:
-    for file in files_below(folder):
+def _script_members(folder: str) -> Iterator[ArchiveMember]:
+    for file in walk_files_recursively(folder):
         if file.link or re.match(r"(python|pypy|[Aa]ctivate)", file.name):
             continue
         with open(file.path, "rb") as opened:
@@ -357,7 +360,7 @@ def _scripts(folder: str) -> Iterator[ArchiveMember]:
         yield ArchiveMember(f"bin/{file.name}", file.path, file.facts.st_size, kind, executable=True)
 
 
-def _bundled(files: list[str]) -> Iterator[ArchiveMember]:
+def _shared_library_members(files: list[str]) -> Iterator[ArchiveMember]:
     ldd = shutil.which("ldd")
     if ldd is None:
         return

@@ -51,7 +51,7 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
                 "leave provider= out, and name their batch system in the site file",
                 key="provider",
             )
-        refusals.refuse_site(site)
+        refusals.refuse_unsupported_site(site)
 
 
 def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
@@ -66,7 +66,9 @@ def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[s
         if refused:
             raise ConfigError(refused)
     if site.engine is Engine.TASKVINE:
-        refusals.refuse_call(wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s)
+        refusals.refuse_unsupported_call(
+            wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s
+        )
 
 
 def local_provider(site: Site) -> LocalProvider:
@@ -90,14 +92,16 @@ def prepare(
     `kept`: True for a session that outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
-            made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)
+            made = planning.make_vine_plan(
+                site, session=session, kept=kept, python=sys.executable, search_path=python_path
+            )
             engine.write(made, folder, site=site.name)
 
 
 def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
     """Return the command that starts TaskVine's workers. Raises ConfigError."""
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
-    made = planning.plan_of(site, session=session, kept=True)
+    made = planning.make_vine_plan(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"
     words = engine.factory_command(
         made,

@@ -288,11 +288,11 @@ class NotebookLine:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        from IPython.open_job_display import open_job_display  # installed only with notebooks
+        from IPython.display import display  # installed only with notebooks
 
         data = {"text/plain": text}
         if self._handle is None:
-            self._handle = open_job_display(data, raw=True, display_id=True)
+            self._handle = display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
 

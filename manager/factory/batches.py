@@ -84,9 +84,9 @@ def make_batch(
 def _carried(folder: SessionFolder, site: Site) -> list[Path]:
     if site.provider.shared_files:
         return []
-    from stoker.manager.environment.carrying import starter_files
+    from stoker.manager.environment.carrying import prepare_pilot_files
 
-    return starter_files(folder, site)
+    return prepare_pilot_files(folder, site)
 
 
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
@@ -102,9 +102,9 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
         case ProviderKind.CONDOR:
             carried: tuple[Path, ...] = ()
             if not site.provider.shared_files:
-                from stoker.manager.environment.carrying import carried_folder
+                from stoker.manager.environment.carrying import pilot_files_folder
 
-                carried = (carried_folder(folder, site), folder.block_key_file(block))
+                carried = (pilot_files_folder(folder, site), folder.block_key_file(block))
             files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case ProviderKind.SLURM | ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:

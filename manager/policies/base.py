@@ -18,7 +18,7 @@ _MOST_EXAMINED = 16
 _MOST_COMPARED = 8  # Free libraries compared per speed
 
 
-def fastest_first(context: Context) -> Iterator[Library]:
+def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
     """Yield free libraries: the fastest first if speeds of device kinds are known, else the hottest.
 
     A device that also runs calls of other libraries counts as slower. The first few of each speed are compared.
@@ -37,8 +37,8 @@ def _slowness(library: Library) -> float:
     return calls / library.context.speeds.get(library.kind)
 
 
-def hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Yield the library of the current burst, then free libraries (`fastest_first`), then the least loaded.
+def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
+    """Yield the library of the current burst, then free libraries (fastest first), then the least loaded.
 
     Each library pulls calls before the next is yielded.
     """
@@ -46,7 +46,7 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
     if burst is not None and burst.at == view.now:
         yield burst.library
     for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # usually the first libraries take all calls
-        for library in tuple(islice(fastest_first(context), some)) if queue.count else ():
+        for library in tuple(islice(free_libraries_fastest_first(context), some)) if queue.count else ():
             yield library
             if queue.single() is None:  # only gangs wait, and they need no further library
                 return
@@ -55,7 +55,7 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
         queue.count != before and index.free and context.slots > 1
     ):  # with several slots, the last calls are sent to the least loaded libraries
         before = queue.count
-        yield from tuple(islice(fastest_first(context), _MOST_EXAMINED))
+        yield from tuple(islice(free_libraries_fastest_first(context), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
         yield from tuple(islice(index.least_loaded(), SATED))  # a library that takes calls moves in the index
@@ -74,7 +74,7 @@ class Quiet:
     places_one_by_one_up_to = 4
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        return hottest_first(view, context)
+        return libraries_hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
         """Return no actions, because calls that list several contexts are refused."""

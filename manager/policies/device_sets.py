@@ -21,14 +21,14 @@ def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device,
         return
     ranked = list(devices)
     rank = {device: number for number, device in enumerate(ranked)}
-    near = list(_grouped(ranked, count, within_island=True))
+    near = list(_group_devices(ranked, count, within_island=True))
     used = {device for some in near for device in some}
-    far = list(_grouped([device for device in ranked if device not in used], count, within_island=False))
+    far = list(_group_devices([device for device in ranked if device not in used], count, within_island=False))
     for sets in (near, far):
         yield from sorted(sets, key=lambda some: max(rank[device] for device in some))
 
 
-def _grouped(devices: Iterable[Device], count: int, *, within_island: bool) -> Iterator[tuple[Device, ...]]:
+def _group_devices(devices: Iterable[Device], count: int, *, within_island: bool) -> Iterator[tuple[Device, ...]]:
     groups: dict[tuple[str, str, int], list[Device]] = {}
     for device in devices:
         facts = device.facts
@@ -39,6 +39,6 @@ def _grouped(devices: Iterable[Device], count: int, *, within_island: bool) -> I
             group.clear()
 
 
-def most_sets(devices: Iterable[DeviceFacts], count: int) -> int:
+def count_device_sets(devices: Iterable[DeviceFacts], count: int) -> int:
     """Return how many sets of `count` devices of one kind these devices of a pilot form."""
     return sum(number // count for number in Counter(facts.kind for facts in devices).values())

@@ -22,8 +22,8 @@ from stoker.manager.core.nouns import Call, Context, Library, LibraryState
 from stoker.manager.core.per_context import Burst
 from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
 from stoker.manager.core.speeds import run_s_on
-from stoker.manager.policies.base import Quiet, fastest_first
-from stoker.manager.policies.faster_kinds import waits_for_faster
+from stoker.manager.policies.base import Quiet, free_libraries_fastest_first
+from stoker.manager.policies.faster_kinds import faster_device_wait_s
 from stoker.protocol.ids import LibraryId
 
 # Maximum libraries compared for one decision.
@@ -74,13 +74,13 @@ class HottestFirst(Quiet):
         burst = context.index.burst
         if burst is not None and group.cost.runs and self._joins_burst(view, burst, call):
             return burst.library.id
-        for library in _with_free_slot(context):
+        for library in _libraries_with_free_slot(context):
             if (
                 library.load < self.window(view, library)
                 and library.admits(call)
                 and has_time_for_call(view, library, call)
             ):
-                again_s = waits_for_faster(view, library, call) if context.speeds.of else 0.0
+                again_s = faster_device_wait_s(view, library, call) if context.speeds.of else 0.0
                 return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
             for library in islice(context.index.least_loaded(), _MOST_COMPARED):
@@ -104,17 +104,17 @@ class HottestFirst(Quiet):
         group = head.group
         if not has_time_for_call(view, library, head):
             return 0
-        if context.speeds.of and free > 0 and (again_s := waits_for_faster(view, library, head)):
+        if context.speeds.of and free > 0 and (again_s := faster_device_wait_s(view, library, head)):
             return self._send_later_call(view, library, again_s)
         if library.slots > 1 and free > 0:
-            free = min(free, _share_by_load(library))
+            free = min(free, _call_quota_by_load(library))
             room = min(room, free)
         if room <= free:
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
-        frame = int(self._frame_s(view) / (expected_run_s(library, head) + 1e-6))
-        share = max(_share_by_speed(library), frame)
+        frame = int(self._burst_limit_s(view) / (expected_run_s(library, head) + 1e-6))
+        share = max(_call_quota_by_speed(library), frame)
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
@@ -128,7 +128,7 @@ class HottestFirst(Quiet):
         if victim is library or waiting <= 0:
             return ()
         run_s, there_s = (run_s_on(context.speeds, context, each.kind) for each in (library, victim))
-        if waiting * there_s < max(self.prefetch_s / 4, self._frame_s(view)):  # too little work for a frame
+        if waiting * there_s < max(self.prefetch_s / 4, self._burst_limit_s(view)):  # too little work for a frame
             return ()
         share = there_s / (run_s + there_s) if context.speeds.of and run_s else 0.5
         return (TakeBack(victim.id, math.ceil(waiting * share)),)
@@ -136,7 +136,9 @@ class HottestFirst(Quiet):
     def timer(self, view: View, key: str) -> Iterable[Action]:
         """Check whether a call that waits for a faster device kind must still wait."""
         context = view.contexts.get(key)
-        for library in tuple(islice(fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ():
+        for library in (
+            tuple(islice(free_libraries_fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ()
+        ):
             answer, head = self.pull(view, library), library.context.queue.single()
             if not isinstance(answer, int):
                 yield from answer
@@ -148,16 +150,16 @@ class HottestFirst(Quiet):
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and has_time_for_call(view, library, call)
-            if able and not waits_for_faster(view, library, call):
+            if able and not faster_device_wait_s(view, library, call):
                 return (Send(call.id, library.id),)
         return (Timer(view.now + again_s, context.recipe.key),)
 
-    def _frame_s(self, view: View) -> float:
+    def _burst_limit_s(self, view: View) -> float:
         return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
 
     def _joins_burst(self, view: View, burst: Burst[Library], call: Call) -> bool:
         library = burst.library
-        if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
+        if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._burst_limit_s(view):
             return False
         room = library.load < self.window(view, library) and library.admits(call)
         return room and has_time_for_call(view, library, call)
@@ -168,7 +170,7 @@ class HottestFirst(Quiet):
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 
-def _share_by_speed(library: Library) -> int:
+def _call_quota_by_speed(library: Library) -> int:
     context, speeds = library.context, library.context.speeds
     if not speeds.of:
         return -(-context.queue.count // len(context.libraries))
@@ -177,7 +179,7 @@ def _share_by_speed(library: Library) -> int:
     return math.ceil(context.queue.count * mine / max(mine, together))
 
 
-def _share_by_load(library: Library) -> int:
+def _call_quota_by_load(library: Library) -> int:
     """Return how many calls a library may take to have no more than other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
@@ -186,14 +188,14 @@ def _share_by_load(library: Library) -> int:
     return max(0, min(others) + -(-context.queue.count // (len(others) + 1)) - library.load)
 
 
-def _with_free_slot(context: Context) -> Iterable[Library]:
+def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
     """Yield libraries with a free slot: the fastest first if speeds are known, else the hottest. With several slots,
     the least loaded of the hottest comes first.
     """
     hottest = context.index.hottest()
     first = next(hottest, None)
     if first is None or first.slots == 1 or context.speeds.of:
-        return fastest_first(context)
+        return free_libraries_fastest_first(context)
     some = [first, *islice(hottest, _MOST_COMPARED - 1)]
     some.sort(key=lambda library: library.load / library.slots)
     return chain(some, hottest)

@@ -36,7 +36,7 @@ class _Faster(NamedTuple):
     all_s: float
 
 
-def waits_for_faster(view: View, library: Library, call: Call) -> float:
+def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
     """Return the seconds until the next check if a call should wait for a faster device kind; else 0."""
     context = library.context
     if library.slots > 1 or call.group.context is not context:
@@ -45,7 +45,7 @@ def waits_for_faster(view: View, library: Library, call: Call) -> float:
     if here_s <= LEAST_GAIN_S:
         return 0.0
     rest = _remaining_calls(view, context, call)
-    faster = _faster(view, library, call, rest=rest)
+    faster = _forecast_faster_libraries(view, library, call, rest=rest)
     if faster is None:
         return 0.0
     due_at = call.group.options.objective.deadline_at if not call.late else 0.0
@@ -64,7 +64,7 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
     return waiting + context.unsent if context.unsent >= 0 else None
 
 
-def _faster(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
+def _forecast_faster_libraries(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
     """Forecast the faster libraries of a context, from the first libraries of each kind."""
     context = library.context
     mine = context.speeds.get(library.kind)

@@ -1,8 +1,8 @@
 """Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
 `IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits of programs
-(`Context.limits`), `room_for_more` limits loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
-(`Queue.apart`) wait, `KeepAlive` waits.
+(`Context.limits`), `remaining_library_quota` limits loads and `KeepAlive` unloads idle libraries. While gangs or calls
+apart (`Queue.apart`) wait, `KeepAlive` waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from stoker.manager.core.deadlines import has_time_for_call, has_time_for_run, walltime_left_s
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Sleep, Timer, Unload, View
-from stoker.manager.policies.sleeping import leaves_device
+from stoker.manager.policies.sleeping import can_sleep_in_host_memory
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
@@ -37,7 +37,7 @@ class IdleTimers:
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         if library.id in self._set or not _is_ready_and_idle(library):
             return ()
-        return self._after_idling(view, library)
+        return self._unload_or_set_timer(view, library)
 
     def fired(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
         if not key.startswith(_PREFIX):
@@ -47,16 +47,16 @@ class IdleTimers:
         library = view.libraries.get(id)
         if library is None or not _is_ready_and_idle(library):
             return ()  # `idle` is called again when the library is idle
-        return self._after_idling(view, library)
+        return self._unload_or_set_timer(view, library)
 
-    def _after_idling(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
+    def _unload_or_set_timer(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         idle_s = view.now - max(library.ready_at, library.ended_at)
         left_s = self.keep_alive_s - idle_s
-        if left_s <= _ROUNDING_S and not is_spared(library):
-            if self.sleeps and leaves_device(library):
+        if left_s <= _ROUNDING_S and not is_needed_for_minimum(library):
+            if self.sleeps and can_sleep_in_host_memory(library):
                 return (Sleep(library.id),)
             return (Unload(library.id, f"it was idle for {idle_s:.3g} s"),)
-        left_s = max(left_s, _SPARED_CHECK_S) if is_spared(library) else left_s
+        left_s = max(left_s, _SPARED_CHECK_S) if is_needed_for_minimum(library) else left_s
         self._set.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
@@ -71,7 +71,7 @@ _LEAST_CHECK_S = 0.05
 _GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls apart wait
 
 
-def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
+def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> int | None:
     """Return how many more libraries a context may have; None = no limit, negative = too many.
 
     Stopping libraries count. Libraries of a disconnected pilot stop counting after calls waited for `cut_s`.
@@ -85,7 +85,7 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
     return most - count
 
 
-def lacks_able_one(context: Context) -> bool:
+def lacks_library_for_waiting_call(context: Context) -> bool:
     """True if no library of a context is loading or can run a waiting call. In this case one library above the limit
     may be loaded.
     """
@@ -93,33 +93,35 @@ def lacks_able_one(context: Context) -> bool:
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
-def room_for_pilots(view: View, context: Context) -> int | None:
+def new_pilot_library_quota(view: View, context: Context) -> int | None:
     """Return how many more libraries of a context new pilots may load; None = no limit."""
     most = context.limits.most
     if not most:
         return None
     room = most - len(context.libraries)
-    if room >= 0 and lacks_able_one(context):
+    if room >= 0 and lacks_library_for_waiting_call(context):
         return max(1, room)
-    return room if room > 0 else max(0, room + len(unable(view, context)))
+    return room if room > 0 else max(0, room + len(libraries_unfit_for_next_call(view, context)))
 
 
-def unable(view: View, context: Context) -> list[Library]:
+def libraries_unfit_for_next_call(view: View, context: Context) -> list[Library]:
     call = _next_single(context)
     if call is None:
         return []
-    idle = [x for x in context.libraries.values() if _is_counted(x) and not x.load and x.pilot.reserved is None]
+    idle = [
+        x for x in context.libraries.values() if _is_ready_and_connected(x) and not x.load and x.pilot.reserved is None
+    ]
     return sorted((x for x in idle if not has_time_for_call(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
-def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
+def pilot_rank_for_next_call(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
     """Return a sort key: pilots that can run the next call come first."""
-    lacks = lacks_able_one(context)
+    lacks = lacks_library_for_waiting_call(context)
     has_one = lacks and any(library.context is context for library in pilot.libraries.values())
-    return not runs_next(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
+    return not can_run_next_call(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
 
 
-def runs_next(view: View, context: Context, pilot: Pilot) -> bool:
+def can_run_next_call(view: View, context: Context, pilot: Pilot) -> bool:
     call = _next_single(context)
     return call is None or has_time_for_run(view, pilot, call.group.cost.run_s or context.run_s)
 
@@ -161,7 +163,7 @@ class KeepAlive:
 
     def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload | Sleep]:
         if context.queue.gangs or context.queue.apart:
-            yield self._check_again(context, view.now + max(keep_alive_s / _MOST_CHECKS, _GATHERING_CHECK_S))
+            yield self._schedule_recheck(context, view.now + max(keep_alive_s / _MOST_CHECKS, _GATHERING_CHECK_S))
             return
         spare, again_s = _spare_libraries(context), None
         for library in sorted(context.libraries.values(), key=lambda x: (_idle_since(x), x.id)):
@@ -174,13 +176,13 @@ class KeepAlive:
                 again_s = keep_alive_s - idle_s
             elif library.pilot.state is PilotState.HERE:
                 spare -= 1
-                sleeps = self.sleeps and leaves_device(library)
+                sleeps = self.sleeps and can_sleep_in_host_memory(library)
                 why = f"it was idle for {idle_s:.3g} s"
                 yield Sleep(library.id) if sleeps else Unload(library.id, why)
         if spare > 0 and again_s is not None:
-            yield self._check_again(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))
+            yield self._schedule_recheck(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))
 
-    def _check_again(self, context: Context, at: float) -> Timer:
+    def _schedule_recheck(self, context: Context, at: float) -> Timer:
         self._due[context.recipe.key] = at
         return Timer(at, f"{_PREFIX}{RecipeKey(context.recipe.key)}")
 
@@ -193,7 +195,7 @@ class LeastNumbers:
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
         """True if a block of these pilots may be released. Then its libraries count as gone."""
-        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_counted(x))
+        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
         least = (context for context in theirs if context.limits.least)
         if any(theirs[context] > _spare_libraries(context) - self._gone[context] for context in least):
             return False
@@ -201,16 +203,18 @@ class LeastNumbers:
         return True
 
 
-def is_spared(library: Library) -> bool:
+def is_needed_for_minimum(library: Library) -> bool:
     """True if a library must stay because its context has only its minimum."""
-    return library.context.limits.least > 0 and _is_counted(library) and _spare_libraries(library.context) <= 0
+    return (
+        library.context.limits.least > 0 and _is_ready_and_connected(library) and _spare_libraries(library.context) <= 0
+    )
 
 
 def _spare_libraries(context: Context) -> int:
-    return sum(map(_is_counted, context.libraries.values())) - context.limits.least
+    return sum(map(_is_ready_and_connected, context.libraries.values())) - context.limits.least
 
 
-def _is_counted(library: Library) -> bool:
+def _is_ready_and_connected(library: Library) -> bool:
     return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
 
 

@@ -1,8 +1,9 @@
 """Choose libraries to stop on occupied devices, so that a context can be loaded.
 
-`idle_to_end` chooses as few idle libraries and sleepers as possible, least recently used first. `idle_to_wake` does
-this for the devices of a sleeper. `preempt_for_starved_context` takes a device from the context with the most libraries
-for a context that has waited long. The policy provides `minimum` (bytes needed) and `may_leave`.
+`idle_libraries_to_stop` chooses as few idle libraries and sleepers as possible, least recently used first.
+`libraries_to_stop_for_wake` does this for the devices of a sleeper. `preempt_for_starved_context` takes a device from
+the context with the most libraries for a context that has waited long. The policy provides `minimum` (bytes needed) and
+`may_leave`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Protocol
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View, Wake
 from stoker.manager.policies.device_sets import device_sets
-from stoker.manager.policies.sleeping import is_asleep, is_idle, more_to_wake, wakeable
-from stoker.manager.policies.where_to_load import may_load, suits
+from stoker.manager.policies.sleeping import extra_bytes_to_wake, is_asleep, is_idle, wakeable_libraries
+from stoker.manager.policies.where_to_load import can_use_device, may_load
 
 Minimum = Callable[[Context, Device], int]  # Minimum free bytes of a device to load a context
 
@@ -31,30 +32,34 @@ _May = Callable[[Library], bool]
 _Rank = Callable[[Library], tuple[float, ...]]
 
 
-def anyone(view: View, library: Library, context: Context) -> bool:  # noqa: ARG001
+def allow_any_unload(view: View, library: Library, context: Context) -> bool:  # noqa: ARG001
     return True
 
 
-def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = anyone) -> list[Library]:
+def idle_libraries_to_stop(
+    view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = allow_any_unload
+) -> list[Library]:
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    if loading or not _any_may_leave(view, context):
+    if loading or not _has_eviction_candidates(view, context):
         return []
-    may_go = _may_leave_idle(view, context, may_leave)
-    return _libraries_to_end(view, context, minimum, may_go=may_go, rank=_last_used)
+    may_go = _make_idle_eviction_test(view, context, may_leave)
+    return _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=_last_used)
 
 
-def idle_to_wake(view: View, sleeper: Library, *, may_leave: MayLeave = anyone) -> list[Library]:
+def libraries_to_stop_for_wake(
+    view: View, sleeper: Library, *, may_leave: MayLeave = allow_any_unload
+) -> list[Library]:
     """Return the idle libraries and sleepers to stop so that a sleeper can wake; empty if they free too little."""
-    return _libraries_beside(sleeper, _may_leave_idle(view, sleeper.context, may_leave), _last_used)
+    return _libraries_beside(sleeper, _make_idle_eviction_test(view, sleeper.context, may_leave), _last_used)
 
 
-def _any_may_leave(view: View, context: Context) -> bool:
+def _has_eviction_candidates(view: View, context: Context) -> bool:
     if any(other.idle for other in view.contexts.values() if other is not context):
         return True
     return any(is_asleep(library) for library in view.libraries.values())
 
 
-def _may_leave_idle(view: View, context: Context, may_leave: MayLeave) -> _May:
+def _make_idle_eviction_test(view: View, context: Context, may_leave: MayLeave) -> _May:
     def may_go(library: Library) -> bool:
         if library.context is context:
             return False
@@ -69,7 +74,7 @@ def _last_used(library: Library) -> tuple[float, ...]:
 
 
 def preempt_for_starved_context(
-    view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = anyone
+    view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = allow_any_unload
 ) -> list[Action]:
     """Take a device of the context with the most libraries for a context without libraries for `patience_s`."""
     lacking = context.lacking
@@ -87,20 +92,24 @@ def preempt_for_starved_context(
     def rank(library: Library) -> tuple[float, ...]:
         return -len(library.context.libraries), library.ready_at
 
-    for sleeper in wakeable(view, context):
+    for sleeper in wakeable_libraries(view, context):
         if chosen := _libraries_beside(sleeper, may_go, rank):
             return [*(Unload(x.id, why) for x in chosen), Wake(sleeper.id)]
-    return [Unload(x.id, why) for x in _libraries_to_end(view, context, minimum, may_go=may_go, rank=rank)]
+    return [Unload(x.id, why) for x in _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=rank)]
 
 
 def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Library]:
-    ways = [_libraries_to_free_bytes(device, more_to_wake(sleeper), may_go, rank) for device in sleeper.devices]
+    ways = [
+        _libraries_to_stop_for_bytes(device, extra_bytes_to_wake(sleeper), may_go, rank) for device in sleeper.devices
+    ]
     if None in ways:
         return []
     return list({x.id: x for way in ways if way is not None for x in way[1]}.values())
 
 
-def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank) -> list[Library]:
+def _libraries_to_stop_for_context(
+    view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank
+) -> list[Library]:
     """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
 
     The result is empty if memory is already being freed, or cannot be.
@@ -110,7 +119,7 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
         if pilot.state is not PilotState.HERE:
             continue
         able = (device for device in pilot.devices.values() if may_load(view, context, device))
-        ways = {device: _libraries_to_free_device(context, device, minimum, may_go, rank) for device in able}
+        ways = {device: _libraries_to_stop_on_device(context, device, minimum, may_go, rank) for device in able}
         open_ways = {device: way for device, way in ways.items() if way is not None}
         devices = next(
             device_sets(sorted(open_ways, key=lambda device: open_ways[device][0]), context.recipe.needs.devices), None
@@ -124,16 +133,16 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
     return [] if best is None else best[1]
 
 
-def _libraries_to_free_device(
+def _libraries_to_stop_on_device(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
     """Return the highest rank of the libraries to stop on this device, and these; None if impossible."""
-    if not suits(context, device) or holds(device, context):
+    if not can_use_device(context, device) or holds(device, context):
         return None
-    return _libraries_to_free_bytes(device, minimum(context, device), may_go, rank)
+    return _libraries_to_stop_for_bytes(device, minimum(context, device), may_go, rank)
 
 
-def _libraries_to_free_bytes(
+def _libraries_to_stop_for_bytes(
     device: Device, needed: int, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
     short = needed - device.free_bytes

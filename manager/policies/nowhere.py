@@ -11,9 +11,14 @@ from stoker.manager.core.blame import is_pilot_repeatedly_unfit, pilot_unfit_rea
 from stoker.manager.core.deadlines import has_source_time_for_load, has_time_for_load
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
-from stoker.manager.policies.device_sets import most_sets
+from stoker.manager.policies.device_sets import count_device_sets
 from stoker.manager.policies.making_room import Minimum
-from stoker.manager.policies.where_to_load import is_of_kind, known_bytes, may_suit, names_cpus
+from stoker.manager.policies.where_to_load import (
+    accepts_device_kind,
+    can_use_device_after_quarantine,
+    requests_cpu_kind,
+    required_bytes_if_known,
+)
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
@@ -25,15 +30,15 @@ def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
     """Return why no present or future device can load the context; None if a device can, or if this is unknown."""
-    impossible = _no_suitable_device(view, context, minimum=minimum, provisioning=provisioning)
-    return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
+    impossible = _no_device_failure(view, context, minimum=minimum, provisioning=provisioning)
+    return impossible or _unfit_pilots_failure(view, context, minimum=minimum, patience_s=patience_s)
 
 
 def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     if not context.queue.gangs:
         return []
     limit = context.limits.most or math.inf
-    fit = _most_libraries(view, context) if view.pilots else math.inf
+    fit = _max_library_count(view, context) if view.pilots else math.inf
     most = min(limit, fit)
     hopeless = [call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most]
     plan = []
@@ -56,14 +61,16 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     return plan
 
 
-def _no_suitable_device(
-    view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning
-) -> Failure | None:
-    if too_short := _walltime_too_short(view, context):
+def _no_device_failure(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
+    if too_short := _short_walltime_failure(view, context):
         return too_short
     pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
     needs = context.recipe.needs
-    if not pilots or provisioning.may_bring(view, context) or any(_is_able(context, p, minimum) for p in pilots):
+    if (
+        not pilots
+        or provisioning.may_bring(view, context)
+        or any(_pilot_can_hold_context(context, p, minimum) for p in pilots)
+    ):
         return None
     devices = [device.facts for pilot in pilots for device in pilot.devices.values()]
     spare = " (spare cores, for kinds that name them)"
@@ -71,26 +78,27 @@ def _no_suitable_device(
     wants = [f"{needs.devices} devices of one kind on one pilot"] if needs.devices > 1 else []
     if needs.kinds:
         wants.append("kind " + " or ".join(needs.kinds))
-    if memory := max(known_bytes(context, facts) for facts in devices):
+    if memory := max(required_bytes_if_known(context, facts) for facts in devices):
         wants.append(f"{show_bytes(memory)} of memory")
     return Failure(
         FailureKind.NO_DEVICE,
         f"context {context.recipe.name} can be loaded nowhere: it needs {', '.join(wants) or 'a device'}; "
-        f"devices seen: {', '.join(f'{what} x {count}' for what, count in seen.items())}{_remedy(context, pilots)}",
+        f"devices seen: {', '.join(f'{what} x {count}' for what, count in seen.items())}"
+        f"{_suggest_placement_fix(context, pilots)}",
     )
 
 
-def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
+def _suggest_placement_fix(context: Context, pilots: Iterable[Pilot]) -> str:
     smaller, together = [], 0
     for pilot in pilots:
-        of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
-        smaller += [facts for facts in of_kind if known_bytes(context, facts) > facts.memory_bytes]
+        of_kind = [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
+        smaller += [facts for facts in of_kind if required_bytes_if_known(context, facts) > facts.memory_bytes]
         together = max(together, sum(facts.memory_bytes for facts in of_kind if facts.on_host))
     if context.recipe.needs.devices > 1:
-        return "" if smaller else _more_devices(context, pilots)
+        return "" if smaller else _suggest_more_devices(context, pilots)
     if not smaller:
         return ""
-    needed = max(known_bytes(context, facts) for facts in smaller)
+    needed = max(required_bytes_if_known(context, facts) for facts in smaller)
     if not any(facts.on_host for facts in smaller):
         gpus = "ask for GPUs with more memory in the site file ([provider] gpus)"
         return f"\n  {gpus}, or load the model in a smaller dtype"
@@ -100,12 +108,12 @@ def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
     return f"{have}ask for more in the site file ([provider] memory)"
 
 
-def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
+def _suggest_more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
     needed, is_host, most = context.recipe.needs.devices, False, 0
     for pilot in pilots:
-        of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
+        of_kind = [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
         for count in range(1, needed):
-            most = max(most, count * (most_sets(of_kind, count) > 0))
+            most = max(most, count * (count_device_sets(of_kind, count) > 0))
         is_host = is_host or any(facts.on_host for facts in of_kind)
     if not most:
         return ""
@@ -113,7 +121,7 @@ def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
     return f"\n  {more} in the site file, or load it over fewer devices (devices={most})"
 
 
-def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
+def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
     """Return the faults of the pilots if all suitable pilots are unfit and no other can join.
 
     Return None for a few seconds if a disk is full, a pilot may reconnect, or a block is replaced.
@@ -123,7 +131,7 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
     if waited < patience_s or emptied or any(source.coming for source in view.sources.values()):
         return None
     there = (PilotState.HERE, PilotState.CUT)
-    able = [p for p in view.pilots.values() if p.state in there and _is_able(context, p, minimum)]
+    able = [p for p in view.pilots.values() if p.state in there and _pilot_can_hold_context(context, p, minimum)]
     reasons = [pilot_unfit_reason(pilot, context.recipe.key, view.now) for pilot in able]
     if (
         not reasons
@@ -137,21 +145,21 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
     return Failure(FailureKind.PILOT, "\n  ".join(said))
 
 
-def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
+def _pilot_can_hold_context(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
     able = [
         device
         for device in pilot.devices.values()
-        if may_suit(context, device) and minimum(context, device) <= device.facts.memory_bytes
+        if can_use_device_after_quarantine(context, device) and minimum(context, device) <= device.facts.memory_bytes
     ]
-    return most_sets((device.facts for device in able), context.recipe.needs.devices) > 0
+    return count_device_sets((device.facts for device in able), context.recipe.needs.devices) > 0
 
 
-def _most_libraries(view: View, context: Context) -> float:
+def _max_library_count(view: View, context: Context) -> float:
     here: dict[str, list[int]] = {}
     for pilot in view.pilots.values():
         if pilot.state in (PilotState.HERE, PilotState.CUT):
             facts = [device.facts for device in pilot.devices.values()]
-            here.setdefault(pilot.source, []).append(_most_libraries_of_pilot(context, facts))
+            here.setdefault(pilot.source, []).append(_max_pilot_library_count(context, facts))
     if not view.sources:
         rooms = [room for of_source in here.values() for room in of_source]
         known = view.most_pilots.values()
@@ -162,19 +170,21 @@ def _most_libraries(view: View, context: Context) -> float:
         rooms = here.pop(name, [])
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
-            each = float(max([_most_libraries_of_pilot(context, source.devices), *rooms]))
-        elif names_cpus(context):  # the slots of a pilot with GPUs do not include its spare cores
+            each = float(max([_max_pilot_library_count(context, source.devices), *rooms]))
+        elif requests_cpu_kind(context):  # the slots of a pilot with GPUs do not include its spare cores
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))
 
 
-def _most_libraries_of_pilot(context: Context, devices: Iterable[DeviceFacts]) -> int:
-    able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
-    return most_sets(able, context.recipe.needs.devices)
+def _max_pilot_library_count(context: Context, devices: Iterable[DeviceFacts]) -> int:
+    able = [
+        x for x in devices if accepts_device_kind(context, x) and required_bytes_if_known(context, x) <= x.memory_bytes
+    ]
+    return count_device_sets(able, context.recipe.needs.devices)
 
 
-def _walltime_too_short(view: View, context: Context) -> Failure | None:
+def _short_walltime_failure(view: View, context: Context) -> Failure | None:
     sources = [source.source for source in view.sources.values()]
     if not sources or any(has_source_time_for_load(context, source) for source in sources):
         return None

@@ -23,9 +23,9 @@ from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.device_sets import most_sets
-from stoker.manager.policies.keep_alive import LeastNumbers, is_spared, room_for_pilots
-from stoker.manager.policies.where_to_load import is_of_kind, known_bytes
+from stoker.manager.policies.device_sets import count_device_sets
+from stoker.manager.policies.keep_alive import LeastNumbers, is_needed_for_minimum, new_pilot_library_quota
+from stoker.manager.policies.where_to_load import accepts_device_kind, required_bytes_if_known
 from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
@@ -77,7 +77,7 @@ class KeepBlocks(Quiet):
         if not view.sources:
             return ()
         plan: list[Action] = []
-        rooms = {context: room_for_pilots(view, context) for context in view.waiting_contexts.values()}
+        rooms = {context: new_pilot_library_quota(view, context) for context in view.waiting_contexts.values()}
         waiting = {context: _needed_slots(context, room) for context, room in rooms.items() if room != 0}
         least = LeastNumbers()
         for source in view.sources.values():
@@ -95,7 +95,9 @@ class KeepBlocks(Quiet):
                 queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
                 if queued:  # a running block never counts as late, even if it boots slowly
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
-                slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
+                slots = (wanted + len(soon)) * _slots(source, useful) + self._slots_of_joining_pilots(
+                    view, source, useful
+                )
                 for context in useful:  # request no blocks of the next source for calls that fit in these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
@@ -116,14 +118,14 @@ class KeepBlocks(Quiet):
             return 0
         rule = source.source
         if rule.rule is Rule.ONCE:
-            return min(rule.first, source.room) if self._is_due_once(source) else 0
+            return min(rule.first, source.room) if self._is_first_request_due(source) else 0
         staying, coming = len(source.staying), len(source.coming)
         room = source.room
         least = max(rule.least, rule.first if not source.devices or rule.rule is Rule.FIXED else 0)
         asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not useful:
             return min(asked_for, room)
-        calls = max(0, sum(useful.values()) - self._filling_slots(view, source, useful))
+        calls = max(0, sum(useful.values()) - self._slots_of_joining_pilots(view, source, useful))
         worth = -(-calls // _slots(source, useful)) - coming
         if rule.rule is Rule.OPPORTUNISTIC:
             wanted = min(rule.keep_pending - coming, worth)
@@ -133,10 +135,10 @@ class KeepBlocks(Quiet):
             wanted = min(in_time - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
 
-    def _is_due_once(self, source: SourceState) -> bool:
+    def _is_first_request_due(self, source: SourceState) -> bool:
         return not (source.blocks or source.failures or source.devices)
 
-    def _filling_slots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
+    def _slots_of_joining_pilots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
         blocks = (source.blocks[id] for id in source.filling)
         missing = sum(
             source.source.nodes - block.brought for block in blocks if view.now - block.brought_at <= self.late_s
@@ -155,9 +157,9 @@ class KeepBlocks(Quiet):
         able = [
             facts
             for facts in source.devices
-            if is_of_kind(context, facts) and known_bytes(context, facts) <= facts.memory_bytes
+            if accepts_device_kind(context, facts) and required_bytes_if_known(context, facts) <= facts.memory_bytes
         ]
-        return most_sets(able, needs.devices) > 0
+        return count_device_sets(able, needs.devices) > 0
 
     def _retry_at(self, source: SourceState) -> float:
         times = source.failures + max(0, source.short_lived - 1)
@@ -202,7 +204,7 @@ class KeepBlocks(Quiet):
         if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
             self._surplus.pop(rule.name, None)
             return
-        calls = max(0, sum(useful.values()) - self._filling_slots(view, source, useful))
+        calls = max(0, sum(useful.values()) - self._slots_of_joining_pilots(view, source, useful))
         needed = -(-calls // _slots(source, useful)) - (len(coming) - len(queued))
         surplus = min(spare, len(queued) - max(0, needed))
         if surplus > 0:
@@ -229,16 +231,21 @@ class KeepBlocks(Quiet):
             pilot = view.pilots[id]
             since = max(since, pilot.used_at)
             for library in pilot.libraries.values():
-                if library.held or library.zombies or library.state is LibraryState.LOADING or is_spared(library):
+                if (
+                    library.held
+                    or library.zombies
+                    or library.state is LibraryState.LOADING
+                    or is_needed_for_minimum(library)
+                ):
                     return None
                 since = max(since, library.used_at)
         return since
 
     # ---- failures of all sources
 
-    def _is_hopeful(self, source: SourceState) -> bool:
+    def _can_still_start_pilots(self, source: SourceState) -> bool:
         if source.coming or source.source.rule is Rule.ONCE:
-            return bool(source.coming) or self._is_due_once(source)
+            return bool(source.coming) or self._is_first_request_due(source)
         # A source that has started pilots has a correct site file; its jobs may be killed from outside.
         give_up = 2 * self.give_up if source.devices else self.give_up
         return not source.stopped and source.failures < give_up
@@ -249,7 +256,7 @@ class KeepBlocks(Quiet):
         if not view.sources or not view.waiting_contexts or any(True for _ in able):
             return
         sources = view.sources.values()
-        if any(self._is_hopeful(source) for source in sources):
+        if any(self._can_still_start_pilots(source) for source in sources):
             return
         why = ((source.source.name, source.stopped or source.last_failure or _NOT_REPLACED) for source in sources)
         said = [f"no pilot could be started: {name}: {what}" for name, what in why]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Action, Evict, Load, Quarantine, Unload, View
-from stoker.manager.policies.where_to_load import suits
+from stoker.manager.policies.where_to_load import can_use_device
 from stoker.protocol.ids import RecipeKey
 
 INFRASTRUCTURE = "infrastructure"
@@ -25,7 +25,7 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
     calls fail on most pilots, no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
-    if pilot is None or not _blames(verdict):
+    if pilot is None or not _blames_infrastructure(verdict):
         return
     alike = _similar_verdicts(pilot, verdict, view.now)
     on_device = verdict.component in OF_DEVICES and len(about.devices) == 1
@@ -40,7 +40,7 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         for each in view.pilots.values()
         if each is not pilot
         and each.state is PilotState.HERE
-        and any(not d.fault if context is None else suits(context, d) for d in each.devices.values())
+        and any(not d.fault if context is None else can_use_device(context, d) for d in each.devices.values())
     ]
     well = [each for each in others if not _similar_verdicts(each, verdict, view.now)]
     reason = f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
@@ -53,7 +53,7 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         yield Quarantine(pilot.id, None, reason, FOR_S)
 
 
-def _blames(verdict: VerdictAdvice) -> bool:
+def _blames_infrastructure(verdict: VerdictAdvice) -> bool:
     return verdict.kind == INFRASTRUCTURE and verdict.sure >= SURE
 
 
@@ -61,7 +61,9 @@ def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[
     return [
         each
         for each in pilot.verdicts
-        if now - each.at <= WITHIN_S and _blames(each.verdict) and each.verdict.component == verdict.component
+        if now - each.at <= WITHIN_S
+        and _blames_infrastructure(each.verdict)
+        and each.verdict.component == verdict.component
     ]
 
 
@@ -88,7 +90,7 @@ class Unpacking:
         slowed = view.libraries.get(about.library)
         if slowed is None or pace.slowed <= LIMIT:
             return
-        newcomer = _newcomer(slowed, about.call, since=view.now - pace.best_ago_s)
+        newcomer = _last_started_neighbour(slowed, about.call, since=view.now - pace.best_ago_s)
         if newcomer is None:
             return
         library, call = newcomer
@@ -107,7 +109,7 @@ class Unpacking:
         yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call runs elsewhere")
 
 
-def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
+def _last_started_neighbour(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
     """Return the library and call that started last on a device of `slowed`, after `since`."""
     if call not in slowed.held:
         return None

@@ -24,29 +24,42 @@ from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provi
 from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.device_sets import device_sets
-from stoker.manager.policies.keep_alive import KeepAlive, able_first, lacks_able_one, room_for_more, runs_next, unable
+from stoker.manager.policies.keep_alive import (
+    KeepAlive,
+    can_run_next_call,
+    lacks_library_for_waiting_call,
+    libraries_unfit_for_next_call,
+    pilot_rank_for_next_call,
+    remaining_library_quota,
+)
 from stoker.manager.policies.making_room import (
     IdleKeeper,
     MayLeave,
-    anyone,
+    allow_any_unload,
     holds,
-    idle_to_end,
-    idle_to_wake,
+    idle_libraries_to_stop,
+    libraries_to_stop_for_wake,
     preempt_for_starved_context,
 )
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
-from stoker.manager.policies.sleeping import falling_asleep, is_asleep, make_place, more_to_wake, wakeable
+from stoker.manager.policies.sleeping import (
+    count_libraries_falling_asleep,
+    extra_bytes_to_wake,
+    is_asleep,
+    plan_stops_and_sleeps,
+    wakeable_libraries,
+)
 from stoker.manager.policies.where_to_load import (
     bare_bytes,
+    can_use_device,
     failures,
-    is_probed,
-    known_bytes,
+    has_failed_loads,
     may_load,
     probes,
+    required_bytes_if_known,
     spare_rank,
-    suits,
 )
 from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure
@@ -93,21 +106,21 @@ class LoadWhereWanted(Quiet):
         )
         wakes = self._wake_sleepers(view, context, more)
         plan += wakes
-        more -= sum(isinstance(action, Wake) for action in wakes) + falling_asleep(context)
+        more -= sum(isinstance(action, Wake) for action in wakes) + count_libraries_falling_asleep(context)
         if wakes and more <= 0:
             return plan
-        room = room_for_more(view, context, cut_s=self.cut_s)
+        room = remaining_library_quota(view, context, cut_s=self.cut_s)
         if room is not None and room <= 0 < more:
-            plan += self._leave_for_able_one(view, context)
+            plan += self._unload_for_able_pilot(view, context)
         if room is not None:
             more = min(more, room)
-        if lacks_able_one(context) and (room is None or room >= 0):
+        if lacks_library_for_waiting_call(context) and (room is None or room >= 0):
             more = max(more, 1)
         if more <= 0:
             return plan
         places: Iterable[tuple[Device, ...]] = self.open_places(view, context, desperate=not alive)
         if room is not None:
-            places = sorted(places, key=lambda devices: able_first(view, context, devices[0].pilot))
+            places = sorted(places, key=lambda devices: pilot_rank_for_next_call(view, context, devices[0].pilot))
         loads = [
             Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
             for devices in islice(places, more)
@@ -158,7 +171,7 @@ class LoadWhereWanted(Quiet):
         loading = sum(x.state is LibraryState.LOADING for x in alive)
         least = gang - len(alive) if gang > 1 or not alive else 0
         most = max(-(-(waiting - loading * slots) // slots), least)
-        if is_probed(context):
+        if has_failed_loads(context):
             return min(most, probes(alive))
         run_s = context.run_s
         if head is not None and not context.recipe.loader:  # functions without a loader share one context
@@ -198,37 +211,37 @@ class LoadWhereWanted(Quiet):
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
-        return suits(context, device) and device.free_bytes >= self.minimum(context, device) > 0
+        return can_use_device(context, device) and device.free_bytes >= self.minimum(context, device) > 0
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        known = max(known_bytes(context, device.facts) for device in devices)
+        known = max(required_bytes_if_known(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
         return min(d.free_bytes - _bytes_without_context(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
         """Return the minimum free bytes for a load; a third of the device if the size is unknown."""
-        return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
+        return required_bytes_if_known(context, device.facts) or device.facts.memory_bytes // 3
 
     # ---- sleepers
 
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
         """Wake up to `most` sleepers. Make room for a sleeper unless a load elsewhere is faster."""
         plan: list[Action] = []
-        for sleeper in wakeable(view, context)[: max(0, most)]:
-            needed = more_to_wake(sleeper)
+        for sleeper in wakeable_libraries(view, context)[: max(0, most)]:
+            needed = extra_bytes_to_wake(sleeper)
             if all(device.budget_bytes >= needed for device in sleeper.devices):
                 plan.append(Wake(sleeper.id))
-            elif not plan and not self._loads_sooner(view, context):
-                leaving = idle_to_wake(view, sleeper, may_leave=self._may_leave)
+            elif not plan and not self._is_load_faster_than_wake(view, context):
+                leaving = libraries_to_stop_for_wake(view, sleeper, may_leave=self._unload_predicate)
                 if leaving:
                     needs = dict.fromkeys(sleeper.devices, needed)
                     why = f"idle, and room is needed for {context.recipe.name}"
-                    ends, _ = make_place(needs, leaving, why=why, sleeps=self.lets_sleep)
+                    ends, _ = plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
                     return [*ends, Wake(sleeper.id)]
         return plan
 
-    def _loads_sooner(self, view: View, context: Context) -> bool:
+    def _is_load_faster_than_wake(self, view: View, context: Context) -> bool:
         """True if a load on a free device is faster than a wake for which another library must sleep."""
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
@@ -236,21 +249,25 @@ class LoadWhereWanted(Quiet):
 
     # ---- making room
 
-    def _leave_for_able_one(self, view: View, context: Context) -> list[Action]:
+    def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
         """At the context's limit, unload a library that cannot run the next call if another pilot could."""
-        awake = wakeable(view, context)
-        leaving = [*unable(view, context), *(x for x in context.libraries.values() if is_asleep(x) and x not in awake)]
+        awake = wakeable_libraries(view, context)
+        leaving = [
+            *libraries_unfit_for_next_call(view, context),
+            *(x for x in context.libraries.values() if is_asleep(x) and x not in awake),
+        ]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
         could = {
             d.pilot: None
             for d in view.devices()
-            if not holds(d, context) and suits(context, d) and may_load(view, context, d)
+            if not holds(d, context) and can_use_device(context, d) and may_load(view, context, d)
         }
-        if not any(runs_next(view, context, pilot) for pilot in could):
+        if not any(can_run_next_call(view, context, pilot) for pilot in could):
             return []
         is_open = any(
-            runs_next(view, context, devices[0].pilot) for devices in self.open_places(view, context, desperate=False)
+            can_run_next_call(view, context, devices[0].pilot)
+            for devices in self.open_places(view, context, desperate=False)
         )
         for library in leaving:
             if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded here again
@@ -259,29 +276,29 @@ class LoadWhereWanted(Quiet):
 
     def make_room(self, view: View, context: Context) -> list[Action]:
         """Unload idle libraries, or a library of another context that has several."""
-        minimum, may_leave = self.minimum, self._may_leave
-        leaving = idle_to_end(view, context, minimum=minimum, may_leave=may_leave)
+        minimum, may_leave = self.minimum, self._unload_predicate
+        leaving = idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
             return preempt_for_starved_context(
                 view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave
             )
-        devices = {device for x in leaving for device in x.devices if suits(context, device)}
+        devices = {device for x in leaving for device in x.devices if can_use_device(context, device)}
         needs = {device: minimum(context, device) for device in devices}
         why = f"idle, and room is needed for {context.recipe.name}"
-        plan, rooms = make_place(needs, leaving, why=why, sleeps=self.lets_sleep)
-        return plan + self._load_within(context, rooms)
+        plan, rooms = plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
+        return plan + self._load_on_devices_with_room(context, rooms)
 
     @property
-    def _may_leave(self) -> MayLeave:
-        return anyone if self.keeper is None else self.keeper.may_leave
+    def _unload_predicate(self) -> MayLeave:
+        return allow_any_unload if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
         """Return the load that replaces `leaving`; empty if its size is still unknown."""
-        _, rooms = make_place({}, leaving, why="", sleeps=False)
-        return self._load_within(context, rooms)
+        _, rooms = plan_stops_and_sleeps({}, leaving, why="", sleeps=False)
+        return self._load_on_devices_with_room(context, rooms)
 
-    def _load_within(self, context: Context, rooms: Mapping[Device, int]) -> list[Action]:
-        able = [d for d, room in rooms.items() if suits(context, d) and room >= self.minimum(context, d)]
+    def _load_on_devices_with_room(self, context: Context, rooms: Mapping[Device, int]) -> list[Action]:
+        able = [d for d, room in rooms.items() if can_use_device(context, d) and room >= self.minimum(context, d)]
         able.sort(key=lambda device: (-rooms[device], device.id))
         devices = next(device_sets(able, context.recipe.needs.devices), None)
         if devices is None:
@@ -327,7 +344,7 @@ class WholeDevice(LoadWhereWanted):
     """Residency with one library per device, as batch systems assign GPUs."""
 
     def minimum(self, context: Context, device: Device) -> int:
-        return max(device.facts.memory_bytes, known_bytes(context, device.facts))
+        return max(device.facts.memory_bytes, required_bytes_if_known(context, device.facts))
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:  # noqa: ARG002
         return min(device.facts.memory_bytes for device in devices)

@@ -24,7 +24,7 @@ def is_asleep(library: Library) -> bool:
     return library.state is LibraryState.ASLEEP and library.slept
 
 
-def falling_asleep(context: Context) -> int:
+def count_libraries_falling_asleep(context: Context) -> int:
     """Return how many libraries of a context were ordered to sleep and have not answered. Such libraries can wake
     soonest.
     """
@@ -41,14 +41,14 @@ def may_sleep(library: Library) -> bool:
     return not 0 < context.load_s <= context.wake_s
 
 
-def leaves_device(library: Library) -> bool:
+def can_sleep_in_host_memory(library: Library) -> bool:
     """True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
     return host_bytes(library) <= library.pilot.free_host_bytes_for_sleep
 
 
-def wakeable(view: View, context: Context) -> list[Library]:
+def wakeable_libraries(view: View, context: Context) -> list[Library]:
     """Return the sleepers of a context that may wake, last used first."""
     found = [
         x
@@ -61,11 +61,11 @@ def wakeable(view: View, context: Context) -> list[Library]:
     return sorted(found, key=lambda x: (x.used_at, x.id), reverse=True)
 
 
-def more_to_wake(library: Library) -> int:
+def extra_bytes_to_wake(library: Library) -> int:
     return max(0, library.awake_bytes - library.promised_bytes)
 
 
-def make_place(
+def plan_stops_and_sleeps(
     needs: Mapping[Device, int], leaving: Sequence[Library], *, why: str, sleeps: bool
 ) -> tuple[list[Action], dict[Device, int]]:
     """Return actions that stop libraries or put them to sleep, and the bytes then free on their devices.

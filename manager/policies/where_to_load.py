@@ -19,7 +19,7 @@ from stoker.protocol.to_manager import DeviceFacts
 BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
 
 
-def known_bytes(context: Context, facts: DeviceFacts) -> int:
+def required_bytes_if_known(context: Context, facts: DeviceFacts) -> int:
     """Return the bytes that a context needs on a device: declared, or measured plus 10 %, or 0 if unknown.
 
     A device for one process at a time is needed completely.
@@ -43,7 +43,7 @@ def bare_bytes(facts: DeviceFacts) -> int:
     return min(BARE_BYTES, facts.memory_bytes // 8)
 
 
-def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
+def accepts_device_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
     """True if the context may be loaded on this kind of device, by its whole name or first word.
 
     Spare cores of a pilot with GPUs accept only contexts that name them. `unnamed_spares`: contexts without kinds may
@@ -55,7 +55,7 @@ def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = F
     return facts.kind in kinds or facts.kind.partition(" ")[0] in kinds
 
 
-def names_cpus(context: Context) -> bool:
+def requests_cpu_kind(context: Context) -> bool:
     return any(kind.partition(" ")[0] == "cpu" for kind in context.recipe.needs.kinds)
 
 
@@ -67,12 +67,12 @@ def spare_rank(context: Context, facts: DeviceFacts) -> int:
     return -1 if kinds and kinds[0].partition(" ")[0] == facts.kind.partition(" ")[0] else 1
 
 
-def may_suit(context: Context, device: Device) -> bool:
-    return not device.reported and is_of_kind(context, device.facts)
+def can_use_device_after_quarantine(context: Context, device: Device) -> bool:
+    return not device.reported and accepts_device_kind(context, device.facts)
 
 
-def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
-    return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)
+def can_use_device(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
+    return not device.fault and accepts_device_kind(context, device.facts, unnamed_spares=unnamed_spares)
 
 
 GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while other pilots could load the context
@@ -94,7 +94,7 @@ def ranks(context: Context) -> list[int]:
     return sorted({0, *context.failed_on.values()})
 
 
-def is_probed(context: Context) -> bool:
+def has_failed_loads(context: Context) -> bool:
     return context.load_failures > 0
 
 

@@ -165,7 +165,7 @@ class RecordedSession:
             case PilotCut(pilot=pilot) if pilot in self.stays:
                 self.stays[pilot].cut_at = now
             case PilotLost(pilot=pilot):
-                self._pilot_left(now, pilot)
+                self._on_pilot_left(now, pilot)
             case AdviceArrived(about=OfContext(recipe=recipe), advice=advice) if not self.loads:
                 self.advice[recipe] = advice.by_kind if isinstance(advice, CostAdvice) else {}
 
@@ -193,13 +193,13 @@ class RecordedSession:
                 stay = self.stays.setdefault(pilot, RecordedStay(devices, now))
                 stay.left_at, stay.cut_at = math.inf, 0.0
             case to_manager.PilotLeaving():
-                self._pilot_left(now, pilot)
+                self._on_pilot_left(now, pilot)
             case to_manager.LibraryReady(library=number) if number in self._libraries:
                 self._on_library_ready(now, self._libraries[number], message)
             case to_manager.CallsEnded(library=number, ends=ends) if number in self._libraries:
                 self._on_calls_ended(now, self._libraries[number], ends)
 
-    def _pilot_left(self, now: float, pilot: str) -> None:
+    def _on_pilot_left(self, now: float, pilot: str) -> None:
         if pilot in self.stays:
             self.stays[pilot].left_at = self.stays[pilot].cut_at or now
 
@@ -376,10 +376,10 @@ def _context(
     return ContextModel(
         awareness=recipe.awareness, device_memory_bytes=Size(_memory_bytes(recipe, loads)), kinds=recipe.needs.kinds,
         slots=recipe.slots or max((load.slots for load in loads), default=1),
-        start_s=Duration(start_s), load_s=_with_default(load_s),
+        start_s=Duration(start_s), load_s=_with_mean_as_default(load_s),
         load_cv=_coefficient_of_variation([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
-        call_s=_with_default({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
-        item_s=_with_default({kind: Duration(each) for kind, (_, each) in fits.items()}),
+        call_s=_with_mean_as_default({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
+        item_s=_with_mean_as_default({kind: Duration(each) for kind, (_, each) in fits.items()}),
         item_cv=_coefficient_of_variation(ratios), warm_items=warm_items, warm_item_s=Duration(warm_item_s),
     )  # fmt: skip
 
@@ -390,7 +390,7 @@ def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:
     return declared or max((load.memory_bytes for load in loads), default=0)
 
 
-def _with_default(times: dict[str, Duration]) -> dict[str, Duration]:
+def _with_mean_as_default(times: dict[str, Duration]) -> dict[str, Duration]:
     return {**times, "": Duration(fmean(times.values()))} if times else {}
 
 

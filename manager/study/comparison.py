@@ -58,7 +58,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     )
     return (
         Column(DONE_AFTER, "done after (s)", lambda run: run.outcome.ended_at if run.outcome.complete else None),
-        Column("of_bound", "x bound", _of_bound, of_all=False),
+        Column("of_bound", "x bound", _ratio_to_lower_bound, of_all=False),
         *((items,) if scenario.until_s else ()),
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
         *(() if isinstance(scenario.workload, SweepCalls) else waits),
@@ -73,19 +73,24 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     )
 
 
-def _of_tokens(value: Callable[[TokenFigures], float | None]) -> Callable[[FinishedRun], float | None]:
+def _token_figure_getter(value: Callable[[TokenFigures], float | None]) -> Callable[[FinishedRun], float | None]:
     return lambda run: None if run.figures.tokens is None else value(run.figures.tokens)
 
 
 _TOKENS = (
-    Column("objectives_met", "objectives met (%)", _of_tokens(lambda tokens: tokens.met_share), scale=100.0),
-    Column("ttft_p50_s", "first token, median (s)", _of_tokens(lambda tokens: tokens.ttft_p50_s)),
-    Column("ttft_p99_s", "first token, p99 (s)", _of_tokens(lambda tokens: tokens.ttft_p99_s)),
-    Column("tpot_p50_s", "a token, median (ms)", _of_tokens(lambda tokens: tokens.tpot_p50_s), scale=1000.0),
+    Column(
+        "objectives_met",
+        "objectives met (%)",
+        _token_figure_getter(lambda tokens: tokens.met_objective_share),
+        scale=100.0,
+    ),
+    Column("ttft_p50_s", "first token, median (s)", _token_figure_getter(lambda tokens: tokens.ttft_p50_s)),
+    Column("ttft_p99_s", "first token, p99 (s)", _token_figure_getter(lambda tokens: tokens.ttft_p99_s)),
+    Column("tpot_p50_s", "a token, median (ms)", _token_figure_getter(lambda tokens: tokens.tpot_p50_s), scale=1000.0),
 )
 
 
-def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+def copy_bounds_to_all_runs(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     known = {run.seed: run.figures.bound_s for run in runs if run.figures.bound_s is not None}
     return [replace(run, figures=replace(run.figures, bound_s=known.get(run.seed))) for run in runs]
 
@@ -124,7 +129,7 @@ class Criterion(msgspec.Struct, frozen=True):
 
 _IN_TIME = Criterion(
     "in_time",
-    lambda a, b: _points_more(a.figures.in_time, b.figures.in_time),
+    lambda a, b: _percentage_point_difference(a.figures.in_time, b.figures.in_time),
     "of every 100 deadlines it meets {lead} more",
 )
 _WAITS = Criterion(
@@ -134,15 +139,17 @@ _WAITS = Criterion(
 )
 _ITEMS = Criterion(
     ITEMS_PER_S,
-    lambda a, b: _percent_more(a.figures.items_per_s, b.figures.items_per_s),
+    lambda a, b: _percent_difference(a.figures.items_per_s, b.figures.items_per_s),
     "it does {lead} % more items a second",
 )
 _TIME = Criterion(
-    DONE_AFTER, lambda a, b: _percent_more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
+    DONE_AFTER,
+    lambda a, b: _percent_difference(b.outcome.ended_at, a.outcome.ended_at),
+    "{other} takes {lead} % longer",
 )
 
 
-def criterion_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
+def choose_ranking_criterion(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
     """Return the criterion: deadlines, if the workload has deadlines; items per second, if calls failed; waits, if
     calls arrive separately; otherwise time or items per second.
     """
@@ -156,7 +163,7 @@ def criterion_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
 
 
 def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario: Scenario) -> list[str]:
-    worth = criterion_for(scenario, runs)
+    worth = choose_ranking_criterion(scenario, runs)
     first, *others = [row.policy for row in rows] or [""]
     found = (_verdict_between(runs, other, first, worth) for other in others)
     return [sentence for sentence in found if sentence]
@@ -192,11 +199,11 @@ def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
     return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
-def _percent_more(one: float, other: float) -> float | None:
+def _percent_difference(one: float, other: float) -> float | None:
     return 100.0 * (one / other - 1.0) if other else None
 
 
-def _points_more(one: float | None, other: float | None) -> float | None:
+def _percentage_point_difference(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 
@@ -205,6 +212,6 @@ def _estimate(values: Sequence[float | None], *, of_all: bool) -> MeanEstimate |
     return estimate(known) if known and (len(known) == len(values) or not of_all) else None
 
 
-def _of_bound(run: FinishedRun) -> float | None:
+def _ratio_to_lower_bound(run: FinishedRun) -> float | None:
     bound_s = run.figures.bound_s
     return run.outcome.ended_at / bound_s if run.outcome.complete and bound_s else None

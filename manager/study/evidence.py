@@ -143,12 +143,12 @@ def gather(
     in_site_file = "cpu" if site.pilot.devices.startswith("cpu") else site.provider.gpu_type
     expected = kind or (seen.kind if seen is not None else in_site_file)
     chosen = _nearest_kind(expected, measured)
-    target = _by_speed(expected, chosen, found)
+    target = _choose_kind_by_speed(expected, chosen, found)
     slower = found[chosen].speed / found[target].speed if target != chosen else 1.0
     facts, devices = measured[chosen], seen.count if seen is not None else _devices_of(site, target)
     run, loads = facts.functions[work.function], found[target] if found[target].loads else facts
     load_s = loads.load_s + loads.start_s
-    load = MeasuredTime(load_s, _relative_to(loads.load_sd, load_s), loads.loads)
+    load = MeasuredTime(load_s, _relative_deviation(loads.load_sd, load_s), loads.loads)
     memory = seen.memory_bytes if seen is not None else 0
     lost = sum(stay.ended == PilotEnd.LOST.value for stay in stays)
     if similar:
@@ -162,7 +162,7 @@ def gather(
     return Evidence(
         kind=target, devices=devices,
         memory_bytes=memory or max(UNKNOWN_MEMORY_BYTES, 2 * (facts.device_bytes or facts.resident_bytes)),
-        load=load, run=MeasuredTime(run.mean * work.larger * slower, _relative_to(run.sd, run.mean), run.count),
+        load=load, run=MeasuredTime(run.mean * work.larger * slower, _relative_deviation(run.sd, run.mean), run.count),
         wait=_time([wait.wait_s for wait in waits]),
         boot=LOCAL_PILOT_START if site.is_local else _time([wait.boot_s for wait in waits]),
         lost_per_s=lost / max(1.0, sum(stay.stay_s for stay in stays)) if lost else 0.0, most=availability.most,
@@ -197,7 +197,7 @@ def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
     return max(meant or measured, key=lambda kind: measured[kind].runs)
 
 
-def _by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
+def _choose_kind_by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
     """Return the device kind that the site file names, if its speed relative to the measured kind is known; else the
     measured kind."""
     if _matches_kind(expected, chosen) or not found[chosen].speed:
@@ -228,19 +228,19 @@ def _reasons_of_function(work: Work, expected: str, *, facts: Estimate, kind: st
     run, calls = facts.functions[work.function], facts.calls[work.function]
     fits = _matches_kind(expected, kind)
     elsewhere = "" if fits else f"; the site should have {expected}, for which no call was measured"
-    spread = f", give or take {_share(_relative_to(run.sd, run.mean))}" if calls > 1 else ""
+    spread = f", give or take {_share(_relative_deviation(run.sd, run.mean))}" if calls > 1 else ""
     ran = f"a call of {work.called} ran {show_seconds(run.mean)} on {kind}{spread}"
     sure = _level(calls, RUNS) if fits else Sureness.POOR
-    reasons = [Reason(f"{ran} ({_count_in_words(calls, 'call')} measured){elsewhere}", sure)]
+    reasons = [Reason(f"{ran} ({_count_with_noun(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
         text = (
             "the measured calls are assumed to have had {} each, and all inputs to cost the same: a call of {} runs {}"
         )
-        sizes = _count_in_words(work.measured_per_call, "input"), _count_in_words(work.inputs_per_call, "input")
+        sizes = _count_with_noun(work.measured_per_call, "input"), _count_with_noun(work.inputs_per_call, "input")
         reasons.append(Reason(text.format(*sizes, show_seconds(run.mean * work.larger)), Sureness.FAIR))
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
     sure = _level(load.count, LOADS)
-    return [*reasons, Reason(f"{loads} ({_count_in_words(load.count, 'load')} measured)", sure)]
+    return [*reasons, Reason(f"{loads} ({_count_with_noun(load.count, 'load')} measured)", sure)]
 
 
 def _reasons_of_estimate(
@@ -250,7 +250,9 @@ def _reasons_of_estimate(
     some = ", ".join(similar[:_SHOWN_SIMILAR])
     more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
     text = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
-    reasons = [Reason(f"{text} or take {_share(_relative_to(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
+    reasons = [
+        Reason(f"{text} or take {_share(_relative_deviation(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)
+    ]
     loads = (
         f"its context is estimated to load in {show_seconds(load.mean_s)}"
         if load.count
@@ -259,7 +261,7 @@ def _reasons_of_estimate(
     return [*reasons, Reason(loads + ("" if load.count else " known, and assumed to be zero"), Sureness.POOR)]
 
 
-def _count_in_words(count: int, what: str) -> str:
+def _count_with_noun(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -305,8 +307,8 @@ def _time(seconds: Sequence[float]) -> MeasuredTime:
     if not seconds:
         return MeasuredTime()
     mean = fmean(seconds)
-    return MeasuredTime(mean, _relative_to(pstdev(seconds), mean), len(seconds))
+    return MeasuredTime(mean, _relative_deviation(pstdev(seconds), mean), len(seconds))
 
 
-def _relative_to(sd: float, mean: float) -> float:
+def _relative_deviation(sd: float, mean: float) -> float:
     return min(5.0, sd / mean) if mean > 0 else 0.0

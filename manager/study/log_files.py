@@ -71,7 +71,7 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
             if values is not None:
                 column.frombytes(bytes(values.slice(chunk.offset * width, len(chunk) * width)))
     for chunk in table.column("what").chunks:
-        log.what.extend(_happened(chunk, path))
+        log.what.extend(_decode_event_numbers(chunk, path))
     return log, msgspec.json.decode(facts, type=dict[str, Any])
 
 
@@ -82,7 +82,7 @@ def _numbers(column: array[Any], type: str) -> Any:
     return whole.cast(type)
 
 
-def _happened(chunk: Any, path: Path) -> list[int]:
+def _decode_event_numbers(chunk: Any, path: Path) -> list[int]:
     try:
         here = [_NUMBERS[name] for name in chunk.dictionary.to_pylist()]
     except KeyError as error:
@@ -187,11 +187,11 @@ class _Rows:
             if draw is not None:
                 yield from draw(at_s, row)
         for library in list(self._libraries):
-            yield from self._library_over(library, at_s, cut=False)
+            yield from self._library_end_events(library, at_s, cut=False)
         for pilot in list(self._pilots):
-            yield from self._pilot_over(pilot, at_s)
+            yield from self._pilot_end_events(pilot, at_s)
         for block in list(self._blocks):
-            yield from self._block_changed(block, at_s, "")
+            yield from self._block_phase_events(block, at_s, "")
 
     # ---- calls, and parts of gangs
 
@@ -224,13 +224,13 @@ class _Rows:
         place, began_at, _ = library.busy.pop(call)
         span = library.spans.get(place)
         if span is not None and not span.follows(began_at):
-            yield _drawn_span(library.pilot, place, library.spans.pop(place))
+            yield _span_event(library.pilot, place, library.spans.pop(place))
             span = None
         if span is None:
             span = library.spans[place] = _Span(call, began_at)
         span.calls, span.items, span.ended_at = span.calls + 1, span.items + self._log.value[row], at_s
         if span.calls >= self._together:
-            yield _drawn_span(library.pilot, place, library.spans.pop(place))
+            yield _span_event(library.pilot, place, library.spans.pop(place))
 
     def _call_left(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call, library = self._log.call[row], self._libraries.get(self._log.library[row])
@@ -280,16 +280,16 @@ class _Rows:
         yield slice_event(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
 
     def _library_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._library_over(self._log.library[row], at_s, cut=True)
+        return self._library_end_events(self._log.library[row], at_s, cut=True)
 
-    def _library_over(self, number: int, at_s: float, *, cut: bool) -> Iterator[TraceEvent]:
+    def _library_end_events(self, number: int, at_s: float, *, cut: bool) -> Iterator[TraceEvent]:
         library = self._libraries.pop(number, None)
         if library is None:
             return
         if not library.ready:
             yield from self._load(number, library, at_s, "load, cut off" if cut else "load")
         for row, span in library.spans.items():
-            yield _drawn_span(library.pilot, row, span)
+            yield _span_event(library.pilot, row, span)
         for call in tuple(library.busy):
             yield self._cut(library, call, at_s, ", lost" if cut else "", lost=cut)
 
@@ -302,23 +302,23 @@ class _Rows:
         yield name_event("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
     def _pilot_went(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._pilot_over(self._log.pilot[row], at_s)
+        return self._pilot_end_events(self._log.pilot[row], at_s)
 
-    def _pilot_over(self, pilot: int, at_s: float) -> Iterator[TraceEvent]:
+    def _pilot_end_events(self, pilot: int, at_s: float) -> Iterator[TraceEvent]:
         came_at = self._pilots.pop(pilot, None)
         if came_at is not None:
             yield slice_event("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
     def _block_asked(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._block_changed(self._log.block[row], at_s, "in the queue")
+        return self._block_phase_events(self._log.block[row], at_s, "in the queue")
 
     def _block_started(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._block_changed(self._log.block[row], at_s, "running")
+        return self._block_phase_events(self._log.block[row], at_s, "running")
 
     def _block_over(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._block_changed(self._log.block[row], at_s, "")
+        return self._block_phase_events(self._log.block[row], at_s, "")
 
-    def _block_changed(self, block: int, at_s: float, now: str) -> Iterator[TraceEvent]:
+    def _block_phase_events(self, block: int, at_s: float, now: str) -> Iterator[TraceEvent]:
         before = self._blocks.pop(block, None)
         if before is None:
             yield name_event("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
@@ -328,7 +328,7 @@ class _Rows:
             self._blocks[block] = now, at_s
 
 
-def _drawn_span(pilot: int, row: int, span: _Span) -> TraceEvent:
+def _span_event(pilot: int, row: int, span: _Span) -> TraceEvent:
     args = {"calls": span.calls, "items": span.items, "first": span.first}
     return slice_event(span.name, span.began_at, span.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
 

@@ -211,11 +211,11 @@ class _Pass:
         call = self.log.call[row]
         if self.running.get(call, (0.0, -1))[1] != self.log.library[row]:
             return
-        self._keeps(at_s - self._stops(call), row)
+        self._add_useful_and_lost_time(at_s - self._stops(call), row)
         if call in self.open:
             self._waits(at_s, more=1)
 
-    def _keeps(self, ran_s: float, row: int) -> None:
+    def _add_useful_and_lost_time(self, ran_s: float, row: int) -> None:
         kept_s = min(self.log.value[row], ran_s)
         self.useful_s += kept_s * self._devices_of(row)
         self.lost_s += (ran_s - kept_s) * self._devices_of(row)
@@ -234,7 +234,7 @@ class _Pass:
             self.useful_s += ran_s
 
     def _part_left(self, at_s: float, row: int) -> None:
-        self._keeps(at_s - self.parts.pop((self.log.library[row], self.log.call[row]), at_s), row)
+        self._add_useful_and_lost_time(at_s - self.parts.pop((self.log.library[row], self.log.call[row]), at_s), row)
 
     def _devices_of(self, row: int) -> float:
         return self.devices_of.get(self.log.library[row], 1.0)
@@ -344,7 +344,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
     gap_p99_s: float
 
     @property
-    def met_share(self) -> float | None:
+    def met_objective_share(self) -> float | None:
         return self.met / self.objectives if self.objectives else None
 
 
@@ -394,7 +394,9 @@ class Figures(msgspec.Struct, frozen=True):
         return None if self.in_time is None else 1.0 - self.in_time
 
 
-def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
+def compute_run_figures(
+    log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_s: float | None = None
+) -> Figures:
     violations = measured.violations
     waits = measured.waits_s or [0.0]
     return Figures(

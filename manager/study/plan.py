@@ -107,7 +107,9 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     if not site.is_local:
         counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
         by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
-    best_blocks = _least_good(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
+    best_blocks = (
+        _cheapest_good_forecast(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
+    )
     if not site.is_local:
         useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
@@ -115,12 +117,14 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     return RunPlan(
         site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
         by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
-        best_walltime_s=_least_good(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
+        best_walltime_s=(
+            _cheapest_good_forecast(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0
+        ),
         price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
     )  # fmt: skip
 
 
-def _least_good(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
+def _cheapest_good_forecast(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
@@ -129,7 +133,7 @@ def _least_good(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecas
 # ---- one forecast
 
 
-def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
+def calls_per_simulated_call(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
     least = max(CALLS, CALLS_A_DEVICE * devices)
     if walltime_s:
         least = max(least, math.ceil(CALLS_A_WALLTIME * work.calls * each_s / walltime_s))
@@ -145,7 +149,7 @@ def _simulate(
     devices = blocks * source.nodes * evidence.devices
     awareness = find(site.policy.name).make().awareness
     loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0
-    shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
+    shares = calls_per_simulated_call(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
     calls = -(-work.calls // shares)
     calls_each = work.calls / calls
     each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator adds the first load

@@ -40,18 +40,18 @@ class Curves(msgspec.Struct, frozen=True):
     turnarounds_s: tuple[float, ...]
 
 
-def curves_of(measures: Measures) -> Curves:
+def make_run_curves(measures: Measures) -> Curves:
     return Curves(
         measures.ended_at,
-        thinned(measures.completed),
-        thinned(measures.devices),
-        thinned(measures.queue),
+        thin_curve(measures.completed),
+        thin_curve(measures.devices),
+        thin_curve(measures.queue),
         _quantiles(measures.waits_s),
         _quantiles(measures.turnarounds_s),
     )
 
 
-def thinned(steps: Steps, *, points: int = POINTS) -> Steps:
+def thin_curve(steps: Steps, *, points: int = POINTS) -> Steps:
     """Return the curve with at most `points` steps, at equal time intervals."""
     if len(steps.at_s) <= points:
         return steps
@@ -90,9 +90,15 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")
     drawn: dict[str, tuple[int, Callable[..., None]]] = {
-        "completed": (1, partial(_over_time, value=lambda run, at_s: run.completed.value(at_s), words="items done")),
-        "devices": (1, partial(_over_time, value=_until_end(lambda run: run.devices), words="devices")),
-        "queue": (1, partial(_over_time, value=_until_end(lambda run: run.queue), words="calls that wait")),
+        "completed": (
+            1,
+            partial(_plot_over_time, value=lambda run, at_s: run.completed.value(at_s), words="items done"),
+        ),
+        "devices": (1, partial(_plot_over_time, value=_value_until_run_end(lambda run: run.devices), words="devices")),
+        "queue": (
+            1,
+            partial(_plot_over_time, value=_value_until_run_end(lambda run: run.queue), words="calls that wait"),
+        ),
         "times": (2, _times),
     }
     paths: list[Path] = []
@@ -132,11 +138,11 @@ def style() -> Iterator[Callable[..., Any]]:
 # ---- what is drawn
 
 
-def _until_end(curve: Callable[[Curves], Steps]) -> Callable[[Curves, float], float]:
+def _value_until_run_end(curve: Callable[[Curves], Steps]) -> Callable[[Curves, float], float]:
     return lambda run, at_s: curve(run).value(at_s) if at_s <= run.ended_at else 0.0
 
 
-def _over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:
+def _plot_over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:
     end_s = max(run.ended_at for of_policy in runs.values() for run in of_policy) or 1.0
     moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
     unit_s, unit = _unit(end_s)
@@ -156,12 +162,12 @@ def _over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float
 
 
 def _times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
-    _distribution(waits, runs, lambda run: run.waits_s, words="from coming to beginning")
-    _distribution(turnarounds, runs, lambda run: run.turnarounds_s, words="from coming to end")
+    _plot_distribution(waits, runs, lambda run: run.waits_s, words="from coming to beginning")
+    _plot_distribution(turnarounds, runs, lambda run: run.turnarounds_s, words="from coming to end")
     waits.set_ylabel("share of calls")
 
 
-def _distribution(
+def _plot_distribution(
     axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequence[float]], *, words: str
 ) -> None:  # fmt: skip
     lines = []

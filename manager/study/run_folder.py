@@ -27,7 +27,7 @@ from stoker.manager.study.log_files import read_log, write_timeline
 from stoker.manager.study.measures import Figures
 from stoker.manager.study.plots import write_plots
 from stoker.manager.study.running import FinishedRun
-from stoker.manager.study.scenario import Scenario, label, scenario_text
+from stoker.manager.study.scenario import Scenario, label, scenario_to_toml
 from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
@@ -117,7 +117,7 @@ def write(
     yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))
     kept = replace(scenario, policies=tuple(names))
-    yield WrittenFiles("scenario", (_text(folder / SCENARIO, scenario_text(kept)),), "what was simulated")
+    yield WrittenFiles("scenario", (_text(folder / SCENARIO, scenario_to_toml(kept)),), "what was simulated")
     text = msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n"
     yield WrittenFiles("results", (_text(folder / RESULTS, text),), "the table and each run")
     if scenario.outputs.plots:

@@ -28,8 +28,8 @@ from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
 from stoker.manager.sim.workload import context_names_of_workload, expand_family_names, of_lengths
 from stoker.manager.sim.world import World, limited
 from stoker.manager.study.log_files import write_log
-from stoker.manager.study.measures import Figures, figures_of, measure
-from stoker.manager.study.plots import Curves, curves_of
+from stoker.manager.study.measures import Figures, compute_run_figures, measure
+from stoker.manager.study.plots import Curves, make_run_curves
 from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
 from stoker.tracebacks import user_traceback_lines
@@ -54,7 +54,7 @@ class Workers(Generic[Task, Result]):
         spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
         self._processes: dict[Connection, BaseProcess] = {}
         self._tasks: dict[Connection, Task] = {}
-        with _no_interrupts():
+        with _block_interrupts():
             for _ in range(count):
                 ours, theirs = spawning.Pipe()
                 process = spawning.Process(target=_run_tasks, args=(theirs, do), daemon=True)
@@ -111,7 +111,7 @@ class Workers(Generic[Task, Result]):
 
 
 @contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     resource_tracker.ensure_running()  # otherwise the first process starts it and unblocks SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -199,7 +199,7 @@ class _PlannedRun(msgspec.Struct, frozen=True):
 
 def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
-        return run_one(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
+        return simulate_once(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
     except SimulationError as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except StokerError:
@@ -215,7 +215,7 @@ def _ignore_progress(*_: Any) -> None:
     pass
 
 
-def run_one(
+def simulate_once(
     scenario: Scenario,
     *,
     policy: str,
@@ -240,10 +240,12 @@ def run_one(
     calls = _calls(scenario, scenario.world, seed=seed)
     bound_s = lower_bound(scenario.world, calls, seed=seed).ends_at if bound else math.inf
     known_s = bound_s if 0.0 < bound_s < math.inf else None
-    figures = figures_of(simulation.log, outcome, measured, bound_s=known_s)
+    figures = compute_run_figures(simulation.log, outcome, measured, bound_s=known_s)
     path = folder / log_name(policy, seed)
     write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})
-    return FinishedRun(policy, seed, outcome, str(path), figures, curves_of(measured), time.perf_counter() - began)
+    return FinishedRun(
+        policy, seed, outcome, str(path), figures, make_run_curves(measured), time.perf_counter() - began
+    )
 
 
 def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:

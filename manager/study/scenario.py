@@ -106,7 +106,7 @@ def _value(text: str) -> Any:
     return read["value"] if len(read) == 1 else text.strip()
 
 
-def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
+def inline_step_profiles(data: dict[str, Any], folder: Path) -> None:
     """Replace the names of step-time files by the files' content. Raises ConfigError."""
     for engine in _engines(data):
         if isinstance(engine.get("times"), str):
@@ -224,7 +224,7 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
     data = parse_toml(text, file=file)
     made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
-    read_step_profiles(data, folder)
+    inline_step_profiles(data, folder)
     try:
         scenario: Scenario = msgspec.convert(data, type=Scenario, dec_hook=read)
     except msgspec.ValidationError as error:
@@ -280,7 +280,7 @@ def _make_absolute(data: dict[str, Any], folder: Path) -> None:
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def scenario_text(scenario: Scenario) -> str:
+def scenario_to_toml(scenario: Scenario) -> str:
     return "\n".join(_table(scenario, at="")) + "\n"
 
 
@@ -328,11 +328,11 @@ def _toml_value(value: Any) -> str:
         case enum.Enum():
             return _toml_value(value.value)
         case Duration():
-            return f'"{_decimal(value)} s"'
+            return f'"{_decimal_text(value)} s"'
         case Rate():
             if math.isinf(value):
                 return '"unlimited"'
-            return f'"{_size(int(value)) if value.is_integer() else f"{_decimal(value)} B"}/s"'
+            return f'"{_size(int(value)) if value.is_integer() else f"{_decimal_text(value)} B"}/s"'
         case Size():
             return f'"{_size(value)}"'
         case str():  # TOML escapes the characters that JSON escapes, and DEL
@@ -347,7 +347,7 @@ def _toml_value(value: Any) -> str:
             return json.dumps(value)
 
 
-def _decimal(number: float) -> str:
+def _decimal_text(number: float) -> str:
     return f"{Decimal(repr(float(number))):f}".removesuffix(".0")
 
 

@@ -76,7 +76,7 @@ class _Timeline:
                 for message in messages:
                     yield from self._events_of_message(now, pilot, message, state)
             case PilotLost(pilot=pilot, reason=reason) if pilot in self._pilots:
-                yield self._instant(now, f"lost: {reason}", self._pilots[pilot])
+                yield self._instant_event(now, f"lost: {reason}", self._pilots[pilot])
 
     def after(self, now: float, state: State) -> Iterator[TraceEvent]:
         if now - self._counted_at < _COUNTED_EVERY_S:
@@ -94,14 +94,16 @@ class _Timeline:
             case to_manager.PilotHello(host=host) if pilot not in self._pilots:
                 self._pilots[pilot] = _FIRST_PILOT + len(self._pilots)
                 yield name_event("process_name", f"{pilot} on {host}", pid=self._pilots[pilot])
-                yield self._instant(now, "joined", self._pilots[pilot])
+                yield self._instant_event(now, "joined", self._pilots[pilot])
             case to_manager.LibraryReady(library=number) if number in state.libraries:
                 library = state.libraries[number]
                 if library.state is LibraryState.LOADING:
                     yield from self._bar(f"load {library.context.recipe.name}", library, library.started_at, now)
             case to_manager.LibraryGone(library=number, failure=failure) if number in state.libraries:
                 why = f": {failure.message}" if failure is not None else ""
-                yield self._instant(now, f"{format_library_id(number)} ended{why}", self._pilots.get(pilot, _SESSION))
+                yield self._instant_event(
+                    now, f"{format_library_id(number)} ended{why}", self._pilots.get(pilot, _SESSION)
+                )
             case to_manager.CallsEnded(library=number, ends=ends) if number in state.libraries:
                 yield from self._bars_of_ended_calls(now, state.libraries[number], ends, state)
 
@@ -140,5 +142,5 @@ class _Timeline:
         rows[row] = ended_at
         yield slice_event(name, began_at - self._began, ended_at - self._began, pid=pid, tid=tid, **more)
 
-    def _instant(self, now: float, name: str, pid: int) -> TraceEvent:
+    def _instant_event(self, now: float, name: str, pid: int) -> TraceEvent:
         return {"ph": "i", "s": "p", "name": name, "ts": round((now - self._began) * 1e6), "pid": pid, "tid": 0}

@@ -67,10 +67,10 @@ class TableRow:
             raise self.wrong(field, f"{_shown(text)} is not a number of at least 0")
         return float(text)
 
-    def whole_or(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
+    def integer_or_default(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
         return self.whole(field, least=least, most=most) if field in self._columns else otherwise
 
-    def number_or(self, field: str, otherwise: float) -> float:
+    def number_or_default(self, field: str, otherwise: float) -> float:
         return self.number(field) if field in self._columns else otherwise
 
     def date(self, field: str) -> float:
@@ -104,7 +104,9 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
                 else:
                     yield TableRow(path, reader.line_num, columns, cells)
             if not columns:
-                raise ConfigError(f"{show_path(path)}: the file is empty: there is not even a header", file=str(path))
+                raise ConfigError(
+                    f"{path_relative_to_cwd(path)}: the file is empty: there is not even a header", file=str(path)
+                )
     except csv.Error as error:
         raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -112,16 +114,20 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
-    parts = (show_path(path), f"line {line}", field, what) if field else (show_path(path), f"line {line}", what)
+    parts = (
+        (path_relative_to_cwd(path), f"line {line}", field, what)
+        if field
+        else (path_relative_to_cwd(path), f"line {line}", what)
+    )
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-    return ConfigError(f"{show_path(path)}: {why}", file=str(path))
+    return ConfigError(f"{path_relative_to_cwd(path)}: {why}", file=str(path))
 
 
-def show_path(path: Path) -> str:
+def path_relative_to_cwd(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -136,7 +142,7 @@ def open_bytes(path: Path) -> BinaryIO:
         return gzip.open(path, "rb")  # type: ignore[return-value]
     if what := describe_non_text_format(head):
         file.close()
-        raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
+        raise ConfigError(f"{path_relative_to_cwd(path)}: {what}", file=str(path))
     return file
 
 
@@ -196,7 +202,7 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
         why = "no call matches start, for and cluster" if cut else "the file contains no calls"
-        raise ConfigError(f"{show_path(path)}: {why}", file=str(path))
+        raise ConfigError(f"{path_relative_to_cwd(path)}: {why}", file=str(path))
     return chain((first,), calls)
 
 
@@ -253,7 +259,7 @@ class _Clock:
         return round(time_s - self._first, 6)
 
 
-def _philly(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+def _read_philly_trace(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
     rows = read_table(path, needs=("timestamp", "duration", "num_gpus", "cluster"))
     wanted = (row for row in rows if trace.cluster in ("", row.text("cluster")))
     clock = _Clock("timestamp")
@@ -261,7 +267,7 @@ def _philly(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
         yield from _job(row, trace, at_s=clock.at(row, time_s), context=names.of(row, "cluster"))
 
 
-def _elasticflow(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+def _read_elasticflow_trace(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
     clock = _Clock("submission_time")
     needs = ("submission_time", "model_name", "deadline", "num_gpu", "duration")
     for row in read_table(path, needs=needs):
@@ -286,7 +292,7 @@ def _job(
         yield Arrival(at_s, context, items, priority=trace.priority, deadline_s=deadline_s)
 
 
-def _azure_llm(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+def _read_azure_llm_trace(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
     context, clock = names.context("") or "", _Clock("TIMESTAMP")
     for row in read_table(path, needs=("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
         at_s = clock.at(row, row.date("TIMESTAMP"))
@@ -311,8 +317,8 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
                 raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
         elif not context:
             raise row.wrong("context", "the header lacks this column, and the scenario names no context")
-        items = row.whole_or("items", trace.items, least=1)
-        bound, number, whole = 1_000_000, row.number_or, row.whole_or
+        items = row.integer_or_default("items", trace.items, least=1)
+        bound, number, whole = 1_000_000, row.number_or_default, row.integer_or_default
         yield Arrival(
             clock.at(row, row.number("at_s"), since_first=False), context, items, whole("input_length", 0),
             whole("expected_output", 0), whole("priority", trace.priority, least=-bound, most=bound),
@@ -378,10 +384,12 @@ def _functions(path: Path) -> list[_TracedFunction]:
         functions = msgspec.json.decode(text, type=list[_TracedFunction])
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
-        raise ConfigError(f"{show_path(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
+        raise ConfigError(
+            f"{path_relative_to_cwd(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if where := describe_invalid_utf8(text):
-            raise ConfigError(f"{show_path(path)}: {where}", file=str(path)) from None
+            raise ConfigError(f"{path_relative_to_cwd(path)}: {where}", file=str(path)) from None
         found = re.search(r"\(byte (\d+)\)", str(error))
         line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1
         raise wrong(path, line, "", f"is not JSON: {error}") from None
@@ -396,13 +404,15 @@ def _functions(path: Path) -> list[_TracedFunction]:
 
 def _in_function(path: Path, place: int, function: _TracedFunction, field: str, what: str) -> ConfigError:
     return ConfigError(
-        f"{show_path(path)}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field
+        f"{path_relative_to_cwd(path)}: function {place} ({function.name[:12]}): {field}: {what}",
+        file=str(path),
+        key=field,
     )
 
 
 _READERS: dict[TraceFormat, Callable[[Path, Trace, _Names], Iterator[Arrival]]] = {
-    TraceFormat.PHILLY: _philly,
-    TraceFormat.ELASTICFLOW: _elasticflow,
-    TraceFormat.AZURE_LLM: _azure_llm,
+    TraceFormat.PHILLY: _read_philly_trace,
+    TraceFormat.ELASTICFLOW: _read_elasticflow_trace,
+    TraceFormat.AZURE_LLM: _read_azure_llm_trace,
     TraceFormat.SLINFER: _slinfer,
 }

@@ -17,7 +17,9 @@ WORKER = "worker"
 """Block name in the names or attributes of worker jobs."""
 
 
-def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> VinePlan:
+def make_vine_plan(
+    site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
+) -> VinePlan:
     """Return a site's plan. Names or attributes of worker jobs contain the `session`. `kept`: the session outlives
     programs. `python`: default interpreter of libraries. `search_path`: import folders outside the environment."""
     provider, pilot = site.provider, site.pilot
@@ -61,7 +63,7 @@ def _batch_options(site: Site, *, session: str) -> str:
     if provider.kind is ProviderKind.SLURM:
         return _slurm_options(site, session=session)
     if provider.kind is ProviderKind.CONDOR:
-        lines = [f"+MaxWallTime = {_minutes(provider.walltime_s)}"]
+        lines = [f"+MaxWallTime = {_minutes_rounded_up(provider.walltime_s)}"]
         if provider.account:
             lines.append(f"accounting_group = {provider.account}")
         if provider.gpu_type:
@@ -79,12 +81,12 @@ def _slurm_options(site: Site, *, session: str) -> str:
         ("account", provider.account),
         ("qos", provider.qos),
         ("constraint", provider.constraint),
-        ("time", str(_minutes(provider.walltime_s))),
+        ("time", str(_minutes_rounded_up(provider.walltime_s))),
         ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
     )
     marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
     return " ".join([*(f"--{name}={shlex.quote(value)}" for name, value in given if value), *provider.options, *marks])
 
 
-def _minutes(seconds: float) -> int:
+def _minutes_rounded_up(seconds: float) -> int:
     return -int(-seconds // 60)

@@ -16,11 +16,11 @@ from stoker.site import AUTO_PROBE, EnvironmentKind, Policy, ProviderKind, Provi
 BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
 
 
-def refuse_site(site: Site) -> None:
+def refuse_unsupported_site(site: Site) -> None:
     _refuse(list(_site_refusals(site)), where=f"site {site.name}: ")
 
 
-def refuse_call(
+def refuse_unsupported_call(
     recipe: Recipe, options: CallOptions, *, variants: Sequence[Recipe] = (), deadline_s: float = 0.0
 ) -> None:
     found = [*_recipe_refusals(recipe), *_option_refusals(options)]

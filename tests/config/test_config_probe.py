@@ -5,7 +5,7 @@ import pytest
 from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.factory.pilot_command import pilot_options
-from stoker.manager.taskvine.refusals import refuse_site
+from stoker.manager.taskvine.refusals import refuse_unsupported_site
 
 
 def options(*lines: str) -> list[str]:
@@ -37,4 +37,4 @@ def test_invalid_probe_setting_is_refused(line: str, why: str) -> None:
 def test_probe_setting_without_effect_under_taskvine_is_refused() -> None:
     site = parse_site('engine = "taskvine"\n[pilot]\nprobe = "/opt/probe"\n', file="site.toml")
     with pytest.raises(ConfigError, match="TaskVine workers do not probe devices"):
-        refuse_site(site)
+        refuse_unsupported_site(site)

@@ -19,7 +19,7 @@ from stoker.manager.live.session_policies import SEAMS, check_policies, find
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.study.running import run_one
+from stoker.manager.study.running import simulate_once
 from stoker.manager.study.scenario import load_scenario
 from stoker.site import Duration
 
@@ -155,7 +155,9 @@ def test_example_policy_shortens_the_wait_of_bursts(tmp_path: Path) -> None:
     workload = msgspec.structs.replace(scenario.workload, for_s=Duration(1200.0))
     short = msgspec.structs.replace(scenario, workload=workload)
     waits = {
-        policy: fmean(run_one(short, policy=policy, seed=seed, folder=tmp_path).figures.wait_p95_s for seed in range(3))
+        policy: fmean(
+            simulate_once(short, policy=policy, seed=seed, folder=tmp_path).figures.wait_p95_s for seed in range(3)
+        )
         for policy in short.policies[:2]
     }
     default, spare = waits.values()

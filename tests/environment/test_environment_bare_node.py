@@ -21,7 +21,7 @@ from environment.small import ROOT, SmallEnvironment
 from environment.test_environment_packing import PACK
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.environment.carrying import Packed, carry, starter_command, starter_files
+from stoker.manager.environment.carrying import Packed, carry, prepare_pilot_files, starter_command
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.to_manager import ObjectsHere
@@ -109,7 +109,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
     )
     packed = msgspec.json.decode(small.run(PACK, python), type=Packed)
     carry(manager.folder, site, packed)
-    for path in starter_files(manager.folder, site):
+    for path in prepare_pilot_files(manager.folder, site):
         shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
     pilot_command.issue_block_key(manager.folder, "b7")
     assert not list((node.folder / "session").rglob("pilot.json")), "a node gets only the key of its block"

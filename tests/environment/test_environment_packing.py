@@ -20,7 +20,7 @@ PACK = (
     "import msgspec, sys; from stoker.manager.environment.carrying import pack_environment\n"
     "print(msgspec.json.encode(pack_environment(python=''.join(sys.argv[1:]))).decode())"
 )
-KEY = "from stoker.manager.environment.members import this_environment; print(this_environment().key)"
+KEY = "from stoker.manager.environment.members import inspect_environment; print(inspect_environment().key)"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -17,7 +17,7 @@ from stoker.contexts.inference.engine_work import EngineWork
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.core.nouns import Context
-from stoker.manager.policies.where_to_load import known_bytes
+from stoker.manager.policies.where_to_load import required_bytes_if_known
 from stoker.pilot.agent.offers import OfferInspector
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
@@ -174,7 +174,7 @@ def test_pilot_requests_no_more_memory_than_the_manager_reserves(
 ) -> None:
     facts = DeviceFacts(GPU[0], kind, 24 * GIB, processes=processes, process_bytes=process_bytes)
     model = Recipe("k", "model", needs=msgspec.structs.replace(NEEDS, device_memory_bytes=declared))
-    reserved = known_bytes(Context(model), facts) if declared else 0
+    reserved = required_bytes_if_known(Context(model), facts) if declared else 0
     shell = CoreShell((facts,)).join().ready(1, model, device_memory_bytes=reserved)
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
         engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=300))

@@ -33,7 +33,7 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
     for job in waits:
         if not spare:
             break
-        if job.is_lost(now) or not job.deadline_at:
+        if job.will_miss_deadline(now) or not job.deadline_at:
             if job.least <= spare:
                 given[job.id] = job.least
                 spare -= job.least
@@ -45,7 +45,7 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
 def _spare(waits: Sequence[PoolJob], pool: Pool, *, idle: int, now: float) -> int:
     free = _free_at(pool, now=now, idle=idle)
     for job in waits:
-        if job.deadline_at and not job.is_lost(now):
+        if job.deadline_at and not job.will_miss_deadline(now):
             _delay(free, job)
     return sum(at <= now for at in free)
 
@@ -64,7 +64,7 @@ def order(
     )
     orders: dict[str, dict[int, Promise]] = {}
     for job, model in line:
-        if job.id in served or job.is_lost(now):
+        if job.id in served or job.will_miss_deadline(now):
             continue
         pool, at = pools[model], free[model]
         if delay and not job.measures and _delay(at, job):

@@ -17,7 +17,7 @@ from stoker.manager.policies.arlo.allocation import (
     NotEnoughDevicesError,
     RuntimeDemand,
     allocate,
-    cost_of,
+    allocation_cost_s,
 )
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
@@ -321,13 +321,13 @@ def test_plan_has_the_lowest_cost_of_all_allowed_plans(devices: int, runtimes: l
         return
     found = allocate(devices, runtimes)
     assert found.instances in allowed
-    assert found.latency_s == pytest.approx(cost_of(found.instances, runtimes))
-    assert found.latency_s <= min(cost_of(each, runtimes) for each in allowed) * (1 + 1e-6)
+    assert found.latency_s == pytest.approx(allocation_cost_s(found.instances, runtimes))
+    assert found.latency_s <= min(allocation_cost_s(each, runtimes) for each in allowed) * (1 + 1e-6)
 
 
 def test_requests_that_fit_no_other_runtime_are_demoted() -> None:
     short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
-    assert cost_of((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
+    assert allocation_cost_s((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
     assert allocate(2, [short, long]).instances == (1, 1)
 
 

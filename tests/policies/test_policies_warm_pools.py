@@ -264,7 +264,7 @@ def test_idle_devices_suffice_and_feasible_jobs_are_in_time(
     for id, count in found.items():
         one = by_id[id]
         in_time = one.deadline_at and one.run_s[count - 1] <= one.deadline_at
-        assert in_time or one.is_lost(0.0) or not one.deadline_at
+        assert in_time or one.will_miss_deadline(0.0) or not one.deadline_at
         assert not in_time or count == 1 or one.run_s[count - 2] > one.deadline_at, "one fewer would have done"
     left = idle - sum(found.values())
     hopeful = [each for each in by_deadline(waiting) if each.id not in found and each.deadline_at]

@@ -19,7 +19,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.policies.where_to_load import is_of_kind
+from stoker.manager.policies.where_to_load import accepts_device_kind
 from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
@@ -268,7 +268,7 @@ class Crowd(LoadWhereWanted):
         for device in view.devices():
             here = sum(library.context is context for library in device.libraries.values())
             more = min(context.queue.count, device.free_bytes // needed if needed else 3 - here)
-            if more > 0 and is_of_kind(context, device.facts):
+            if more > 0 and accepts_device_kind(context, device.facts):
                 plan += [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), needed)] * more
         return plan
 

@@ -20,7 +20,7 @@ from stoker.manager.sim.log import Happened, TokenTimes
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import World
-from stoker.manager.study.measures import figures_of, measure
+from stoker.manager.study.measures import compute_run_figures, measure
 from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import DeviceId, LibraryId, RecipeKey
@@ -93,7 +93,9 @@ def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tupl
     measured = measure(simulation.log, until_s=outcome.ended_at)
     assert measured.useful_s == pytest.approx(100.0)  # four calls run at a time
     assert outcome.busy_s == pytest.approx(25.0, abs=1.0)
-    assert figures_of(simulation.log, outcome, measured).busy == pytest.approx(outcome.busy_s / measured.held_s)
+    assert compute_run_figures(simulation.log, outcome, measured).busy == pytest.approx(
+        outcome.busy_s / measured.held_s
+    )
     assert outcome.busy_s < measured.held_s
 
 

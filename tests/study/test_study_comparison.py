@@ -11,8 +11,8 @@ from sim.worlds import model, simulate, source, world
 from stoker.manager.cli.simulating import show, summarize_simulation_results, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome
-from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
-from stoker.manager.study.measures import Figures, Steps, figures_of, measure
+from stoker.manager.study.comparison import PolicyRow, columns_for, compare, copy_bounds_to_all_runs, verdicts
+from stoker.manager.study.measures import Figures, Steps, compute_run_figures, measure
 from stoker.manager.study.plots import Curves
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
@@ -40,7 +40,7 @@ def scenario(name: str = "static-pool", *changes: str) -> Scenario:
 
 def compared(runs: list[FinishedRun], **more: Any) -> list[PolicyRow]:
     policies = tuple(dict.fromkeys(each.policy for each in runs))
-    return compare(with_bounds(runs), columns_for(more.get("of", scenario())), policies=policies)
+    return compare(copy_bounds_to_all_runs(runs), columns_for(more.get("of", scenario())), policies=policies)
 
 
 def test_means_have_student_intervals_over_seeds() -> None:
@@ -126,7 +126,7 @@ def test_calls_that_arrive_one_by_one_are_judged_by_their_wait() -> None:
     runs = [run("a", seed, ended_at=100.0 + seed, wait_p95_s=9.0 + seed) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.5 + seed, wait_p95_s=2.0 + seed) for seed in range(3)]
     of = scenario("two-kinds")
-    rows = compare(with_bounds(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
+    rows = compare(copy_bounds_to_all_runs(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
     said = "b is ahead of a: at the 95th percentile a call waits 7.0 ± 0.0 s less, seed by seed"
     assert verdicts(runs, rows, scenario=of) == [said]
     assert all("speed" not in row.estimates for row in rows)
@@ -136,7 +136,7 @@ def test_deadlines_count_if_calls_have_deadlines() -> None:
     of = scenario("two-kinds", "workload.deadline=60 s")
     runs = [run("a", seed, ended_at=100.0, wait_p95_s=1.0, in_time=0.5) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.0, wait_p95_s=9.0, in_time=0.75) for seed in range(3)]
-    rows = compare(with_bounds(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
+    rows = compare(copy_bounds_to_all_runs(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
     said = "b is ahead of a: of every 100 deadlines it meets 25.0 ± 0.0 more, seed by seed"
     assert verdicts(runs, rows, scenario=of) == [said]
     assert rows[1].estimates["in_time"] == estimate([0.75] * 3)
@@ -169,7 +169,7 @@ def test_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
     simulation, outcome = simulate(small, late, until_s=45.0)
     measured = measure(simulation.log, until_s=outcome.ended_at)
     assert (measured.deadlines, measured.missed, measured.late) == (4, 1, (1,))  # the call without a deadline runs last
-    figures = figures_of(simulation.log, outcome, measured)
+    figures = compute_run_figures(simulation.log, outcome, measured)
     assert (figures.in_time, figures.violations) == (pytest.approx(3 / 4), pytest.approx(1 / 4))
     none_known = [replace(call, deadline_s=100.0 if call.deadline_s == 100.0 else 0.0, items=100) for call in late]
     simulation, outcome = simulate(small, none_known, until_s=45.0)

@@ -17,7 +17,7 @@ from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import Delays, World
 from stoker.manager.study.log_files import read_log, write_log
 from stoker.manager.study.measures import Measures, Steps, TokenFigures, measure, token_figures
-from stoker.manager.study.plots import curves_of
+from stoker.manager.study.plots import make_run_curves
 from stoker.manager.study.statistics import difference, estimate, quantile, t_quantile
 from stoker.site import Duration
 
@@ -186,7 +186,7 @@ def test_deadlines_are_met_missed_or_open() -> None:
 def test_empty_log_has_no_measures() -> None:
     measured = measure(EventLog())
     assert (measured.calls, measured.makespan_s) == (0, 0.0)
-    assert curves_of(measured).waits_s == ()
+    assert make_run_curves(measured).waits_s == ()
 
 
 def test_step_functions_have_values_and_areas() -> None:
@@ -205,7 +205,7 @@ def test_figures_equal_those_of_the_rows() -> None:
         log.note(1.0, Happened.TOKEN_LATE, call=call, value=late)
     log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # infinity: the call failed
     found = token_figures(log)
-    assert (found.objectives, found.met, found.met_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
+    assert (found.objectives, found.met, found.met_objective_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
 
 
 def test_world_without_engines_has_no_token_figures() -> None:

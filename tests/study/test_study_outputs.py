@@ -25,7 +25,7 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.study.log_files import events_of, read_log, write_log, write_timeline
 from stoker.manager.study.measures import Steps, measure
-from stoker.manager.study.plots import SHARES, Curves, curves_of, thinned, write_plots
+from stoker.manager.study.plots import SHARES, Curves, make_run_curves, thin_curve, write_plots
 from stoker.site import Duration
 from stoker.whole_files import draft_of
 
@@ -101,17 +101,17 @@ def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
 
 def test_curves_are_thinned_to_the_resolution_of_a_picture() -> None:
     long = Steps((float(number), float(number * number)) for number in range(50_000))
-    thin = thinned(long, points=500)
+    thin = thin_curve(long, points=500)
     assert len(thin.at_s) == 500
     assert (thin.at_s[0], thin.at_s[-1], thin.values[-1]) == (0.0, 49_999.0, 49_999.0**2)
     assert all(thin.values[place] == long.value(thin.at_s[place]) for place in range(500))
     short = Steps([(0.0, 1.0)])
-    assert thinned(short) is short
+    assert thin_curve(short) is short
 
 
 def test_curves_keep_the_quantiles_of_times() -> None:
     # worker processes send curves as pickles
-    curves: Curves = pickle.loads(pickle.dumps(curves_of(measure(small_run()))))
+    curves: Curves = pickle.loads(pickle.dumps(make_run_curves(measure(small_run()))))
     assert curves.completed.values[-1] == 100.0
     assert len(curves.waits_s) == len(SHARES)
     assert all(before <= after for before, after in pairwise(curves.turnarounds_s))
@@ -120,8 +120,8 @@ def test_curves_keep_the_quantiles_of_times() -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, list[Curves]]:
-    slow = [curves_of(measure(small_run(seed=seed, item_cv=0.8, load_s=30.0))) for seed in range(3)]
-    return {"default": [curves_of(measure(small_run(seed=seed, item_cv=0.8))) for seed in range(3)], "slow": slow}
+    slow = [make_run_curves(measure(small_run(seed=seed, item_cv=0.8, load_s=30.0))) for seed in range(3)]
+    return {"default": [make_run_curves(measure(small_run(seed=seed, item_cv=0.8))) for seed in range(3)], "slow": slow}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def slices_by_row(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tu
 
 
 def timeline(log: EventLog, **more: Any) -> list[dict[str, Any]]:
-    return list(events_of(log, curves_of(measure(log)), **more))
+    return list(events_of(log, make_run_curves(measure(log)), **more))
 
 
 def test_timeline_has_every_call_on_a_row_of_its_library() -> None:
@@ -256,7 +256,7 @@ def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
 
 def test_timeline_is_json_that_perfetto_opens_compressed_or_not(tmp_path: Path) -> None:
     log = small_run()
-    curves = curves_of(measure(log))
+    curves = make_run_curves(measure(log))
     write_timeline(tmp_path / "run.json", log, curves)
     write_timeline(tmp_path / "run.json.gz", log, curves)
     plain = (tmp_path / "run.json").read_bytes()

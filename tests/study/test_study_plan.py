@@ -11,7 +11,7 @@ from stoker.config import parse_site
 from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, Stay, Wait
 from stoker.errors import SessionError
 from stoker.manager.study.evidence import Evidence, MeasuredTime, Sureness, Work, gather
-from stoker.manager.study.plan import calls_as_one, make_plan
+from stoker.manager.study.plan import calls_per_simulated_call, make_plan
 from stoker.site import BASELINES, Site
 
 A10 = DeviceSet("NVIDIA A10", 1, 24_000_000_000)
@@ -209,11 +209,11 @@ def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) 
 
 def test_joined_calls_fit_into_a_walltime_many_times() -> None:
     work = Work("verify", "verify", 40_000)
-    assert calls_as_one(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
-    assert calls_as_one(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3
-    assert calls_as_one(work, devices=4, walltime_s=900.0, each_s=60.0) == 1
-    assert calls_as_one(work, devices=4, walltime_s=3600.0, each_s=0.1) == 80
-    assert calls_as_one(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
+    assert calls_per_simulated_call(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
+    assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3
+    assert calls_per_simulated_call(work, devices=4, walltime_s=900.0, each_s=60.0) == 1
+    assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=0.1) == 80
+    assert calls_per_simulated_call(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ from stoker.manager.study.scenario import (
     label,
     load_scenario,
     parse_scenario,
-    scenario_text,
+    scenario_to_toml,
     shipped,
 )
 from stoker.protocol.ids import LibraryId
@@ -114,7 +114,7 @@ def test_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
     scenario = (
         load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["exclusive", "b:C"]')
     )
-    assert parse(scenario_text(scenario)) == scenario
+    assert parse(scenario_to_toml(scenario)) == scenario
 
 
 WITH_ENGINE = """
@@ -129,7 +129,7 @@ def test_engine_has_step_times_from_the_scenario_or_a_profile(tmp_path: Path) ->
     engine = written.world.contexts["llm"].engine_on_device_kind("a10")
     assert engine.times.decode == (StepCell(1, 512, 0.014), StepCell(32, 512, 0.026, 5))
     assert written.world.contexts["llm"].slots_on_device_kind("a10") == 8
-    assert parse(scenario_text(written)) == written
+    assert parse(scenario_to_toml(written)) == written
     profile = {"model": "llm", "recipe": "ab", "took_s": 60.0, "times": msgspec.to_builtins(engine.times)}
     (tmp_path / "a10.json").write_bytes(msgspec.json.encode(profile))
     inline = WITH_ENGINE.splitlines()[2]

@@ -14,7 +14,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import doctor_site
 from stoker.manager.cli.doctor_machine import Level
 from stoker.manager.factory.condor_description import gpu_expression
-from stoker.manager.taskvine.planning import plan_of
+from stoker.manager.taskvine.planning import make_vine_plan
 from stoker.pilot.taskvine import engine
 from stoker.pilot.taskvine import factory as taskvine_factory
 from stoker.pilot.taskvine.engine import VineWorker
@@ -79,7 +79,7 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_this_machine_gets_one_worker_that_dies_with_its_factory():
-    made = plan_of(site('engine = "taskvine"\n[pilot]\ndevices = "cpu:3"\n'), python="/e/bin/python")
+    made = make_vine_plan(site('engine = "taskvine"\n[pilot]\ndevices = "cpu:3"\n'), python="/e/bin/python")
     words = command(made, workspace=Path("/tmp/my work"))
     assert words[0] == "/v/vine_factory"
     assert words[-2:] == ["localhost", "9123"]
@@ -91,24 +91,24 @@ def test_this_machine_gets_one_worker_that_dies_with_its_factory():
 
 
 def test_slurm_options_come_from_the_site_file():
-    made = plan_of(site(SLURM))
+    made = make_vine_plan(site(SLURM))
     words = command(made, host="10.4.0.2")
     assert option(words, "batch-type") == "slurm"
     assert option(words, "batch-options") == (
         "--partition=backfill --account='phys lab' --time=120 --gres=gpu:a10:2 --exclusive"
     )
-    marked = command(plan_of(site(SLURM), session="k3v9"))
+    marked = command(make_vine_plan(site(SLURM), session="k3v9"))
     assert option(marked, "batch-options") == option(words, "batch-options") + " --job-name=stoker-k3v9-worker"
     assert (option(words, "cores"), option(words, "gpus"), option(words, "memory")) == ("8", "2", "30517")
     assert (option(words, "min-workers"), option(words, "max-workers")) == ("2", "5")
     assert option(words, "extra-options") == f"--connect-timeout=120 --wall-time={2 * 3600 - 30}"
     assert words[-2:] == ["10.4.0.2", "9123"]
     assert (made.ports, made.heartbeat_s, made.silence_s) == ((30000, 30100), 4, 12)
-    assert (made.idle_s, plan_of(site(SLURM), kept=True).idle_s) == (120, 1800)
+    assert (made.idle_s, make_vine_plan(site(SLURM), kept=True).idle_s) == (120, 1800)
 
 
 def test_condor_options_come_from_the_site_file():
-    words = command(plan_of(site(CONDOR), session="k3v9"))
+    words = command(make_vine_plan(site(CONDOR), session="k3v9"))
     assert option(words, "batch-type") == "condor"
     assert option(words, "condor-requirements") == "HasTaskVine"
     assert option(words, "batch-options").splitlines() == [
@@ -123,7 +123,7 @@ def test_condor_options_come_from_the_site_file():
 
 
 def test_worker_init_runs_before_a_worker(tmp_path):
-    made = plan_of(site(SLURM.replace('"module load cuda"', '"export DONE=first"')))
+    made = make_vine_plan(site(SLURM.replace('"module load cuda"', '"export DONE=first"')))
     script = tmp_path / "worker-init.sh"
     script.write_text(engine.init_script(made))
     script.chmod(0o700)
@@ -132,7 +132,7 @@ def test_worker_init_runs_before_a_worker(tmp_path):
     words = command(made, init_script=script)
     assert option(words, "wrapper") == "./worker-init.sh"
     assert option(words, "wrapper-input") == str(script)
-    assert engine.init_script(plan_of(Site())) == ""
+    assert engine.init_script(make_vine_plan(Site())) == ""
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_worker_init_runs_before_a_worker(tmp_path):
     [("/local disk", "'/local disk'"), ("$TMPDIR", "$TMPDIR"), ("$TMPDIR/a b", "$TMPDIR/'a b'"), ("~/x", "~/x")],
 )
 def test_scratch_variable_is_expanded_by_the_shell_on_the_node(scratch, in_shell):
-    made = plan_of(site(SLURM.replace("[pilot]", f'[pilot]\nscratch = "{scratch}"')))
+    made = make_vine_plan(site(SLURM.replace("[pilot]", f'[pilot]\nscratch = "{scratch}"')))
     assert option(command(made), "extra-options").endswith(f"--workspace={in_shell}/stoker-vine-$$")
 
 
 def test_plan_is_stored_in_the_session_folder(tmp_path):
     folder = SessionFolder(tmp_path)
-    made = plan_of(site(SLURM), python="/e/bin/python", search_path="/a:/b")
+    made = make_vine_plan(site(SLURM), python="/e/bin/python", search_path="/a:/b")
     engine.write(made, folder, site="lab")
     assert engine.read(folder, site="lab") == made
     assert (tmp_path / "taskvine-lab.json").stat().st_mode & 0o777 == 0o600

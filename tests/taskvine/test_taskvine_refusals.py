@@ -31,7 +31,7 @@ def load():
 def test_unsupported_site_setting_is_refused(text, said):
     site = parse_site(f'name = "pool"\nengine = "taskvine"\n{text}\n', file="site.toml")
     with pytest.raises(ConfigError) as caught:
-        refusals.refuse_site(site)
+        refusals.refuse_unsupported_site(site)
     assert str(caught.value).startswith('site pool: engine = "taskvine" cannot honour ')
     assert said in str(caught.value)
 
@@ -49,7 +49,7 @@ def test_unsupported_site_setting_is_refused(text, said):
 def test_option_of_a_context_is_refused(options, said):
     recipe = context(**options)(load)()
     with pytest.raises(ConfigError) as caught:
-        refusals.refuse_call(recipe, parse_call_specification({}).options)
+        refusals.refuse_unsupported_call(recipe, parse_call_specification({}).options)
     assert str(caught.value).startswith(f'{recipe.name}: engine = "taskvine" cannot honour {said}')
 
 
@@ -83,10 +83,12 @@ def test_several_refusals_name_every_setting():
 
 def test_supported_options_are_accepted():
     for kind in ("local", "slurm", "condor"):
-        refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
+        refusals.refuse_unsupported_site(
+            parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml")
+        )
     shipped = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
     assert shipped.engine is Engine.TASKVINE
-    refusals.refuse_site(shipped)
+    refusals.refuse_unsupported_site(shipped)
     recipe = context(memory="1 GB", devices=2, load_limit="1 min")(load)()
     wants = parse_call_specification({"context": recipe, "priority": 3, "timeout_s": "1 min"})
     engines.refuse_unsupported_options(Site(engine=Engine.TASKVINE), wants, honours=None)

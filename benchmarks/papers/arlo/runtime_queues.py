@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, choose_head, level_thresholds
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, choose_head, load_thresholds_by_level
 
 Instance = TypeVar("Instance", bound=Hashable)
 
@@ -68,7 +68,7 @@ class RuntimeQueues(Generic[Instance]):
             raise ValueError(f"runtimes have rising lengths, at least one: {self._lengths}")
         self._levels: list[_RuntimeLevel[Instance]] = [_RuntimeLevel(length, capacity) for length, capacity in runtimes]
         self._level_of: dict[Instance, _RuntimeLevel[Instance]] = {}
-        self._thresholds = level_thresholds(threshold=threshold, decay=decay, peeked=peeked)
+        self._thresholds = load_thresholds_by_level(threshold=threshold, decay=decay, peeked=peeked)
 
     def add(self, instance: Instance, runtime: int) -> None:
         level = self._level_of[instance] = self._levels[runtime]

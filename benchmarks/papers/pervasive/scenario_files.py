@@ -9,7 +9,7 @@ from benchmarks.papers.pervasive import paper, predict, worlds
 from benchmarks.papers.pervasive.fit import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study import scenario
-from stoker.manager.study.scenario import Scenario, scenario_text
+from stoker.manager.study.scenario import Scenario, scenario_to_toml
 from stoker.site import BASELINES, Duration
 
 FOLDER = Path(scenario.__file__).parent / "scenarios"
@@ -23,7 +23,7 @@ def scenario_texts(parameters: Parameters) -> dict[str, str]:
         (figure, _scenario(parameters, figure, about, pools, batch, until_s))
         for figure, about, pools, batch, until_s in _figure_runs()
     )
-    return {f"{each.name}.toml": _HEAD + _baseline_comment(figure) + scenario_text(each) for figure, each in made}
+    return {f"{each.name}.toml": _HEAD + _baseline_comment(figure) + scenario_to_toml(each) for figure, each in made}
 
 
 def _baseline_comment(figure: str) -> str:

@@ -26,7 +26,7 @@ from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.slinfer.validation import first_token_s
-from stoker.manager.policies.where_to_load import suits
+from stoker.manager.policies.where_to_load import can_use_device
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
@@ -103,7 +103,7 @@ class ScaleOut:
         open_devices = [
             device
             for device in view.devices()
-            if suits(context, device)
+            if can_use_device(context, device)
             and device.free_bytes - taken.get(device, 0) >= self._memory(context, device)
         ]  # fmt: skip
         return min(

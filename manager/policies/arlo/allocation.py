@@ -93,7 +93,7 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
     return _AllocationSearch(devices, runtimes, least).best()
 
 
-def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
+def allocation_cost_s(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
     """Return the cost of an allocation in seconds (eq. 1); infinity if the longest runtime lacks a needed instance."""
     left, total = 0.0, 0.0
     for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
@@ -128,7 +128,7 @@ class _AllocationSearch:
         self._lower_bounds = [*_lower_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
-        found = self._search(self._greedy(), width=_BEAM_WIDTH)
+        found = self._search(self._greedy_allocation(), width=_BEAM_WIDTH)
         best = self._search(found, width=None)
         return Allocation(self._instances(best), best.cost)
 
@@ -145,7 +145,7 @@ class _AllocationSearch:
         ends = [node for node in front if node.used == self._spare]
         return min([found, *ends], key=lambda node: node.cost)
 
-    def _greedy(self) -> _Node:
+    def _greedy_allocation(self) -> _Node:
         node = _Node(0, 0.0, 0.0, 0, None)
         for number in range(len(self._runtimes)):
             node = min(self._counts(node, number, most=inf), key=lambda each: self._bound(each, number))

@@ -16,7 +16,12 @@ from stoker.manager.core.deadlines import has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.queues import contexts_serving_group
 from stoker.manager.core.seams import Action, Send, View
-from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
+from stoker.manager.policies.arlo.families import (
+    ArrivalCounts,
+    RuntimeTimes,
+    family_runtimes_shortest_first,
+    is_runtime_variant,
+)
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.protocol.ids import LibraryId
 
@@ -27,7 +32,9 @@ _MOST_COMPARED = 8  # Maximum libraries examined per level
 Head = TypeVar("Head")
 
 
-def level_thresholds(*, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED) -> tuple[float, ...]:
+def load_thresholds_by_level(
+    *, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED
+) -> tuple[float, ...]:
     """Return the load threshold of each level that Algorithm 1 examines, shortest level first."""
     return tuple(threshold * decay**peek for peek in range(peeked))
 
@@ -39,7 +46,7 @@ def choose_head(
 
     Args:
         heads: Open calls, capacity and head of each level that can serve the call, shortest level first.
-        thresholds: Load from which each level demotes the call (`level_thresholds`).
+        thresholds: Load from which each level demotes the call (`load_thresholds_by_level`).
 
     Returns:
         The head, or None without heads; True if all examined levels are congested, so that it is the first head.
@@ -65,17 +72,17 @@ class MultiLevelQueue(HottestFirst):
         super().__init__()
         self._times = times
         self._arrivals = arrivals
-        self._thresholds = level_thresholds(threshold=threshold, decay=decay, peeked=peeked)
+        self._thresholds = load_thresholds_by_level(threshold=threshold, decay=decay, peeked=peeked)
 
     def window(self, view: View, library: Library) -> int:
         """Return how many calls the library answers in time. Before the first run, return its slots."""
         context = library.context
-        if not is_runtime(context):
+        if not is_runtime_variant(context):
             return super().window(view, library)
         return self._times.capacity(context) if context.runs and not library.stuck else library.slots
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        if not is_runtime(call.group.context) or call.group.options.gang[1] > 1:
+        if not is_runtime_variant(call.group.context) or call.group.options.gang[1] > 1:
             return super().place(view, call)
         if not call.sent_at:
             self._arrivals.came(call.group.context, view.now)
@@ -92,7 +99,7 @@ class MultiLevelQueue(HottestFirst):
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """Return the library's share of its runtime's waiting calls, up to what it answers in time."""
         context = library.context
-        if not is_runtime(context) or context.queue.gangs:
+        if not is_runtime_variant(context) or context.queue.gangs:
             return super().pull(view, library)
         head = context.queue.single()
         if head is None or not has_time_for_call(view, library, head):
@@ -102,7 +109,7 @@ class MultiLevelQueue(HottestFirst):
 
     def pull_others(self, view: View, library: Library) -> Iterator[Action]:
         """Send waiting calls of shorter runtimes that Algorithm 1 demotes, nearest runtime first."""
-        family = runtimes_of(library.context)
+        family = family_runtimes_shortest_first(library.context)
         for distance, shorter in enumerate(reversed(family[: family.index(library.context)]), 1):
             while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):
                 yield Send(call.id, library.id)

@@ -18,11 +18,11 @@ UNMEASURED = 8  # Before any run: calls that the longest runtime is assumed to a
 _PIECES = 12
 
 
-def is_runtime(context: Context) -> bool:
+def is_runtime_variant(context: Context) -> bool:
     return bool(context.lists or context.listed_by or context.recipe.longest_input)
 
 
-def runtimes_of(context: Context) -> tuple[Context, ...]:
+def family_runtimes_shortest_first(context: Context) -> tuple[Context, ...]:
     others = dict(context.lists)
     for shorter in context.listed_by.values():
         others[shorter.recipe.key] = shorter
@@ -32,7 +32,7 @@ def runtimes_of(context: Context) -> tuple[Context, ...]:
     return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
 
 
-def length_shares(family: Sequence[Context]) -> list[float]:
+def uniform_length_call_shares(family: Sequence[Context]) -> list[float]:
     """Return the share of calls for each runtime if all input lengths are equally likely."""
     lengths = [context.recipe.longest_input for context in family]
     if not all(lengths):
@@ -50,7 +50,7 @@ class RuntimeTimes:
     def note(self, call: Call) -> None:
         context, wanted_s = call.group.context, call.group.options.objective.latency_s
         if wanted_s and self._wanted_s.get(context.recipe.key) != wanted_s:
-            self._wanted_s.update({each.recipe.key: wanted_s for each in runtimes_of(context)})
+            self._wanted_s.update({each.recipe.key: wanted_s for each in family_runtimes_shortest_first(context)})
 
     def objective_s(self, context: Context) -> float:
         return self._wanted_s.get(context.recipe.key, self._usual_s)
@@ -58,7 +58,7 @@ class RuntimeTimes:
     def request_s(self, context: Context) -> float:
         if context.run_s > 0:
             return context.run_s / context.slots
-        family = runtimes_of(context)
+        family = family_runtimes_shortest_first(context)
         measured = [each for each in family if each.run_s > 0]
         if not measured:
             return _scale_by_length(self.objective_s(context) / UNMEASURED, context, family[-1])
@@ -108,7 +108,7 @@ class ArrivalCounts:
         known = [self._came_at[each.recipe.key][0] for each in family if each.recipe.key in self._came_at]
         return min(self.over_s, now - min(known, default=now))
 
-    def came_since(self, family: Sequence[Context], since: float) -> bool:
+    def has_arrivals_since(self, family: Sequence[Context], since: float) -> bool:
         return any(self._came_at.get(context.recipe.key, (0.0, -2.0))[1] > since for context in family)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Changes, Provisioning, ReleaseBlock, View, WantBlocks
 from stoker.manager.core.state import Block
-from stoker.manager.policies.arlo.families import is_runtime
+from stoker.manager.policies.arlo.families import is_runtime_variant
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
@@ -33,13 +33,13 @@ class TrackLatency(Quiet):
         self._look_at = 0.0  # Time at which a release is considered next
 
     def demand(self, view: View) -> Sequence[Action]:
-        return tuple(self._without_extra_blocks(view, self.base.demand(view)))
+        return tuple(self._limit_block_requests(view, self.base.demand(view)))
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        return self._without_extra_blocks(view, self.base.timer(view, key))
+        return self._limit_block_requests(view, self.base.timer(view, key))
 
-    def _without_extra_blocks(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
-        tracked = bool(view.waiting_contexts) and all(map(is_runtime, view.waiting_contexts.values()))
+    def _limit_block_requests(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
+        tracked = bool(view.waiting_contexts) and all(map(is_runtime_variant, view.waiting_contexts.values()))
         for action in plan:
             if tracked and isinstance(action, WantBlocks) and view.sources[action.source].devices:
                 source = view.sources[action.source]
@@ -60,13 +60,13 @@ class TrackLatency(Quiet):
         if view.now < self._not_before:
             return ()
         recent = self._shares(view.now - _RECENT_S)
-        if len(recent) >= _LEAST_CALLS and _percentile(recent) >= _ADD_AT:
+        if len(recent) >= _LEAST_CALLS and _percentile_98(recent) >= _ADD_AT:
             return self._request_block(view)
         if view.now >= self._look_at:
             self._look_at = view.now + _RELEASE_WINDOW_S
             lately = self._shares(view.now - _RELEASE_WINDOW_S)
-            if lately and _percentile(lately) < _RELEASE_BELOW:
-                return self._release_block(view, _percentile(lately))
+            if lately and _percentile_98(lately) < _RELEASE_BELOW:
+                return self._release_block(view, _percentile_98(lately))
         return ()
 
     def rests(self, view: View) -> bool:
@@ -101,7 +101,7 @@ class TrackLatency(Quiet):
         return (ReleaseBlock(chosen.id, f"98 % of the calls end within {recent:.0%} of their latency objective"),)
 
 
-def _percentile(shares: list[float]) -> float:
+def _percentile_98(shares: list[float]) -> float:
     ordered = sorted(shares)
     return ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]
 
@@ -110,6 +110,10 @@ def _has_only_longest_library(view: View, block: Block) -> bool:
     for id in block.pilots:
         for library in view.pilots[id].libraries.values():
             context = library.context
-            if is_runtime(context) and not context.lists and sum(x.usable for x in context.libraries.values()) == 1:
+            if (
+                is_runtime_variant(context)
+                and not context.lists
+                and sum(x.usable for x in context.libraries.values()) == 1
+            ):
                 return True
     return False

@@ -20,9 +20,15 @@ from stoker.manager.core.libraries import has_too_many_failed_loads
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, length_shares, runtimes_of
+from stoker.manager.policies.arlo.families import (
+    ArrivalCounts,
+    RuntimeTimes,
+    family_runtimes_shortest_first,
+    is_runtime_variant,
+    uniform_length_call_shares,
+)
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.where_to_load import is_probed, known_bytes, probes
+from stoker.manager.policies.where_to_load import has_failed_loads, probes, required_bytes_if_known
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
@@ -67,9 +73,9 @@ class AllocateRuntimes(LoadWhereWanted):
         self._plans: dict[str, RuntimePlan] = {}
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        if not is_runtime(context):
+        if not is_runtime_variant(context):
             return super().wanted(view, context)
-        family = runtimes_of(context)
+        family = family_runtimes_shortest_first(context)
         longest = family[-1]
         steps = tuple(self._steps(view, family))
         if steps or any(map(_usable, family)):
@@ -83,18 +89,20 @@ class AllocateRuntimes(LoadWhereWanted):
 
     def minimum(self, context: Context, device: Device) -> int:
         """Return the default minimum. A runtime of unknown size counts as the largest of its family."""
-        if known_bytes(context, device.facts):
+        if required_bytes_if_known(context, device.facts):
             return super().minimum(context, device)
-        return self._of_family(context, device) or super().minimum(context, device)
+        return self._largest_runtime_bytes(context, device) or super().minimum(context, device)
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        if any(known_bytes(context, device.facts) for device in devices):
+        if any(required_bytes_if_known(context, device.facts) for device in devices):
             return super().reservation(context, devices)
-        return max(self._of_family(context, device) for device in devices) or super().reservation(context, devices)
+        return max(self._largest_runtime_bytes(context, device) for device in devices) or super().reservation(
+            context, devices
+        )
 
-    def _of_family(self, context: Context, device: Device) -> int:
-        family = runtimes_of(context) if is_runtime(context) else ()
-        return max((known_bytes(each, device.facts) for each in family), default=0)
+    def _largest_runtime_bytes(self, context: Context, device: Device) -> int:
+        family = family_runtimes_shortest_first(context) if is_runtime_variant(context) else ()
+        return max((required_bytes_if_known(each, device.facts) for each in family), default=0)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         for family in _families(view):
@@ -103,7 +111,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def rests(self, view: View) -> bool:
         for family in _families(view):
             plan = self._plans.get(family[-1].recipe.key)
-            if plan is None or self._arrivals.came_since(family, plan.made_at):
+            if plan is None or self._arrivals.has_arrivals_since(family, plan.made_at):
                 return False
             for context in family:
                 if context.queue.count or len(_usable(context)) != plan.wanted.get(context.recipe.key, 0):
@@ -117,7 +125,7 @@ class AllocateRuntimes(LoadWhereWanted):
         plan = self._plans.get(key)
         if plan is not None and not self._is_due(view, family, plan, devices):
             return plan
-        if not devices or not self._arrivals.came_since(family, -1.0):
+        if not devices or not self._arrivals.has_arrivals_since(family, -1.0):
             return None
         able = [context for context in family if not has_too_many_failed_loads(context)]
         if not able:
@@ -126,20 +134,20 @@ class AllocateRuntimes(LoadWhereWanted):
         is_new = view.now < new_until
         most_s = self._plan_every_s * (_NEW_SHARE if is_new else 1.0)
         next_s = min(most_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
-        demands = self._demands(able, family, view.now, devices=devices, is_new=is_new)
+        demands = self._runtime_demands(able, family, view.now, devices=devices, is_new=is_new)
         counts = zip(able, _allocate_scaled_requests(devices, demands), strict=True)
         wanted = {context.recipe.key: 0 for context in family} | {each.recipe.key: count for each, count in counts}
         self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s, new_until)
         return self._plans[key]
 
-    def _demands(
+    def _runtime_demands(
         self, able: Sequence[Context], family: Sequence[Context], now: float, *, devices: int, is_new: bool
     ) -> list[RuntimeDemand]:  # fmt: skip
         calls = {context: float(self._calls(context, family, now, waiting=is_new)) for context in able}
         seconds = self._arrivals.seconds(family, now)
         per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
         if is_new:
-            for context, share in zip(able, length_shares(able), strict=True):
+            for context, share in zip(able, uniform_length_call_shares(able), strict=True):
                 calls[context] += _ASSUMED_CALLS * share
         if seconds < _FIRST_PERIOD_S:
             # The rate is not known yet. With a low rate all allocations would seem equally good.
@@ -155,7 +163,7 @@ class AllocateRuntimes(LoadWhereWanted):
         grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
         if vain or 0 < devices < plan.devices or (grown and view.now < plan.new_until):
             return True
-        return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
+        return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
         """Return the recent calls of this runtime, and of shorter runtimes that cannot be loaded.
@@ -186,7 +194,7 @@ class AllocateRuntimes(LoadWhereWanted):
                 return
             size = self.reservation(context, (device,))
             yield Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), size)
-        out = sum(not _has_ready(device, mine) for device in held) + len(free)
+        out = sum(not _has_ready_library(device, mine) for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
         for victim in self._surplus_libraries(family, plan)[: max(0, most - out)]:
@@ -226,7 +234,7 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
     for context in family:
         usable = _usable(context)
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
-        if is_probed(context):
+        if has_failed_loads(context):
             lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probes(usable))
         elif context.last_failure is not None and not any(
             each.queue.count for each in (context, *context.listed_by.values())
@@ -240,7 +248,7 @@ def _usable(context: Context) -> list[Library]:
     return [library for library in context.libraries.values() if library.usable]
 
 
-def _has_ready(device: Device, keys: set[str]) -> bool:
+def _has_ready_library(device: Device, keys: set[str]) -> bool:
     return any(
         library.state is LibraryState.READY and library.context.recipe.key in keys
         for library in device.libraries.values()
@@ -249,5 +257,7 @@ def _has_ready(device: Device, keys: set[str]) -> bool:
 
 
 def _families(view: View) -> list[tuple[Context, ...]]:
-    families = (runtimes_of(context) for context in view.contexts.values() if is_runtime(context))
+    families = (
+        family_runtimes_shortest_first(context) for context in view.contexts.values() if is_runtime_variant(context)
+    )
     return list({family[-1].recipe.key: family for family in families}.values())

@@ -50,7 +50,7 @@ _RATE_TOLERANCE = 0.01
 _JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements changed by more than `_RATE_TOLERANCE`
 
 
-def in_rounds(call: Call) -> bool:
+def is_decided_in_rounds(call: Call) -> bool:
     """True if rounds decide about a call, because it has a deadline or may be a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
@@ -261,7 +261,7 @@ class PoolStates:
                 calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
                 state.line.put([state.waiting(view, call) for call in calls], now=view.now)
                 state.mark_changed()
-        self._keep_promises(view)
+        self._refresh_promises(view)
 
     def forget(self, id: int) -> None:
         state = self._of.pop(id, None)
@@ -291,7 +291,7 @@ class PoolStates:
 
     def _open(self, view: View, context: Context) -> None:
         calls = list(context.queue)
-        others: set[int] = {call.id for call in calls if not in_rounds(call)}
+        others: set[int] = {call.id for call in calls if not is_decided_in_rounds(call)}
         if len(others) == len(calls):
             return
         state = self.all.get(context.recipe.key)
@@ -305,10 +305,10 @@ class PoolStates:
     def _add(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
         state = self.of(call.group.context)
         if state is None or not state.asked:
-            if in_rounds(call):
+            if is_decided_in_rounds(call):
                 self._open(view, call.group.context)
             return
-        if in_rounds(call):
+        if is_decided_in_rounds(call):
             state.asked += 1
         else:
             state.others.add(call.id)
@@ -316,7 +316,7 @@ class PoolStates:
         fresh.setdefault(state, []).append(state.waiting(view, call))
 
     # ---- promises
-    def _keep_promises(self, view: View) -> None:
+    def _refresh_promises(self, view: View) -> None:
         self._cut = {
             id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
         }
@@ -326,7 +326,7 @@ class PoolStates:
             if not state.walk_due and not self._cut:
                 continue
             for id, ordered in tuple(state.promises.items()):
-                if not state.line.is_hopeful(id):
+                if not state.line.can_meet_deadline(id):
                     del state.promises[id]
                     state.mark_changed()
                 else:
@@ -372,7 +372,7 @@ class AllotInRounds(HottestFirst):
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         state = self.states.of(call.group.context)
-        if in_rounds(call) or (state is not None and state.active):
+        if is_decided_in_rounds(call) or (state is not None and state.active):
             return None
         return super().place(view, call)
 
@@ -380,7 +380,7 @@ class AllotInRounds(HottestFirst):
         state, head = self.states.of(library.context), library.context.queue.head()
         if state is not None:
             state.mark_changed()
-        if head is None or in_rounds(head) or (state is not None and state.active):
+        if head is None or is_decided_in_rounds(head) or (state is not None and state.active):
             return 0
         return super().pull(view, library)
 
@@ -396,16 +396,16 @@ class AllotInRounds(HottestFirst):
         for state in self.states.all.values():
             if state.left_over:
                 state.left_over = False
-                plan += _send_other_calls(state)
+                plan += _send_calls_outside_rounds(state)
             if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
                 state.allot_due, state.looked_at = False, view.now
-                plan += self._allot(view, state)
+                plan += self._start_waiting_jobs(view, state)
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
         return not any(state.active or state.left_over for state in self.states.all.values())
 
-    def _allot(self, view: View, state: PoolState) -> list[Action]:
+    def _start_waiting_jobs(self, view: View, state: PoolState) -> list[Action]:
         free = state.free(reuse=self.reuse)
         if not free:
             return []
@@ -414,7 +414,9 @@ class AllotInRounds(HottestFirst):
         def take(job: PoolJob, count: int) -> bool:
             if any(job is other for other, _ in starts):
                 return False
-            members = _choose_members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
+            members = _choose_libraries_for_call(
+                view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1]
+            )
             if len(members) < count:
                 return False
             starts.append((job, members))
@@ -424,7 +426,7 @@ class AllotInRounds(HottestFirst):
 
         if not self.together:
             _hold_idle_replicas(state, idle=len(free), now=view.now)
-            for job, count in _late_holders(state, idle=len(free), now=view.now):
+            for job, count in _late_jobs_ready_to_start(state, idle=len(free), now=view.now):
                 if take(job, count):
                     del state.held[job.id]
         allot(state.line, state.pool(now=view.now, idle=len(free)), now=view.now, take=take)
@@ -443,7 +445,7 @@ def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Acti
     """Send a call with its forecast. Drop a late call that has `late="drop"`."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
-    if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
+    if job.deadline_at and options.objective.drop_late and not job.measures and job.will_miss_deadline(view.now):
         takes, left = show_seconds(job.run_s[-1]), show_seconds(max(0.0, job.deadline_at - view.now))
         return [Drop(id, f"even on all its possible devices it takes {takes}, but its deadline is in {left}")]
     gang = options.gang[1] > 1
@@ -454,7 +456,9 @@ def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Acti
     return plan
 
 
-def _choose_members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
+def _choose_libraries_for_call(
+    view: View, call: Call, free: list[Library], *, count: int, run_s: float
+) -> list[Library]:
     """Return up to `count` free libraries with time for the call, on few pilots."""
     able = [x for x in free if x.admits(call) and has_time_for_run(view, x.pilot, run_s)]
     if 1 < count < len(able):
@@ -463,10 +467,10 @@ def _choose_members(view: View, call: Call, free: list[Library], *, count: int, 
     return able[:count]
 
 
-def _send_other_calls(state: PoolState) -> list[Action]:
+def _send_calls_outside_rounds(state: PoolState) -> list[Action]:
     free = state.free()
     calls = state.context.queue.first(len(free), looks=len(free)) if free else []
-    pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
+    pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not is_decided_in_rounds(call))
     return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
 
 
@@ -486,12 +490,12 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
                 free -= more
 
 
-def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
+def _late_jobs_ready_to_start(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
     """Return late jobs that can start on the replicas that they hold.
 
     If no job holds enough and no replica will arrive, the first job takes more replicas.
     """
-    late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
+    late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.can_meet_deadline(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:
         return ready

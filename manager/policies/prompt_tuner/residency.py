@@ -42,12 +42,12 @@ from stoker.manager.policies.prompt_tuner.pools import (
     Place,
     PoolState,
     PoolStates,
-    in_rounds,
+    is_decided_in_rounds,
 )
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
-from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes, ranks, suits
+from stoker.manager.policies.where_to_load import can_use_device, failures, has_failed_loads, may_load, probes, ranks
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
@@ -57,7 +57,7 @@ _Fits = Callable[[Context, Device], bool]
 
 
 def cold_devices(view: View) -> list[Device]:
-    return [device for device in view.devices() if not any(map(makes_warm, device.libraries.values()))]
+    return [device for device in view.devices() if not any(map(makes_device_warm, device.libraries.values()))]
 
 
 class ColdDevices:
@@ -73,10 +73,10 @@ class ColdDevices:
 
     def count(self, model: str, *, most: int) -> int:
         """Return how many replicas of a model could be warmed, up to `most`; 0 while it is probed."""
-        return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
+        return 0 if has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        self.taken.setdefault(job, []).extend(self.pick(model, count))
+        self.taken.setdefault(job, []).extend(self.assign_cold_replicas(model, count))
 
     def find(self, model: str, *, most: int) -> list[Replica]:
         if most <= 0:
@@ -89,7 +89,7 @@ class ColdDevices:
         found += islice(more, max(0, most - len(found)))
         return found[:most]
 
-    def pick(self, model: str, count: int) -> list[Replica]:
+    def assign_cold_replicas(self, model: str, count: int) -> list[Replica]:
         picked = self.find(model, most=count)
         self.give(picked)
         return picked
@@ -98,7 +98,7 @@ class ColdDevices:
         for devices in replicas:
             self._gone.update(devices)
 
-    def has_given(self, devices: Replica) -> bool:
+    def has_assigned_devices(self, devices: Replica) -> bool:
         return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
@@ -117,12 +117,12 @@ class ColdDevices:
     def coming(self, context: Context) -> int:
         devices = 0
         for device in self._view.devices():
-            there = [library for library in device.libraries.values() if makes_warm(library)]
+            there = [library for library in device.libraries.values() if makes_device_warm(library)]
             devices += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
         return devices // context.recipe.needs.devices
 
 
-def makes_warm(library: Library) -> bool:
+def makes_device_warm(library: Library) -> bool:
     return bool(library.context.recipe.loader)
 
 
@@ -135,7 +135,7 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
     return [Forecast(CallId(id), ends_at, in_time)] if changed else []
 
 
-def why_dropped(view: View, fate: Fate) -> str:
+def drop_reason_text(view: View, fate: Fate) -> str:
     left_s = fate.job.deadline_at - view.now
     if left_s <= 0:
         return f"dropped: {show_seconds(-left_s)} past its deadline"
@@ -191,7 +191,7 @@ class WarmPools(Quiet):
         if hopeless:
             return (*hopeless, Timer(view.now + self.default.ask_again_s, context.recipe.key))
         if state is None or not state.active:
-            if head is None or not in_rounds(head):
+            if head is None or not is_decided_in_rounds(head):
                 return self.default.wanted(view, context)
             # The next round creates the pool of the context.
             return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
@@ -227,9 +227,9 @@ class WarmPools(Quiet):
             if not self._walk.under_way:
                 plan += self._begin(view, cold)
             if self._walk.under_way:
-                plan += self._continue_walk(view, cold)
+                plan += self._plan_next_jobs(view, cold)
         if due or view.now >= self._reclaim_at:
-            plan += self._reclaim(view)
+            plan += self._unload_unused_replicas(view)
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
@@ -249,7 +249,7 @@ class WarmPools(Quiet):
             state.walk_due = state.short = False
             plan += self._replace_lost_replicas(view, state, cold)
             pool = state.pool(now=view.now, idle=len(state.free(reuse=self.reuse)))
-            running = [(call, ends_at) for call, ends_at in state.running() if in_rounds(call)]
+            running = [(call, ends_at) for call, ends_at in state.running() if is_decided_in_rounds(call)]
             for call, ends_at in running:
                 plan += forecast(view, call.id, ends_at, call.group.options.objective.deadline_at)
             if state.active:
@@ -260,7 +260,7 @@ class WarmPools(Quiet):
             self._walk.begin(pools, now=view.now)
         return plan
 
-    def _continue_walk(self, view: View, cold: ColdDevices) -> list[Action]:
+    def _plan_next_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
         lines = {key: state.line for key, state in self.states.all.items()}
         for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
@@ -272,9 +272,9 @@ class WarmPools(Quiet):
                 plan += loads
             elif not fate.helped:
                 self._first.setdefault(fate.model, fate.job)
-                state.short = state.short or state.line.is_hopeful(fate.job.id)
+                state.short = state.short or state.line.can_meet_deadline(fate.job.id)
             plan += self._forecast_or_drop(view, state, fate)
-        return plan if self._walk.under_way else plan + self._serve_remaining_jobs(view, cold)
+        return plan if self._walk.under_way else plan + self._load_for_unserved_jobs(view, cold)
 
     def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
         key = RecipeKey(context.recipe.key)
@@ -306,7 +306,7 @@ class WarmPools(Quiet):
 
     # ---- jobs that need a later decision
 
-    def _serve_remaining_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
+    def _load_for_unserved_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
         for key, state in self.states.all.items():
             if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
@@ -319,23 +319,23 @@ class WarmPools(Quiet):
             if job is None:  # the job started or ended after the walk examined it
                 continue
             wants, alive = self._wanted_replicas(view, state, job), self._count_alive(view, state, most=job.least)
-            found = cold.pick(key, wants)
-            found += self._shared_devices(view, state, wants - len(found), cold)
+            found = cold.assign_cold_replicas(key, wants)
+            found += self._take_shared_devices(view, state, wants - len(found), cold)
             plan += self._load(state.context, found)[0]
             if state.short or len(found) < wants:
-                plan += self._evict_for(view, state)
+                plan += self._evict_idle_libraries(view, state)
             if state.short and self.early:
-                plan += self._reclaim_early(view, state, job, cold)
+                plan += self._unload_idle_for_late_job(view, state, job, cold)
             if lacks[1] and alive + len(found) < job.least:
                 break
         return plan
 
     def _wanted_replicas(self, view: View, state: PoolState, job: PoolJob) -> int:
         context, line = state.context, state.line
-        if not is_probed(context) and (line.late or line.hopeful):
+        if not has_failed_loads(context) and (line.late or line.hopeful):
             return max(0, job.least - self._count_alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
-        if is_probed(context):
+        if has_failed_loads(context):
             return probes(alive)
         return self.default.worth_loading(context, alive)
 
@@ -348,15 +348,15 @@ class WarmPools(Quiet):
         )
         return sum(1 for _ in islice(alive, most))
 
-    def _shared_devices(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
+    def _take_shared_devices(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
-        found = list(islice((devices for devices in places if not cold.has_given(devices)), count))
+        found = list(islice((devices for devices in places if not cold.has_assigned_devices(devices)), count))
         cold.give(found)
         return found
 
-    def _evict_for(self, view: View, state: PoolState) -> list[Action]:
+    def _evict_idle_libraries(self, view: View, state: PoolState) -> list[Action]:
         """Unload idle libraries, least recently used first, for one replica at a time."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
@@ -380,9 +380,9 @@ class WarmPools(Quiet):
 
     def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
         """Return when a device was last used, and its libraries; None if a library must stay."""
-        if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
+        if not can_use_device(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
-        there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
+        there = [x for x in device.libraries.values() if makes_device_warm(x) and x.state is not LibraryState.STOPPING]
         if not all(is_idle(library) and self.may_leave(view, library, context) for library in there):
             return None
         return max((library.used_at for library in there), default=-math.inf), there
@@ -393,14 +393,14 @@ class WarmPools(Quiet):
         job = fate.job
         if not fate.helped and job.deadline_at:
             begins_at = view.now if state.context.libraries else view.now + state.load_s
-            call = view.calls.get(CallId(job.id)) if job.is_lost(begins_at) else None
+            call = view.calls.get(CallId(job.id)) if job.will_miss_deadline(begins_at) else None
             if call is not None and call.group.options.objective.drop_late:
-                return [Drop(call.id, why_dropped(view, fate))]
+                return [Drop(call.id, drop_reason_text(view, fate))]
         return [] if job.id in state.others else forecast(view, job.id, fate.ends_at, job.deadline_at)
 
     # ---- unloading
 
-    def _reclaim(self, view: View) -> list[Action]:
+    def _unload_unused_replicas(self, view: View) -> list[Action]:
         plan: list[Action] = []
         self._reclaim_at = math.inf
         for state in self.states.all.values():
@@ -419,7 +419,7 @@ class WarmPools(Quiet):
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
         return plan
 
-    def _reclaim_early(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
+    def _unload_idle_for_late_job(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
         wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)
@@ -434,7 +434,7 @@ class WarmPools(Quiet):
     def _could_load(self, view: View, context: Context, id: LibraryId) -> bool:
         library = view.libraries.get(id)
         return library is not None and all(
-            suits(context, device)
+            can_use_device(context, device)
             and self.default.minimum(context, device) <= device.facts.memory_bytes
             and may_load(view, context, device, desperate=True)
             for device in library.devices

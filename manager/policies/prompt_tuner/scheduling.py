@@ -67,7 +67,7 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
                 return count
         return 0
 
-    def is_lost(self, now: float) -> bool:
+    def will_miss_deadline(self, now: float) -> bool:
         return now + self.run_s[-1] > self.deadline_at
 
 
@@ -163,7 +163,7 @@ class JobQueue:
             insort(self._row(grown), key)
         return moved
 
-    def is_hopeful(self, id: int) -> bool:
+    def can_meet_deadline(self, id: int) -> bool:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
@@ -268,7 +268,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
 def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
-        if line.is_hopeful(id) and after < (key := line.key(id)) and (found is None or key < found):
+        if line.can_meet_deadline(id) and after < (key := line.key(id)) and (found is None or key < found):
             found = key
     return found
 
@@ -278,7 +278,7 @@ def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: in
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait
-            if id not in done and _replicas_in_time(free, line.jobs[id]):
+            if id not in done and _min_replicas_for_deadline(free, line.jobs[id]):
                 return True
     return False
 
@@ -353,7 +353,9 @@ class Walk:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
             fates.append(
-                self._plan_hopeful_job(model, job, cold) if key[0] == HOPEFUL else self._plan_late_job(model, job)
+                self._plan_job_meeting_deadline(model, job, cold)
+                if key[0] == HOPEFUL
+                else self._plan_late_job(model, job)
             )
         self.under_way = False
         return fates
@@ -362,7 +364,7 @@ class Walk:
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
-    def _plan_hopeful_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_job_meeting_deadline(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         promise = self._served.get(job.id)
         if promise is not None:
@@ -378,10 +380,10 @@ class Walk:
 
     def _plan_waiting_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
-        slot = _replicas_in_time(free, job) if self.delay and not job.measures else 0
+        slot = _min_replicas_for_deadline(free, job) if self.delay and not job.measures else 0
         if slot:
             ends_at = free[slot - 1] + job.run_s[slot - 1]
-            _reserve(free, slot, ends_at)
+            _reserve_replicas(free, slot, ends_at)
             return Fate(model, job, ends_at)
         idle = bisect_right(free, now)
         warm_at = now + pool.cold_s
@@ -392,7 +394,7 @@ class Walk:
             return Fate(model, job, soonest, helped=False)
         ends_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
         more = max(0, count - idle)
-        _reserve(free, count - more, ends_at)
+        _reserve_replicas(free, count - more, ends_at)
         if not more:  # the job may start immediately
             return Fate(model, job, ends_at)
         for _ in range(more):
@@ -405,7 +407,7 @@ class Walk:
         begins_at = free[job.least - 1] if len(free) >= job.least else self._now + pool.cold_s
         ends_at = math.inf if job.measures else begins_at + job.run_s[job.least - 1]
         if len(free) >= job.least:
-            _reserve(free, job.least, ends_at)
+            _reserve_replicas(free, job.least, ends_at)
         return Fate(model, job, ends_at, helped=False)
 
 
@@ -419,7 +421,7 @@ def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
-def _replicas_in_time(free: list[float], job: PoolJob) -> int:
+def _min_replicas_for_deadline(free: list[float], job: PoolJob) -> int:
     """DelaySchedulable: return the fewest replicas that are free in time for a job; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
@@ -428,7 +430,7 @@ def _replicas_in_time(free: list[float], job: PoolJob) -> int:
     return 0
 
 
-def _reserve(free: list[float], count: int, until: float) -> None:
+def _reserve_replicas(free: list[float], count: int, until: float) -> None:
     del free[:count]
     place = bisect_right(free, until)
     free[place:place] = [until] * count

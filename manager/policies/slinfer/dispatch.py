@@ -34,13 +34,13 @@ from stoker.manager.policies.slinfer.placement import (
     CacheSizes,
     InstancePlaces,
     cache_of,
+    has_known_token_memory,
     instances,
     loading,
-    shares_by_token,
     sleeping,
 )
-from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_left_s, first_token_s
-from stoker.manager.policies.where_to_load import is_probed
+from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_s, seconds_until_first_token_due
+from stoker.manager.policies.where_to_load import has_failed_loads
 from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
@@ -92,11 +92,11 @@ class OfferByHeadroom(HottestFirst):
         self._asked: set[str] = set()  # Contexts whose step times were requested
 
     def window(self, view: View, library: Library) -> int:
-        return library.slots if shares_by_token(library.context) else super().window(view, library)
+        return library.slots if has_known_token_memory(library.context) else super().window(view, library)
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         context = call.group.context
-        if not shares_by_token(context):
+        if not has_known_token_memory(context):
             return super().place(view, call)
         if call.group.options.gang[1] > 1:
             return FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
@@ -119,11 +119,11 @@ class OfferByHeadroom(HottestFirst):
         return self._plan(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        return self._offers(view, library) if shares_by_token(library.context) else super().pull(view, library)
+        return self._offers(view, library) if has_known_token_memory(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
         """Stop an idle instance early, or put it to sleep, because loads are fast and it occupies a device (§IX-I4)."""
-        if not shares_by_token(library.context):
+        if not has_known_token_memory(library.context):
             return super().dry(view, library)
         if library.context.limits.keep_alive_s is not None:  # residency unloads the library after this time
             return ()
@@ -135,7 +135,7 @@ class OfferByHeadroom(HottestFirst):
         return self._idle.fired(view, key)
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        return self._again(view, context) if shares_by_token(context) else ()
+        return self._again(view, context) if has_known_token_memory(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         notes: dict[int, Any]
@@ -145,21 +145,21 @@ class OfferByHeadroom(HottestFirst):
         for id in [id for id in self._expected if not _is_loading(view, id)]:
             del self._expected[id]
         for context in tuple(view.waiting_contexts.values()):
-            if shares_by_token(context):
+            if has_known_token_memory(context):
                 yield from self._again(view, context)
 
     def rests(self, view: View) -> bool:
-        return not any(map(shares_by_token, view.waiting_contexts.values()))
+        return not any(map(has_known_token_memory, view.waiting_contexts.values()))
 
     def _again(self, view: View, context: Context) -> Iterator[Action]:
         for call in context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
             self._offered.pop(call.id, None)
             self._refused.pop(call.id, None)
-            if self._drops and (late_s := _late_s(view, call)) > 0:
+            if self._drops and (late_s := _first_token_lateness_s(view, call)) > 0:
                 why = f"its first token would be more than {late_s:.2f} s late"
                 if last := self._why.get(call.id):
                     why += f"; no library accepted the call: {last}"
-                yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))
+                yield Drop(call.id, why, retry_after_s=_seconds_until_request_ends(view, call))
             else:
                 yield from self._plan(view, call)
 
@@ -194,7 +194,7 @@ class OfferByHeadroom(HottestFirst):
             grows = self._sizes.admit(library, call)
             if grows is None:
                 if not cache_of(context, library.devices[0]).is_fixed:
-                    hindered.append((library, _Refusal(self._sizes.with_call(library, call))))
+                    hindered.append((library, _Refusal(self._sizes.bytes_with_another_call(library, call))))
                 continue
             yield self._offer(call, library, grows)
             return
@@ -206,7 +206,7 @@ class OfferByHeadroom(HottestFirst):
                     return
         if not self._waits_for_load(view, call):
             known = {library.id for library in loading(context)}
-            yield from self._placement.new_instance(view, call)
+            yield from self._placement.start_instance_for_call(view, call)
             for library in loading(context):
                 if library.id not in known:
                     self._expected[library.id] = {call.id: call}
@@ -221,13 +221,15 @@ class OfferByHeadroom(HottestFirst):
         if not victims:
             return None
         if not required:
-            required = self._sizes.with_call(library, call)
-        return self._offer(call, library, self._sizes.size_without(library, required, victims), *victims)
+            required = self._sizes.bytes_with_another_call(library, call)
+        return self._offer(
+            call, library, self._sizes.bytes_to_reserve_after_stops(library, required, victims), *victims
+        )
 
     def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
         """True if a call is late for an instance, but in time for a loading instance that it waits for (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
-        if first_token_left_s(view, call) + load_s >= 0:
+        if seconds_until_first_token_due(view, call) + load_s >= 0:
             return False
         return any(call.id in self._expected.get(library.id, ()) for library in loading(call.group.context))
 
@@ -235,14 +237,14 @@ class OfferByHeadroom(HottestFirst):
         """True if a loading instance will serve a call in time, with the other calls that wait for it."""
         context = call.group.context
         on_their_way = loading(context)
-        if on_their_way and is_probed(context):
+        if on_their_way and has_failed_loads(context):
             return True
         expected = [self._expected.setdefault(library.id, {}) for library in on_their_way]
         if any(call.id in calls for calls in expected):
             return True
         for library, calls in zip(on_their_way, expected, strict=True):
             waiting = [each for each in calls.values() if each.state is CallState.WAITING]
-            if self._placement.serve_together(view, library, waiting, call):
+            if self._placement.can_serve_with_waiting_calls(view, library, waiting, call):
                 calls[call.id] = call
                 return True
         return False
@@ -253,14 +255,16 @@ def _is_loading(view: View, id: LibraryId) -> bool:
     return library is not None and library.state is LibraryState.LOADING
 
 
-def _frees_in_s(view: View, call: Call) -> float:
+def _seconds_until_request_ends(view: View, call: Call) -> float:
     """Return the seconds until an instance of the call's context, or else of any context, may finish a request.
 
     A request is assumed to run for its context's mean time, or one time to first token if none has ended.
     """
     wanted_s = first_token_s(call)
     own = instances(call.group.context)
-    others = own or islice(filter(lambda x: shares_by_token(x.context), view.libraries.values()), _MOST_LOOKED_AT)
+    others = own or islice(
+        filter(lambda x: has_known_token_memory(x.context), view.libraries.values()), _MOST_LOOKED_AT
+    )
     left_s = [
         held.sent_at + (library.context.run_s or wanted_s) - view.now
         for library in others
@@ -269,7 +273,7 @@ def _frees_in_s(view: View, call: Call) -> float:
     return max(_LEAST_RETRY_S, min(left_s, default=wanted_s))
 
 
-def _late_s(view: View, call: Call) -> float:
+def _first_token_lateness_s(view: View, call: Call) -> float:
     """Return the seconds by which a waiting call's first token is at least late, without its load (§IX-A).
 
     The result is negative for an evicted call.
@@ -301,7 +305,7 @@ class ResizeLate(LoadWhereWanted):
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Fail the calls of a model that no device can load."""
-        if not shares_by_token(context):
+        if not has_known_token_memory(context):
             return super().wanted(view, context)
         is_somewhere = loading(context) or instances(context) or sleeping(context)
         nowhere = None if is_somewhere else self.why_nowhere(view, context)
@@ -310,7 +314,7 @@ class ResizeLate(LoadWhereWanted):
     def measured(self, view: View, library: Library) -> int:
         """Return the promised bytes. Without a declared size, return the measured bytes; the first offer adds cache."""
         context, device = library.context, library.devices[0]
-        if not shares_by_token(context) or cache_of(context, device).is_fixed:
+        if not has_known_token_memory(context) or cache_of(context, device).is_fixed:
             return super().measured(view, library)
         if declared_bytes(context.recipe.needs, device.facts) or is_limited_to_one_process(device.facts):
             return library.promised_bytes
@@ -320,12 +324,12 @@ class ResizeLate(LoadWhereWanted):
         for id in [id for id in self._answered if id not in view.libraries]:
             del self._answered[id]
         for library in tuple(view.libraries.values()) if self._resizes else ():
-            if library.usable and shares_by_token(library.context):
+            if library.usable and has_known_token_memory(library.context):
                 yield from self._grow(view, library) or self._sizes.shrink(library)
         for context in view.contexts.values():
-            is_kept = context.limits.least and shares_by_token(context)
+            is_kept = context.limits.least and has_known_token_memory(context)
             if is_kept and not loading(context) and context.last_failure is None:  # else only calls load it
-                yield from self._placement.least_instance(view, context)
+                yield from self._placement.start_minimum_instance(view, context)
 
     def _grow(self, view: View, library: Library) -> tuple[Action, ...]:
         """Grow an instance whose engine reports that its cache will be too small.
@@ -346,4 +350,4 @@ class ResizeLate(LoadWhereWanted):
         """True if there are no instances, and no context has a minimum number of instances."""
         contexts = {library.context: None for library in view.libraries.values()}
         kept = (context for context in view.contexts.values() if context.limits.least)
-        return not any(shares_by_token(context) for some in (contexts, kept) for context in some)
+        return not any(has_known_token_memory(context) for some in (contexts, kept) for context in some)

@@ -17,8 +17,14 @@ from typing import NamedTuple
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Load, Resize, Unload, View, Wake
-from stoker.manager.policies.keep_alive import room_for_more
-from stoker.manager.policies.sleeping import is_asleep, make_place, may_sleep, more_to_wake, wakeable
+from stoker.manager.policies.keep_alive import remaining_library_quota
+from stoker.manager.policies.sleeping import (
+    extra_bytes_to_wake,
+    is_asleep,
+    may_sleep,
+    plan_stops_and_sleeps,
+    wakeable_libraries,
+)
 from stoker.manager.policies.slinfer.validation import (
     ComputeOutlook,
     Shadow,
@@ -28,7 +34,7 @@ from stoker.manager.policies.slinfer.validation import (
     prompt_tokens,
     staying,
 )
-from stoker.manager.policies.where_to_load import known_bytes, may_load, suits
+from stoker.manager.policies.where_to_load import can_use_device, may_load, required_bytes_if_known
 from stoker.pilot.core.memory import token_cache
 from stoker.protocol.ids import RecipeKey
 
@@ -44,9 +50,9 @@ class CacheSizes:
         cache = cache_of(context, device)
         return cache.weights_bytes + cache.token_bytes * _peak_tokens(calls)
 
-    def of_a_load(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
+    def bytes_for_load(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
         """Return the bytes for a load followed by these calls, at least the known size of the context."""
-        return max(known_bytes(context, device.facts), self.required(context, device, calls))
+        return max(required_bytes_if_known(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
         """Return `required`, or the size with a small cache if larger, plus the watermark."""
@@ -62,9 +68,9 @@ class CacheSizes:
         cache = cache_of(library.context, library.devices[0])
         if cache.is_fixed:
             return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
-        return self.grow(library, self.with_call(library, call))
+        return self.grow(library, self.bytes_with_another_call(library, call))
 
-    def with_call(self, library: Library, call: Call) -> int:
+    def bytes_with_another_call(self, library: Library, call: Call) -> int:
         """Return the bytes that an instance requires for its calls and one more call (eq. 2)."""
         return self.required(library.context, library.devices[0], (*library.held.values(), call))
 
@@ -89,12 +95,12 @@ class CacheSizes:
         """
         cache, calls = cache_of(context, device), tuple(calls)
         if not promised:
-            return self.of_a_load(context, device, calls)
+            return self.bytes_for_load(context, device, calls)
         if cache.is_fixed:
             return 0 if _peak_tokens(calls) <= cache.tokens else None
         return max(0, self.required(context, device, calls) - promised)
 
-    def size_without(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
+    def bytes_to_reserve_after_stops(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
         """Return the bytes to reserve for `required` after other libraries stop; 0 if enough is reserved."""
         if required <= library.promised_bytes:
             return 0
@@ -138,10 +144,10 @@ def cache_of(context: Context, device: Device) -> TokenCache:
     facts, advice = device.facts, context.advice.get(device.facts.kind)
     reported, measured = (advice.cache, advice.resident_bytes) if advice is not None else (None, 0)
     found = token_cache(context.recipe.needs, facts, reported, measured_bytes=measured)
-    return found or TokenCache(known_bytes(context, facts) or facts.memory_bytes // 3)
+    return found or TokenCache(required_bytes_if_known(context, facts) or facts.memory_bytes // 3)
 
 
-def shares_by_token(context: Context) -> bool:
+def has_known_token_memory(context: Context) -> bool:
     """True for a model on one device whose memory per cached token was declared, or reported by a load."""
     needs = context.recipe.needs
     if needs.devices != 1:
@@ -167,7 +173,7 @@ def sleeping(context: Context) -> list[Library]:
     return [x for x in context.libraries.values() if x.state is LibraryState.ASLEEP]
 
 
-def _leavable(libraries: Iterable[Library]) -> list[Library]:
+def _evictable_libraries(libraries: Iterable[Library]) -> list[Library]:
     """Return idle libraries, and sleepers that no call waits for, least recently used first."""
     found = [
         x
@@ -177,7 +183,7 @@ def _leavable(libraries: Iterable[Library]) -> list[Library]:
     return sorted(found, key=lambda library: (library.used_at, library.id))
 
 
-def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
+def _choose_libraries_to_unload(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
     """Return the first libraries whose stop frees `size` bytes of a device, and the bytes that are then free."""
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
@@ -193,12 +199,12 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
     why = f"{of.recipe.name} needs the memory, and this library runs no call"
     if not any(map(may_sleep, gone)):
         return [Unload(library.id, why) for library in gone], room
-    plan, rooms = make_place({device: size}, gone, why=why, sleeps=True)
+    plan, rooms = plan_stops_and_sleeps({device: size}, gone, why=why, sleeps=True)
     return plan, rooms[device]
 
 
-def _has_most(view: View, context: Context) -> bool:
-    room = room_for_more(view, context, cut_s=_CUT_S)
+def _is_at_library_limit(view: View, context: Context) -> bool:
+    room = remaining_library_quota(view, context, cut_s=_CUT_S)
     return room is not None and room <= 0
 
 
@@ -235,56 +241,58 @@ class InstancePlaces:
         self._shares = shares
         self._uses_cpus = uses_cpus
 
-    def new_instance(self, view: View, call: Call) -> list[Action]:
+    def start_instance_for_call(self, view: View, call: Call) -> list[Action]:
         """Wake or load an instance for a call, and stop idle instances; empty if none can serve the call in time."""
         if wakes := self._wake(view, call):
             return wakes
         found: list[tuple[_Rank, Device, int, int, list[Library]]] = []
         for device, size, idle in self.places(view, call):
-            room, gone = _first_leaving(idle, device, size)
+            room, gone = _choose_libraries_to_unload(idle, device, size)
             rank = self._rank(view, device, left_bytes=room - size, unloads=len(gone))
             found.append((rank, device, size, room, gone))
         found.sort(key=lambda each: each[0])
         for _, device, size, room, gone in found:
-            if self._serves(view, device, call, Shadow()):
+            if self._can_serve_in_time(view, device, call, Shadow()):
                 context = call.group.context
                 ends, room = _ends(gone, device, size=size, room=room, of=context)
-                promised = self._promised(context, device, size, room)
+                promised = self._bytes_to_reserve_for_load(context, device, size, room)
                 return [*ends, Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
         return []
 
     def _wake(self, view: View, call: Call) -> list[Action]:
         """Wake the last used sleeper that will serve a call in time. Other idle libraries make room."""
         context, soon_s = call.group.context, left_s(view, call)
-        for sleeper in wakeable(view, context):
-            [device], needed = sleeper.devices, more_to_wake(sleeper)
-            if (device.facts.on_host and not self._uses_cpus) or self._compute.is_too_slow(device, call, left_s=soon_s):
+        for sleeper in wakeable_libraries(view, context):
+            [device], needed = sleeper.devices, extra_bytes_to_wake(sleeper)
+            if (device.facts.on_host and not self._uses_cpus) or self._compute.is_prefill_too_slow(
+                device, call, left_s=soon_s
+            ):
                 continue
             others = [x for x in staying(device) if x is not sleeper]
-            room, gone = _first_leaving(_leavable(others), device, needed)
-            if room >= needed and self._serves(view, device, call, Shadow()):
+            room, gone = _choose_libraries_to_unload(_evictable_libraries(others), device, needed)
+            if room >= needed and self._can_serve_in_time(view, device, call, Shadow()):
                 ends, _ = _ends(gone, device, size=needed, room=room, of=context)
                 return [*ends, Wake(sleeper.id)]
         return []
 
-    def least_instance(self, view: View, context: Context) -> list[Action]:
+    def start_minimum_instance(self, view: View, context: Context) -> list[Action]:
         """If a context has too few instances, wake an instance, or load one in free memory."""
         ready = instances(context)
         if len(ready) >= context.limits.least:
             return []
-        for sleeper in wakeable(view, context):
-            if sleeper.devices[0].budget_bytes >= more_to_wake(sleeper):
+        for sleeper in wakeable_libraries(view, context):
+            if sleeper.devices[0].budget_bytes >= extra_bytes_to_wake(sleeper):
                 return [Wake(sleeper.id)]
         taken = {device for library in context.libraries.values() for device in library.devices}
         fitting: list[tuple[_Rank, Device, int]] = []
         for device in view.devices():
             if (device.facts.on_host and not self._uses_cpus) or device in taken:
                 continue
-            size = self._sizes.of_a_load(context, device, ()) if self._shares else device.facts.memory_bytes
+            size = self._sizes.bytes_for_load(context, device, ()) if self._shares else device.facts.memory_bytes
             room = device.budget_bytes - size
-            if room >= 0 and suits(context, device, unnamed_spares=True) and may_load(view, context, device):
+            if room >= 0 and can_use_device(context, device, unnamed_spares=True) and may_load(view, context, device):
                 rank = self._rank(view, device, left_bytes=room)
-                fitting.append((rank, device, self._promised(context, device, size, size + room)))
+                fitting.append((rank, device, self._bytes_to_reserve_for_load(context, device, size, size + room)))
         if not fitting:
             return []
         _, device, promised = min(fitting, key=lambda each: each[0])
@@ -300,9 +308,9 @@ class InstancePlaces:
     def size(self, device: Device, call: Call) -> int:
         if not self._shares:
             return device.facts.memory_bytes
-        return self._sizes.of_a_load(call.group.context, device, (call,))
+        return self._sizes.bytes_for_load(call.group.context, device, (call,))
 
-    def _promised(self, context: Context, device: Device, size: int, room: int) -> int:
+    def _bytes_to_reserve_for_load(self, context: Context, device: Device, size: int, room: int) -> int:
         """Return the bytes to promise to a load of at least `size` bytes; all free bytes if its cache is unknown."""
         if not cache_of(context, device).token_bytes:
             return room
@@ -317,17 +325,19 @@ class InstancePlaces:
         may stop or sleep. `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
-        if _has_most(view, context):
+        if _is_at_library_limit(view, context):
             return
         for device in view.devices():  # fast checks first, because a waiting call is checked often
-            if (device.facts.on_host and not self._uses_cpus) or not suits(context, device, unnamed_spares=True):
+            if (device.facts.on_host and not self._uses_cpus) or not can_use_device(
+                context, device, unnamed_spares=True
+            ):
                 continue
-            if self._compute.is_too_slow(device, call, left_s=soon_s):
+            if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
             here = [library for library in staying(device) if library.id not in shadow.leaving]
             if any(library.context is context for library in here):
                 continue
-            idle = _leavable(here)
+            idle = _evictable_libraries(here)
             size, room = self.size(device, call), shadow.room_bytes(device, but=context)
             if room + (sum(library.promised_bytes for library in idle) if ends_idle else 0) < size:
                 continue
@@ -338,8 +348,8 @@ class InstancePlaces:
             if may_load(view, context, device):
                 yield device, size, idle
 
-    def _serves(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
-        return self._compute.why_not_here(view, device, call, shadow=shadow) is None
+    def _can_serve_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
+        return self._compute.find_late_refusal(view, device, call, shadow=shadow) is None
 
     # ---- calls that are assumed to move
 
@@ -354,9 +364,9 @@ class InstancePlaces:
         is_full = library is not None and context.loads and len(calls) > library.slots  # unknown before the first load
         if is_full or grows > shadow.room_bytes(device, but=context):
             return False
-        if self._compute.is_too_slow(device, call, left_s=soon_s):
+        if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
             return False
-        if not self._serves(view, device, call, shadow):
+        if not self._can_serve_in_time(view, device, call, shadow):
             return False
         shadow.move(call, device, prompt_of(call, view.now + soon_s), grows=grows)
         return True
@@ -378,12 +388,12 @@ class InstancePlaces:
                 return True
         for device, size, _ in self.places(view, call, shadow=shadow, ends_idle=False):
             known = device in away_from or device in shadow.devices(context)
-            if not known and self._serves(view, device, call, shadow):
+            if not known and self._can_serve_in_time(view, device, call, shadow):
                 shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=size)
                 return True
         return False
 
-    def serve_together(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
+    def can_serve_with_waiting_calls(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
         """True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
@@ -392,7 +402,7 @@ class InstancePlaces:
 
     def leaves(self, view: View, library: Library) -> Call | None:
         """Return the call with the longest headroom that another device can take from an instance (§VII-D)."""
-        for call in self._compute.by_headroom(view, library):
+        for call in self._compute.calls_by_longest_headroom(view, library):
             if self.moves(view, (call,), Shadow(), away_from=library.devices):
                 return call
         return None
@@ -410,7 +420,7 @@ class InstancePlaces:
             for x in staying(device)
             if x is not library and x.usable and x.state is LibraryState.READY and len(x.held) <= most
         ]
-        neighbours = [x for x in neighbours if shares_by_token(x.context) or not x.held]
+        neighbours = [x for x in neighbours if has_known_token_memory(x.context) or not x.held]
         found, shadow = list[Library](), Shadow()
         for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes, x.id)):
             if lacks_bytes <= 0 and over_s <= 0:
@@ -418,7 +428,7 @@ class InstancePlaces:
             decode_s = self._compute.decode_s(victim)
             if lacks_bytes <= 0 and not decode_s:
                 continue
-            trial = shadow.also_without(victim.id)
+            trial = shadow.copy_without_library(victim.id)
             if self.moves(view, victim.held.values(), trial, away_from=library.devices):
                 found.append(victim)
                 shadow = trial

@@ -41,7 +41,7 @@ def output_tokens(call: Call) -> int:
     return features.expected_output if features is not None else 0
 
 
-def longest_output(call: Call) -> int:
+def output_token_limit(call: Call) -> int:
     features = call.spec.features
     return features.most_output if features is not None else 0
 
@@ -55,7 +55,7 @@ def first_token_s(call: Call) -> float:
     return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
 
 
-def first_token_left_s(view: View, call: Call) -> float:
+def seconds_until_first_token_due(view: View, call: Call) -> float:
     """Return the seconds until the first token of a waiting call is due, without its load time (§IX-A).
 
     An evicted call has no such limit.
@@ -84,7 +84,7 @@ class Shadow:
         self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}  # Moved calls and their prompts
         self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Growth of the instances that get moved calls
 
-    def also_without(self, library: LibraryId) -> Shadow:
+    def copy_without_library(self, library: LibraryId) -> Shadow:
         """Return a copy in which another library has stopped."""
         other = Shadow(self.leaving | {library})
         for device, moved in self.moved.items():
@@ -158,7 +158,7 @@ class ComputeOutlook:
             known = self._cycles[device] = sum(self.decode_s(library) for library in staying(device))
         return known
 
-    def by_headroom(self, view: View, library: Library) -> list[Call]:
+    def calls_by_longest_headroom(self, view: View, library: Library) -> list[Call]:
         """Return a library's calls, longest headroom first (eq. 1)."""
         device = library.devices[0]
         cost, cycle_s = self.cost(library.context, device), self.cycle_s(device, now=view.now)
@@ -168,7 +168,7 @@ class ComputeOutlook:
         }
         return sorted(library.held.values(), key=lambda call: -dues_at[call.id])
 
-    def is_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
+    def is_prefill_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
@@ -178,11 +178,11 @@ class ComputeOutlook:
         The check applies to calls without a limit on their output.
         """
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
-        if cost is None or not tpot_s or longest_output(call):
+        if cost is None or not tpot_s or output_token_limit(call):
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
-    def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
+    def find_late_refusal(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
         """Return why an instance on a device should refuse a call (§VI-C); None if the instance may accept the call."""
         context = call.group.context
         cost = self.cost(context, device)
@@ -232,7 +232,7 @@ class ComputeOutlook:
             rows += 1
             length += prompt_tokens(call) + written
             each_s = call.group.options.objective.tpot_s
-            if most := longest_output(call):
+            if most := output_token_limit(call):
                 answers.append(OpenAnswer(due_at, each_s, max(1, most - written)))
             if each_s:
                 dues_at.append(due_at)
@@ -260,7 +260,7 @@ def _written(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> in
 
 
 def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
-    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, longest_output(call))
+    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, output_token_limit(call))
 
 
 def left_s(view: View, call: Call) -> float:
@@ -270,7 +270,7 @@ def left_s(view: View, call: Call) -> float:
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
-        return first_token_left_s(view, call)
+        return seconds_until_first_token_due(view, call)
     return _due_at(call, holder, written=0) - view.now
 
 
