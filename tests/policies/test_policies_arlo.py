@@ -30,13 +30,15 @@ class Family(Toy):
     """A family of runtimes `r64`, `r128`, `r256` with 1 GB each and calls of 0.25, 0.5 and 1 s. Objective: 10 s."""
 
     def __init__(
-        self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB", **settings: Any
-    ) -> None:
+        self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB",
+        longest_declares: str = "", **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(policies=lambda: arlo(provisioning=TakeWhatComes(), **settings))
         for tokens in LENGTHS:
             why = (broken or {}).get(tokens, "")
+            size = longest_declares if longest_declares and tokens == LENGTHS[-1] else declares
             self.context(
-                f"r{tokens}", load_s=load_s, declares=declares, broken=why, runs_s=tokens / 256, longest_input=tokens
+                f"r{tokens}", load_s=load_s, declares=size, broken=why, runs_s=tokens / 256, longest_input=tokens
             )
 
     def ask(self, *names: str, tokens: int, objective: Objective = SOON, **how: Any) -> Family:
@@ -250,6 +252,23 @@ def test_remaining_devices_are_planned_at_once(family: Any) -> None:
     t.ask("long", tokens=200)
     t.run(until=t.now + 5.0)
     assert t.hot() == {"r256": 1, "r64": 1}
+    assert t.ended["long"].ok
+
+
+def test_idle_context_leaves_for_a_runtime_without_an_instance(family: Any) -> None:
+    t = family(out_of_service=0.5, longest_declares="3 GB")
+    t.context("other", load_s=1.0, declares="2.5 GB")
+    t.pilot("p1", memory="3 GB")
+    t.ask("first", tokens=256).run()
+    t.pilot("p2", memory="4 GB")
+    for second in range(40):
+        t.many(4, tokens=20, name=f"s{second}")
+        t.run(until=t.now + 1.0)
+    t.call("o", context="other").run()
+    assert t.hot() == {"r256": 1, "r64": 1, "other": 1}
+    t.kill("p1")
+    t.ask("long", tokens=200)
+    t.run(until=t.now + 10.0)
     assert t.ended["long"].ok
 
 

@@ -77,10 +77,11 @@ class AllocateRuntimes(LoadWhereWanted):
             return super().wanted(view, context)
         family = family_runtimes_shortest_first(context)
         longest = family[-1]
+        servers = context, *context.lists.values()
         steps = tuple(self._steps(view, family))
-        if steps or any(map(_usable, family)):
+        if steps or any(map(_usable, servers)):
             return steps
-        if all(map(has_too_many_failed_loads, (context, *context.lists.values()))) and context.last_failure is not None:
+        if all(map(has_too_many_failed_loads, servers)) and context.last_failure is not None:
             return (FailWaiting(RecipeKey(context.recipe.key), context.last_failure),)
         nowhere = self.why_nowhere(view, longest)
         if nowhere is not None:
