@@ -138,6 +138,7 @@ def test_events_show_progress_and_the_history(dashboard):
 
 
 def test_metrics_of_a_session_have_the_names_of_vllm(dashboard):
+    until(lambda: dashboard.figures()["failures"], why="a failure")
     text = httpx.get(f"{dashboard.url}/metrics", timeout=LIMIT_S).text
     for name in ("num_requests_running", "num_requests_waiting", "libraries", "run_seconds_total"):
         assert re.search(rf'^stoker_{name}{{model_name="table-\w+"', text, re.MULTILINE), name
