@@ -27,7 +27,7 @@ FOR_S = 1800.0
 
 class Case(msgspec.Struct, frozen=True):
     """`sizes`: model sizes in turn. `settings`: policy settings. `for_s`: 0 = half an hour. `program`: rows of the
-    variant "authors' program" (`authors.ROWS`).
+    variant "authors' program" (`authors.ROWS`). `longest`: tokens of the smallest cache; 0 = the workload's maximum.
     """
 
     system: str
@@ -38,6 +38,7 @@ class Case(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
     for_s: float = 0.0
     program: tuple[str, ...] = ()
+    longest: int = 0
 
     def __str__(self) -> str:
         rows = f", authors' program ({', '.join(self.program)})" if self.program else ""
@@ -90,7 +91,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
             raise ValueError("the authors' program has models of one size")
         nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
-        longest = LONGEST.get(case.workload, 4096)
+        longest = case.longest or LONGEST.get(case.workload, 4096)
         return worlds.elastic_world(sizes, nodes, longest=longest), lambda: authors.slinfer(
             rows, case.sizes[0], **case.settings
         )

@@ -171,7 +171,7 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
         without=of.without(), small=of.small(), figure_22=of.figure_22(),
         table_ii=_table_ii(), figure_25=of.figure_25(), figure_27=of.figure_27(), figure_30=of.figure_30(),
         figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(), figure_24=of.figure_24(),
-        figure_31=of.figure_31(),
+        figure_31=of.figure_31(), resizes=of.resizes(),
     )  # fmt: skip
     return wrapped_text(text)
 
@@ -369,6 +369,21 @@ class _Page:
                 cells = [f"{100 * gpu.resizing:.1f}", f"{100 * gpu.cache_used:.0f}", moved, met_text(result)]
             rows.append([f"{watermark:.0%}", *cells])
         return table(("watermark", "resizing, % of samples", "cache used, %", "moved, %", "met, %"), rows)
+
+    def resizes(self) -> str:
+        rows = []
+        for seconds, longest in tables.RESIZE_READINGS:
+            found = [self.get(tables.resize_case(watermark, seconds, longest)) for watermark in RESIZING]
+            gpus = [result.sampled.get(GPU) if result is not None else None for result in found]
+            shares = [100 * gpu.resizing if gpu is not None else None for gpu in gpus]
+            both = all(
+                share is not None and said / BAR_FACTOR <= share <= said * BAR_FACTOR
+                for share, said in zip(shares, RESIZING.values(), strict=True)
+            )
+            cells = [MISSING if share is None else f"{share:.1f}" for share in shares]
+            rows.append([f"{seconds} s", f"{longest:,}", *cells, "yes" if both else "no"])
+        marks = [f"resizing at {watermark:.0%}, % of samples" for watermark in RESIZING]
+        return table(("a GB of a new cache takes", "smallest cache, tokens", *marks, "both within a factor of 2"), rows)
 
 
 def _share_within_text(result: Result, said: dict[str, float | None], share: float | None) -> str:

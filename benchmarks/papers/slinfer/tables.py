@@ -47,6 +47,8 @@ ABLATIONS: dict[str, dict[str, float | bool]] = {
     "without consolidation": {"consolidation": False},
 }
 WATERMARKS = (0.0, 0.1, 0.25, 0.5, 1.0)
+RESIZE_READINGS = [(0.03, 4096), (0.03, 1024), (0.06, 4096), (0.06, 1024), (0.12, 4096)]
+"""Assumptions about resizes: seconds per GB of a new cache, and tokens of the smallest cache (eq. 2)."""
 NODES_24 = [Nodes(gpus=2, cpus=cpus) for cpus in range(5)] + [Nodes(gpus=gpus, cpus=0) for gpus in (3, 4)]
 NODES_32 = [Nodes(gpus=count, cpus=count) for count in range(1, 5)]
 DATASETS = ("AzureConv", "AzureCode", "HumanEval", "LongBench")
@@ -68,6 +70,11 @@ def burst_case(system: str, per_s: float) -> Case:
 
 def keep_alive_case(system: str, seconds: float) -> Case:
     return Case(system, 64, settings={} if seconds == 1.0 else {"keep_alive_s": seconds})
+
+
+def resize_case(watermark: float, seconds: float, longest: int) -> Case:
+    nodes = Nodes(resize_s_per_gb=seconds)
+    return Case(SLINFER, 64, nodes=nodes, settings={"watermark": watermark}, longest=0 if longest == 4096 else longest)
 
 
 def program_case(system: str, size: str, *, without: str = "") -> Case:
@@ -97,6 +104,7 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
         keep_alive_case(system, seconds) for system in (SLLM_C, SLLM_CS, SLINFER) for seconds in KEEP_ALIVES_S
     ],
     "31": lambda: [Case(SLINFER, 64, settings={"watermark": watermark}) for watermark in WATERMARKS],
+    "resizes": lambda: [resize_case(watermark, *each) for each in RESIZE_READINGS for watermark in RESIZING],
     "32": lambda: [Case(system, 64, nodes=each) for each in NODES_32 for system in (SLLM_C, SLLM_CS, SLINFER)],
     "35": lambda: [Case(system, 64, ("llama-3.1-8b",), name) for name in DATASETS for system in (SLLM_CS, SLINFER)],
     "II": list,

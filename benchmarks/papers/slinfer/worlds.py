@@ -25,12 +25,14 @@ PAGE_TOKENS = 16
 MOST_OUTPUT = 2048
 ROWS = 256
 """Largest profiled batch (§VI-B)."""
-RESIZE_S = Duration(0.03)
+RESIZE_S_PER_GB = 0.03
 """Seconds per GB of a new cache (Figure 17)."""
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds per GB of cache in a GPU load."""
+    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds per GB of cache in a GPU load.
+    `resize_s_per_gb`: seconds per GB of a resized cache.
+    """
 
     gpus: int = NODES
     cpus: int = NODES
@@ -38,6 +40,7 @@ class Nodes(msgspec.Struct, frozen=True):
     gpu_memory_bytes: int = MEMORY_BYTES
     cpu_memory_bytes: int = MEMORY_BYTES
     cache_s_per_gb: float = 0.0
+    resize_s_per_gb: float = RESIZE_S_PER_GB
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -86,18 +89,18 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
     )  # fmt: skip
 
 
-def elastic_world(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
+def elastic_world(sizes: list[str], nodes: Nodes, *, longest: int = 4096) -> World:
     """Return models whose cache starts with `longest` tokens."""
-    models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
+    models = {size: _elastic_model(size, nodes, longest=longest) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)
 
 
-def _elastic_model(size: str, nodes: Nodes, *, longest: int, resize_s: Duration) -> ContextModel:
+def _elastic_model(size: str, nodes: Nodes, *, longest: int) -> ContextModel:
     profile = profile_of(size, nodes.kinds[-1])
     memory_bytes = profile.weights_bytes + longest * profile.token_bytes
     return ContextModel(
         device_memory_bytes=Size(memory_bytes), kinds=nodes.kinds, slots=0,
-        load_s=_load_s(size, nodes, memory_bytes=memory_bytes), resize_s=resize_s,
+        load_s=_load_s(size, nodes, memory_bytes=memory_bytes), resize_s=Duration(nodes.resize_s_per_gb),
         engine={kind: engine_of(size, kind, rows=ROWS) for kind in nodes.kinds},
     )  # fmt: skip
 
