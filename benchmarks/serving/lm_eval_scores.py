@@ -1,7 +1,7 @@
 """Scores of lm-eval through `stoker serve` (`local-completions`) and by its own Hugging Face backend (`hf`).
 
 The model is SmolLM2-135M in float32, the same folder on both sides. The items are made from FEVER's claims of
-`apps/fact_verification`: 102 claims with three labels (log-likelihoods), and the last words of 30 claims (generation).
+`apps/fact_verification`: 102 claims with three labels (log-likelihoods), and copies of 30 claims (generation).
 lm-eval has its own environment; `measure` takes its Python from `LM_EVAL_PYTHON`.
 
     python -m benchmarks.serving.lm_eval_scores --python /path/to/lm-eval/bin/python [--items N]
@@ -23,9 +23,9 @@ from benchmarks.serving.gateway_rate import served
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
-CLAIMS, WORDS = 102, 30
+CLAIMS, COPIES = 102, 30
 DIFFERENCE = 0.01
-SCORES = {"claim_labels": "acc", "last_words": "exact_match"}
+SCORES = {"claim_labels": "acc", "copied_claims": "exact_match"}
 """The metric of each task."""
 PYTHON = os.environ.get("LM_EVAL_PYTHON", sys.executable)
 
@@ -42,7 +42,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         say(", ".join([task, *(f"{side} {score:.4f}" for side, score in by_side.items())]))
         difference = abs(by_side["gateway"] - by_side["hf"])
         cells = {side: [score] for side, score in by_side.items()}
-        what = f"{task}, {SCORES[task]}, {min(items, WORDS) if task == 'last_words' else items} items"
+        what = f"{task}, {SCORES[task]}, {min(items, COPIES) if task == 'copied_claims' else items} items"
         bar = Bar(at_most=DIFFERENCE, repeats=1)
         lines.append(Line(what=what, cells={**cells, "difference": [difference]}, bar=bar, digits=4, last_digits=4))
     return Table(name=NAME, title=TITLE, lines=lines)
@@ -54,7 +54,7 @@ MODELS = '[models.smollm2]\npath = "model"\ndtype = "float32"\nmemory = "4 GB"\n
 DATA = Path(__file__).resolve().parents[2] / "apps" / "fact_verification" / "data" / "fever_sample.jsonl"
 LABELS = {"SUPPORTS": "True", "REFUTES": "False", "NOT ENOUGH INFO": "Unknown"}
 SHOTS = 3
-"""Solved examples before each item of `last_words`."""
+"""Solved examples before each item of `copied_claims`."""
 
 
 def main() -> None:
@@ -98,18 +98,19 @@ def _write_tasks(folder: Path, items: int) -> None:
         folder, "claim_labels", labels, output_type="multiple_choice", doc_to_choice=list(LABELS.values()),
         doc_to_text="Is the claim true, false or unknown?\nClaim: {{claim}}\nAnswer:", doc_to_target="label",
     )  # fmt: skip
-    asked = [_last_word(row["claim"]) for row in rows[-WORDS - SHOTS :]]
-    shots = "".join(f"{text} {word}\n\n" for text, word in asked[:SHOTS])
-    words = [{"text": shots + text, "word": word} for text, word in asked[SHOTS:]][:items]
+    asked = [_copied_claim(row["claim"]) for row in rows[-COPIES - SHOTS :]]
+    shots = "".join(f"{text} {claim}\n\n" for text, claim in asked[:SHOTS])
+    claims = [{"text": shots + text, "claim": claim} for text, claim in asked[SHOTS:]][:items]
     _write_task(
-        folder, "last_words", words, output_type="generate_until", doc_to_text="{{text}}", doc_to_target="{{word}}",
-        generation_kwargs={"until": ["\n"], "max_gen_toks": 16, "do_sample": False, "temperature": 0.0},
+        folder, "copied_claims", claims, output_type="generate_until", doc_to_text="{{text}}",
+        doc_to_target="{{claim}}",
+        generation_kwargs={"until": ["\n"], "max_gen_toks": 48, "do_sample": False, "temperature": 0.0},
         filter_list=[{"name": "none", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
     )  # fmt: skip
 
 
-def _last_word(claim: str) -> tuple[str, str]:
-    return f"Sentence: {claim}\nThe last word of the sentence is", f"{claim.rstrip('.').split()[-1]}."
+def _copied_claim(claim: str) -> tuple[str, str]:
+    return f"Sentence: {claim}\nThe same sentence:", claim
 
 
 def _write_task(folder: Path, name: str, rows: list[dict[str, Any]], **settings: Any) -> None:
