@@ -49,7 +49,7 @@ def front_page_rows() -> Iterator[tuple[str, str]]:
     inferences, calls = hot.what.split(", ")[2:4]
     begins = "| 384 inferences"
     what = (
-        f"{inferences} of SmolLM2-135M in {calls}: {full:.0f} s with the model kept; {alone:.0f} s with a new process"
+        f"{inferences} of SmolLM2-135M on two CPU cores, {calls}: {full:.0f} s with the model kept; {alone:.0f} s with a new process"
         f" per call, {_median_and_range(hot.cells['ratio'], digits=1)} times as long"
     )
     yield begins, row(what, "`make bench ARGS=awareness`", _record("awareness"))
@@ -57,7 +57,7 @@ def front_page_rows() -> Iterator[tuple[str, str]]:
     begins = "| load a 4 GB model on an H100"
     what = (
         f"load a 4 GB model on an H100 (1 run): {load.script_s:.1f} s in a script; {load.first_s:.1f} s in the"
-        f" first session, {load.again_s:.1f} s in a later one, {load.another_s:.1f} s in one that runs already"
+        f" first session, {load.again_s:.1f} s in a later one, {load.another_s:.1f} s in a running session"
     )
     yield begins, row(what, "`make gpu`", _record("gpu-h100-load"))
     noop = read("noop")
