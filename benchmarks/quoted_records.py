@@ -49,8 +49,8 @@ def front_page_rows() -> Iterator[tuple[str, str]]:
     inferences, calls = hot.what.split(", ")[2:4]
     begins = "| 384 inferences"
     what = (
-        f"{inferences} of SmolLM2-135M on two CPU cores, {calls}: {full:.0f} s with the model kept; {alone:.0f} s with a new process"
-        f" per call, {_median_and_range(hot.cells['ratio'], digits=1)} times as long"
+        f"{inferences} of SmolLM2-135M on two CPU cores, {calls}: {full:.0f} s with the model kept; {alone:.0f} s with"
+        f" a new process per call, {_median_and_range(hot.cells['ratio'], digits=1)} times as long"
     )
     yield begins, row(what, "`make bench ARGS=awareness`", _record("awareness"))
     load = _gpu_loads()
