@@ -1,6 +1,6 @@
-"""Recipes, their digests and files, and ready-made contexts.
+"""Recipes of contexts, the digests and files of recipes, and built-in contexts.
 
-Each name is imported on first use, so the import of this package imports no GPU library.
+Each name is imported on first use, so importing this package imports no GPU library.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module 'stoker.contexts' has no attribute {name!r}") from None
     module = importlib.import_module(home)
-    # `causal_lm` and `encoder` are modules of this package and functions in them. The import has bound the module.
+    # `causal_lm` and `encoder` name a module and a function in it. The import has bound the name to the module.
     value = getattr(module, name)
     globals()[name] = value
     return value

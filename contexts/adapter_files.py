@@ -1,7 +1,7 @@
 """Read the files of a PEFT adapter without a GPU library: its kind, and whether it fits a base model.
 
-A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is vectors before the
-embeddings of the prompt's tokens (arXiv:2104.08691). `stoker tune` writes one.
+A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is a list of vectors
+that precede the embeddings of the prompt's tokens (arXiv:2104.08691). `stoker tune` writes soft prompts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """A LoRA of one projection: names of its tensors in the file, and the factor of their product."""
+    """The LoRA of one projection: names of the tensors `down` and `up` in the file, and the factor of their product."""
 
     layer: int
     projection: str
@@ -53,7 +53,7 @@ class LowRank(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """A readable adapter. `virtual_tokens`: length of a soft prompt. `shapes`: shapes of tensors by name."""
+    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0). `shapes`: by tensor."""
 
     folder: str
     virtual_tokens: int
@@ -123,7 +123,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError as `read_adapter_files`."""
+    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError as `read_adapter_files` does."""
     return read_adapter_files(folder).virtual_tokens
 
 

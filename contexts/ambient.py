@@ -1,10 +1,10 @@
-"""Functions that user code calls inside a library, for example for its device or its progress.
+"""Functions that user code calls inside a library, for example to get the device or to report progress.
 
 The *library* scope is global in the process. The *call* scope is a context variable of each slot. A thread that the
 user's function starts uses the scope of the newest call.
 
-To stop a call, the library calls `CallStop.ask`, which wakes the waits of the call. The waits and `progress(...)` then
-raise `Evicted`.
+To stop a call, the library calls `CallStop.ask`, which wakes the waiting threads of the call. The functions in which
+these threads wait, and `progress(...)`, then raise `Evicted`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The stop request of one call. Threads of the call check it, and register functions that wake the threads."""
+    """The stop request of one call. The call's threads check the request, and register functions that wake them."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -57,7 +57,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` on a stop request, up to twice and in any thread. `wake` must not block or raise."""
+        """Register `wake`. A stop request calls `wake` up to twice, in any thread. `wake` must not block or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -84,7 +84,7 @@ def is_caused_by_eviction(error: BaseException) -> bool:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Gang:
-    """The rank of this process in its gang, from 0 to `size` - 1.
+    """The rank of this process in its gang (the processes that run one call together), from 0 to `size` - 1.
 
     `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is the socket of rank 0 at this
     port. The end of the call closes the socket, unless the function has called `detach`. The port is open to the
@@ -133,7 +133,7 @@ class RelayedTexts(Iterable[str]):
 
 
 SeatHook = Callable[[float], Gang]
-"""A function of the seconds to wait for rank 0's address that returns this process's `Gang`."""
+"""Takes the maximum seconds to wait for the address of rank 0, and returns the `Gang` of this process."""
 ALONE = Gang(rank=0, size=1)
 
 
@@ -141,10 +141,10 @@ MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, so that it fits into one frame (at most 64 MB)."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""A function of `done, total, metric, state` (pickled; empty for None) that returns True if the call is evicted."""
+"""Takes `done, total, metric, state` (pickled; empty for None), and returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""A function of a snapshot's form, its folder, and the seconds that writing the snapshot took."""
+"""Takes the form of a snapshot, the folder of the snapshot, and the seconds that writing the snapshot took."""
 
 
 class _ProcessScope(NamedTuple):
@@ -276,7 +276,8 @@ def token_dues(prompt_tokens: int) -> tuple[float, float]:
 def current_call_stop(*, own_thread: bool = False) -> CallStop:
     """Return the stop request of the running call. Outside of a call, return a new `CallStop`.
 
-    Unless `own_thread`, a thread of the user's function uses the running call if only one call runs.
+    If `own_thread` is False and only one call runs, a thread of the user's function gets the stop request of this
+    call.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
@@ -311,7 +312,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def cached_object_name(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of the object at a path, or ""."""
+    """Return the cache name of the object at a path, or an empty string."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 

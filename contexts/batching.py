@@ -1,13 +1,14 @@
 """Choose the next step of a language model's engine.
 
-A *prefill* step reads prompts. The last prefill step of a request writes its first token. A *decode* step writes one
-more token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
+A *prefill* step reads prompts. A request's last prefill step writes its first token. A *decode* step writes one more
+token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
 
-- A request joins the batch if a row and memory are free. The earliest due token comes first, then the oldest request.
-- A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps. With `mixes`,
-  prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves memory for its prompt and its expected tokens. The number of expected tokens is the mean of ended
-  requests (SLINFER eq. 2), at least the written tokens, and at most the limit.
+- A request joins the batch if the batch has a free row and enough free cache memory. Requests join in the order of
+  their due times, then of their arrival.
+- A prefill step reads at most `prefill_tokens` tokens. If a prompt needs several prefill steps, these steps alternate
+  with decode steps. With `mixes`, prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves cache memory for its prompt and its expected output. The expected output is the mean output of
+  ended requests (SLINFER eq. 2), at least the tokens already written, and at most the request's limit.
 - If a request outgrows its reservation, the reservation grows. If memory is short, the request with the latest due
   token (SLINFER §VII-D) leaves the batch, and its tokens are read again later.
 """
@@ -27,10 +28,10 @@ SMALLEST_ROW_TOKENS = 64
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """Limits of one batch and of one step; 0 = unlimited.
+    """Limits of one batch and of one engine step; 0 = unlimited.
 
-    `mixes`: True if decoding requests join prefill steps. `page_tokens`: size of a cache page (vLLM); 0: row lengths
-    are powers of two.
+    `mixes`: True if decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 if row
+    lengths are powers of two.
     """
 
     rows: int = 32
@@ -55,8 +56,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """One forward pass of the model.
 
-    `tokens`, `starts`: per request, the tokens to read and the tokens in the cache. `writing`: number of decoding
-    requests. `evicted`: requests that lose their cache before the step.
+    `tokens`: number of tokens to read, per request. `starts`: number of tokens already in the cache, per request.
+    `writing`: number of decoding requests. `evicted`: requests that lose their cache before the step.
     """
 
     prefill: bool
@@ -79,9 +80,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request with `read` tokens in the cache and `made` of at most `most` tokens written.
+    """A request that has `read` tokens in the cache, has written `made` tokens, and may write at most `most` tokens.
 
-    Later tokens are due `tpot_s` seconds apart (0: no due time).
+    Tokens after the first token are due `tpot_s` seconds apart (0: no due time).
     """
 
     id: int
@@ -145,7 +146,7 @@ class RunningBatch:
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why a request of these sizes can never fit, or ""."""
+        """Return why a request with so many prompt and output tokens can never fit into the cache, or ""."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -155,7 +156,7 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """Add a request. Raises ValueError if no row is long enough (`why_not`)."""
+        """Add a waiting request. Raises ValueError if the request can never fit into the cache (`why_not`)."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
@@ -228,8 +229,8 @@ class RunningBatch:
         return others + row(prompt + output)
 
     def expected_cache_tokens(self, *, unrecorded: int = 0) -> int:
-        """Return the cache tokens of all requests at their expected lengths. A request that has outgrown its estimate
-        counts with one more row of the smallest size (SLINFER §VII-D).
+        """Return the cache tokens of all requests at their expected lengths. A request that has written more tokens
+        than expected is assumed to write `SMALLEST_ROW_TOKENS` more (SLINFER §VII-D).
 
         `unrecorded`: tokens that each decoding request has written since the last call of `did`.
         """
@@ -250,7 +251,7 @@ class RunningBatch:
             request = self.waiting[0]
             size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
             if size > self._room():
-                size = self.limits.row_tokens(request.length + 1)  # less than expected, but enough for now
+                size = self.limits.row_tokens(request.length + 1)  # reserve only enough for the next token
                 if size > self._room():
                     break
             request.reserved = size
@@ -268,7 +269,7 @@ class RunningBatch:
                 evicted.append(self._evict())
             if request.id in self.running:
                 request.reserved = size
-        while self.running and self._room() < 0:  # `cache_tokens` was reduced
+        while self.running and self._room() < 0:  # the limit `cache_tokens` was reduced
             evicted.append(self._evict())
         return tuple(evicted)
 

@@ -1,10 +1,11 @@
 """Pickle the user's own functions, classes and modules by value, with cloudpickle.
 
-Type variables and sentinels are compared with `is`. Therefore each has an id and exists once per process. Classes of
-sent modules are pickled by name, with the simple attributes that the program has set.
+Programs compare type variables and sentinels with `is`. Therefore each of these objects is pickled with an id, and a
+process has only one copy of each. Classes of sent modules are pickled by name, with the simple attributes that the
+program has set.
 
-Open files are refused, because a copy would write to another place. The copy of a temporary file would remove the
-original.
+Open files are refused, because a copy in a library would write to another place. Temporary files are refused, because
+the deletion of the copy would remove the original file.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_open_handle(value: Any) -> bool:
-    """True for an open file or archive, and for a temporary file or folder.
+    """Return True for an open file or archive, and for a temporary file or folder.
 
-    False for streams of this process, files in memory, and classes of packages.
+    Return False for streams of this process (such as stdout), for in-memory files, and for file classes of packages.
     """
     if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
         return False
@@ -152,7 +153,7 @@ def is_singledispatch_function(function: types.FunctionType) -> bool:
 
 
 def _reduce_lru_cache(value: Any) -> Any:
-    if not hasattr(value, "cache_parameters"):  # another object of this class, with unknown options
+    if not hasattr(value, "cache_parameters"):  # not made by `lru_cache`, so its options are unknown
         return None
     options = value.cache_parameters()
     attributes = {name: part for name, part in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
@@ -298,7 +299,7 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
     """Pickles the user's own code by value. If the value contains a `SourceLines`, source lines are included.
 
-    Classes of the modules `by_name` are pickled by name. With `prefers_names`, all importable code is.
+    Classes of the modules `by_name` are pickled by name. With `prefers_names`, all importable code is pickled by name.
     """
 
     def __init__(
@@ -307,7 +308,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         self.named: set[str] = set()
-        """With `prefers_names`: the user's modules with parts that were pickled by name."""
+        """The user's modules from which functions or classes were pickled by name (only with `prefers_names`)."""
         self.modules: list[types.ModuleType] = []
         self._by_name = by_name
         self._prefers_names = prefers_names

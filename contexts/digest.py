@@ -1,12 +1,12 @@
 """Compute the digest of a value's *content*, including code. The digest is equal in every process.
 
-The value is visited in a fixed order. Each part is added to a SHA-256 after its type and length.
+The parts of the value are visited in a fixed order. For each part, its type, length and content are added to a SHA-256.
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
-              No file names, line numbers, or module name. Depends on Python's minor version.
+              No file names, line numbers, or module name. The digest depends on Python's minor version.
     Installed code is represented by its name and its distribution's version (`user_code`).
-    Cycles    a repeated function, class or module is represented by the number of its first visit; a container that
-              contains itself is represented by its distance upwards.
+    Cycles    a repeated function, class or module is represented by the number of its first visit; a container inside
+              itself is represented by the number of nesting levels between the two.
     Others    paths, methods, arrays and tensors are represented by their parts; other objects by `__reduce_ex__`.
 """
 
@@ -126,7 +126,7 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return a digest (64 hex digits) of values. Raises RecipeError, which names the place with `names`."""
+    """Return a digest (64 hex digits) of values. Raises RecipeError, whose message names the values by `names`."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -136,7 +136,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return a digest (32 hex digits) of an item of data. Without code, the digest is equal in all Python versions."""
+    """Return a digest (32 hex digits) of a data item. Items without code have equal digests in all Python versions."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -154,7 +154,7 @@ class _DigestWalk:
         self._sources: dict[ModuleSource | None, int] = {}
         self._states: set[tuple[int, frozenset[str]]] = set()
         self._above: list[int] = []
-        self._alive: list[Any] = []  # values that the walk has created; keeping them prevents a reuse of their ids
+        self._alive: list[Any] = []  # values created by the walk, kept so that Python does not reuse their ids
         self._path: list[str] = []
 
     # ---- input of the hash
@@ -369,7 +369,7 @@ class _DigestWalk:
         if source is not None:
             self._sources[source] = len(self._sources)
         code = code_of(source) if source is not None else None
-        if source is None or code is None:  # a program created the module, or it is an extension
+        if source is None or code is None:  # the module is an extension, or was created by a program
             self.open("nameless-source", 1)
             self.text(name)
             return

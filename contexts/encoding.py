@@ -3,7 +3,8 @@
 An embedding is the mean of the last hidden states (`mean`), or the last hidden state of the first (`cls`) or last token
 (`last`). Padding is masked, so a batch affects results only by rounding.
 
-The profile (Arlo §3.3, Fig. 2) measures uncompiled lengths in rotation. Thus a slow phase affects all lengths equally.
+The profile (Arlo §3.3, Fig. 2) measures the text lengths of an uncompiled encoder in rotation. Thus a slow phase of the
+machine affects all lengths equally.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Seconds after which a profile needs only `_FEWEST_REPEATS` repeats."""
+"""Seconds after which a profile stops as soon as each length has `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
@@ -110,7 +111,7 @@ def _time_runtimes_in_sequence(
     samples: Samples = {}
     compiled_all = True
     for number, tokens in enumerate(lengths):
-        torch._dynamo.reset()  # torch limits the number of compiled forms of a network
+        torch._dynamo.reset()  # torch limits how many compiled variants a network may have
         runtime = model.as_runtime(tokens)
         compile_runtime(runtime, compiled)
         compiled_all &= runtime.is_compiled
@@ -138,7 +139,7 @@ _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer. Made by `encoder`. Concurrent calls share batches."""
+    """An encoder and its tokenizer, made by `encoder`. Concurrent calls share batches."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class EncoderModel:
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
-        """Labels of `classify`; empty if the model cannot classify."""
+        """Names of the classes for `classify`; empty if the model cannot classify."""
         backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
         self._networks: dict[str, Callable[..., Any]] = {"classify": model, "embed": backbone}
         self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
@@ -216,7 +217,7 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """Origin of a compiled runtime's code, as text."""
+        """Text that tells where a runtime's compiled code came from; empty if the runtime is not compiled."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
@@ -253,7 +254,7 @@ class EncoderModel:
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Return the seconds for a batch with one text of maximum length."""
+        """Compute a batch with one text of maximum length, and return the seconds that it took."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])

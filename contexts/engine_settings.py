@@ -18,7 +18,7 @@ _ELSEWHERE = {
     "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
-"""Arguments of vLLM, and the corresponding settings of Stoker."""
+"""Arguments of vLLM that have their own setting in Stoker, with the name of that setting."""
 _OWN = frozenset(
     {
         "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",
@@ -28,8 +28,8 @@ _OWN = frozenset(
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """`max_model_len`: maximum tokens of a prompt and its continuation, 0: the model's limit. `chat_template`: text of
-    a template, empty: the model's template. `vllm`: engine arguments of vLLM.
+    """Settings of an engine. `max_model_len`: maximum tokens of a prompt and its continuation (0: the model's limit).
+    `chat_template`: text of a template (empty: the model's template). `vllm`: engine arguments of vLLM.
     """
 
     max_model_len: int = 0

@@ -28,7 +28,7 @@ from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, 
 from stoker.errors import RecipeError, SerializationError
 
 Loader = Callable[..., Any]
-_MOST_MADE = 256  # each recipe keeps its loader's captured objects in memory
+_MOST_MADE = 256  # number of kept recipes; each keeps its loader's captured objects in memory
 _LONGEST = 300
 _made: OrderedDict[str, _LocalRecipe] = OrderedDict()
 
@@ -47,13 +47,13 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def first_rebound_name(key: str) -> str:
-    """Return the first name in a loader that was rebound after its recipe was created, or ""."""
+    """Return the first name that a recipe's loader uses and that was rebound after the recipe was created, or ""."""
     known = _made.get(key)
     return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
 
 
 class RecipeFactory:
-    """A loader decorated with `@context`. A call returns a Recipe. Made by `context`."""
+    """A loader decorated with `@context`, as made by `context`. A call of this object returns a Recipe."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):

@@ -4,7 +4,8 @@ The state folder is `$STOKER_HOME`, or else `$XDG_STATE_HOME/stoker`, or else `~
 this folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
 Another process sees the program's folder if the path has the same inode, and on the program's machine also the same
-device. On other machines the file system must be shared, because two nodes with one disk image have equal inodes.
+device. On other machines, the file system must also be a shared one, because nodes with the same disk image have equal
+inodes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _OF_ONE_MACHINE = frozenset({
     "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
     "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
 })  # fmt: skip
-"""File systems that machines never share."""
+"""Types of file systems that belong to one machine and are never shared."""
 
 
 _MOUNTS = "/proc/self/mountinfo"
@@ -54,7 +55,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """Return the folder at `path` and this process's umask. None if the path is unreadable or not UTF-8."""
+    """Return the folder at `path` and this process's umask, or None if the path is unreadable or not UTF-8."""
     try:
         whole = os.path.abspath(path)
         whole.encode()

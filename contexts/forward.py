@@ -1,12 +1,12 @@
 """Run a causal model over rows of token ids that share a prefix, and compute log-likelihoods of labels.
 
-Rows are padded on the right. Except for rounding, a row has equal results in every batch. One pass reads a prompt and
-all its labels: a mask lets each label attend only to the prompt and itself (tree attention of SpecInfer,
+Rows are padded on the right. Except for rounding, a row has equal results in every batch. One forward pass reads a
+prompt and all its labels. A mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
 arXiv:2305.09781).
 
 The keys and values (KV) of common prefixes are computed once. The cache keeps the last few prompts completely. If a new
-prompt begins like a kept prompt, the common part becomes a *shared* prefix, unless a shared prefix is almost as long.
-The least recently used shared prefix is dropped first.
+prompt begins like a kept prompt, the common part is kept as a *shared* prefix, unless the cache already has a shared
+prefix that is almost as long. The least recently used shared prefix is dropped first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PrefixCache(Generic[KV]):
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
         self.reused_tokens = 0
-        """Total number of tokens that were read from a prefix."""
+        """Total number of prompt tokens that were taken from kept prefixes instead of being computed."""
         self._cut = cut
         self._shared: list[Prefix[KV]] = []  # least recently used first
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
@@ -57,7 +57,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, and its length, which is less than the length of any row."""
+        """Return the longest kept prefix that all rows begin with, or None, and its length (shorter than every row)."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -86,7 +86,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt as a recent prefix."""
+        """Keep the keys and values of a whole prompt, unless they need more than half of the limit."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim_to_size_limit()
@@ -143,8 +143,8 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PrefilledBatch(NamedTuple):
-    """Results of prompts: `logits` after the last token of each row, the cache, the row lengths, and the longest
-    row."""
+    """Results of reading prompts: `logits` after the last token of each row, the cache, the row lengths, and the length
+    of the longest row."""
 
     logits: torch.Tensor
     cache: Any
@@ -153,7 +153,7 @@ class PrefilledBatch(NamedTuple):
 
 
 _MEASURED_TOKENS = 8
-"""Number of tokens in the prompt that measures the bytes of a cached token."""
+"""Number of tokens in the short prompt that is used to measure the bytes of a cached token."""
 
 
 class ModelRunner:
@@ -161,7 +161,7 @@ class ModelRunner:
         self.model = model
         self.device = next(model.parameters()).device
         self.shares = _has_full_attention_cache(model)
-        """True if a prefix can be cut out of the model's cache. False for sliding windows and recurrent layers."""
+        """True if a prefix can be cut out of the model's cache; False with sliding windows or recurrent layers."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
@@ -221,8 +221,8 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the logits `[tokens, vocabulary]` of up to `most` tokens of a row at a time, with the index of the
-        first token. If the model's cache cannot be cut, each part reads the whole row.
+        """Yield the logits `[tokens, vocabulary]` of a row in parts of at most `most` tokens, each with the index of
+        the part's first token. If the model's cache cannot be cut, each part reads the whole row.
         """
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]
@@ -386,7 +386,7 @@ def _size(layers: Layers) -> int:
 
 
 def skip_check() -> None:
-    """Do nothing: the default `check` of `TailScorer.score`."""
+    """Do nothing. This function is the default `check` of `TailScorer.score`."""
 
 
 class TailScorer(Protocol):
@@ -404,7 +404,7 @@ class TailScorer(Protocol):
         """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. All rows begin with
         `prefix`.
 
-        Calls `check` before each pass. An exception of `check` stops the scoring.
+        `check` is called before each forward pass. An exception raised by `check` stops the scoring.
         """
 
 

@@ -1,8 +1,8 @@
 """Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
-A `SourceLines` after a notebook's function pickles the function's lines, which only the notebook's process has.
-`Captured` compares the captured objects by identity. If all captured objects are immutable, the function's pickle stays
-valid until a name is bound to another object.
+If a `SourceLines` object follows a notebook's function in a pickled value, the pickle includes the function's source
+lines, because only the notebook's process has these lines. `Captured` compares the captured objects by identity. If all
+captured objects are immutable, the function's pickle stays valid until a name is bound to another object.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
 
 
 def plain(function: Callable[..., Any]) -> Any:
-    """Return the function inside partials, or the `__call__` of an object's class."""
+    """Return the function that partials wrap, or the `__call__` method of a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -108,7 +108,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def describe_generator(function: Callable[..., Any]) -> str:
-    """Return how a function yields, as text; "" if it does not yield."""
+    """Return a description of a generator function or a context manager, or "" for other functions."""
     found = plain(function)
     if _is_generator_function(found):
         return "a generator function (it contains `yield`)"
@@ -130,7 +130,7 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Marker in a pickled value that pickles the source lines of all functions before the marker."""
+    """Marker in a value. When the value is pickled, the marker adds the source lines of the functions before it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return register_source_files, ({},)
@@ -199,7 +199,7 @@ _owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__
 
 
 class Captured:
-    """The objects that a function's names refer to. `mutable`: objects that may change in place."""
+    """The objects that a function's names refer to. `mutable`: by name, the objects that may change in place."""
 
     def __init__(self, function: Any) -> None:
         self.mutable: dict[str, Any] = {}
@@ -232,7 +232,7 @@ class Captured:
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self, function: Any) -> str:
-        """Return the first name that was rebound, or ""."""
+        """Return the first name that was bound to another object after this object was created, or ""."""
         name = self._own.changed(function) if self._own is not None else ""
         if name or not self._helpers:
             return name
@@ -306,7 +306,7 @@ def _names(function: types.FunctionType) -> list[str]:
 def _annotations(function: types.FunctionType) -> dict[str, Any]:
     try:
         return function.__annotations__
-    except Exception:  # Python 3.14 computes annotations on access
+    except Exception:  # Python 3.14 computes annotations on access, which may fail
         return {}
 
 

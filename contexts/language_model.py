@@ -55,7 +55,7 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
 
 class CausalLM:
-    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
+    """A language model and its tokenizer, made by `load_causal_lm`. Calls of several slots share one batch."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class CausalLM:
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """Return the load of the engine's batch."""
+        """Return the numbers of running and waiting requests, and totals since the engine started."""
         return msgspec.structs.replace(self._thread.load(), reused_tokens=self.reused_tokens)
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
@@ -223,7 +223,7 @@ class CausalLM:
             return engine.memory()
 
     def token_cache(self) -> TokenCache | None:
-        """Return the memory of the model and its cache by cached tokens. None if unknown."""
+        """Return the memory of the weights and of each cached token, or None if a token's memory is unknown."""
         memory = self.memory()
         if not memory.token_bytes:
             return None
@@ -239,7 +239,7 @@ class CausalLM:
         self._thread.sleep()
 
     def wake(self) -> None:
-        """Wake up after `sleep`."""
+        """Make the model ready for requests again after `sleep`."""
         self._thread.wake()
 
     def close(self) -> None:
@@ -496,7 +496,7 @@ class CausalLM:
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check
-        for start in range(0, len(rows), most):  # the batch continues between two groups of prompts
+        for start in range(0, len(rows), most):  # the engine computes steps of its batch between two groups
             some = partial(
                 self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
                 batch_size=max(1, batch_size), check=check,

@@ -33,7 +33,7 @@ LEAST_GAIN = 0.05
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
-    """A profiled length, its seconds, and the number of expected texts with this length."""
+    """A profiled length in tokens, the seconds per text, and the number of expected texts with this length."""
 
     tokens: int
     seconds: float
@@ -41,7 +41,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Ascending lengths, their mean latency, and the mean latency of the longest length alone."""
+    """Chosen lengths (ascending), their mean latency, and the mean latency if only the longest length is used."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -63,7 +63,7 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
     texts = sum(each.texts for each in profile)
     if texts <= 0 or most < 1:
         raise ValueError("no text is expected" if texts <= 0 else "at least one runtime is needed")
-    # Because of noise, a shorter length may be slower than a longer one, whose runtime could process its texts.
+    # Because of noise, a shorter length may be slower than a longer one. Then the longer length's time is used.
     seconds = list(accumulate((each.seconds for each in reversed(profile)), min))[::-1]
     before = list(accumulate((each.texts for each in profile), initial=0.0))
     last = len(profile) - 1
@@ -101,14 +101,14 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Minimum useful step between lengths in tokens, because no kernel has a smaller tile."""
+"""Minimum useful difference between two lengths in tokens, because no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
 """Longest measured length in tokens for a model without a limit."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens`, and the median deviation from this median."""
+    """Median seconds for a text padded to `tokens` tokens, and the median absolute deviation in seconds."""
 
     tokens: int
     seconds: float
@@ -144,8 +144,8 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lengths_to_measure(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the lengths to measure for a model with a limit of `longest` tokens (0 = unlimited): multiples of `step`
-    (0: at most 32 lengths), and `longest`.
+    """Return the lengths to measure for a model with a limit of `longest` tokens (0 = unlimited): the multiples of
+    `step`, and `longest`. If `step` is 0, there are at most 32 lengths.
     """
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))

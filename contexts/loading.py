@@ -33,7 +33,7 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath(NamedTuple):
-    """Replaces the path of an object in pickled arguments."""
+    """Placeholder for the path of an object in pickled arguments."""
 
     name: str
     as_path: bool = False
@@ -60,8 +60,8 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
-    """Return the concurrent calls of a library: the recipe's number, or the context's `slots(device_memory_bytes)`,
-    or 1.
+    """Return the number of concurrent calls of a library: the recipe's number, or the result of the context's method
+    `slots(device_memory_bytes)`, or 1.
 
     Raises RecipeError if the method returns an invalid number.
     """
@@ -80,7 +80,7 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
 
 
 def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
-    """Return the result of the context's method `token_cache`, or None without this method.
+    """Return the result of the context's method `token_cache`, or None if the context has no such method.
 
     If the context has no `resize(device_memory_bytes)`, the cache is fixed. Raises RecipeError for an invalid result.
     """
@@ -133,7 +133,7 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return the installed modules that a loader imports or refers to, then each `module:attribute`."""
+    """Return the installed modules that a loader imports or uses, then its imported names as `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -187,7 +187,7 @@ class HubWatch(logging.Handler):
         os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _hub_constants_module()
         if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
-            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before this change
+            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before the variable was set
         self._files.setLevel(logging.INFO)
         logging.getLogger("huggingface_hub").addHandler(self)
         return self
@@ -210,7 +210,7 @@ class HubWatch(logging.Handler):
         constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return advice for an error of an unreachable hub, or ""."""
+        """Return advice if an unreachable hub caused the error, or ""."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (

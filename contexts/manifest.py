@@ -8,8 +8,8 @@ BitTorrent). Each field is encoded with its length:
                                                                                name "folder"
                                                                                name "link" target
 
-A *piece* consists of consecutive whole parts of at most 4 MiB together, and is sent at once. Standard library only, for
-the pilot's starter.
+A *piece* consists of consecutive whole parts of at most 4 MiB together, and is sent at once. This module imports only
+the standard library, because the pilot's starter uses it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """Return the pieces in order. Each piece joins parts up to `PART_BYTES`."""
+    """Return the pieces of an object in order. Each piece joins consecutive parts up to `PART_BYTES`."""
     whole: list[Piece] = []
     run: list[Slice] = []
     size = 0

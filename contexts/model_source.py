@@ -26,7 +26,7 @@ MODEL_PRELOAD = (
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called like the function of the same name. Python may bind either one in the package."""
+    """A module that can be called like its function of the same name. A package may bind the name to either of them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
@@ -35,7 +35,7 @@ class CallableModule(types.ModuleType):
 def model_source(path: str) -> tuple[str, bool]:
     """Return the path or hub name to load (the folder of a checkpoint file), and True if the model is local.
 
-    Raises RecipeError.
+    Raises RecipeError if a local path has no model.
     """
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
@@ -105,7 +105,7 @@ _MOST = 1 << 24
 
 
 def can_split_heads_evenly(source: str, devices: int) -> bool:
-    """True unless the attention heads of the model in a local folder cannot be divided evenly among `devices`."""
+    """Return True if a local model's attention heads are unknown, or can be divided evenly among `devices`."""
     return _number(read_json_object(source, "config.json"), "num_attention_heads") % devices == 0
 
 
@@ -191,7 +191,7 @@ class TokenCounter:
         return min(count, self._most) if self._most else count
 
     def encode(self, text: str, *, special: bool = True) -> tuple[list[int], list[str]]:
-        """Return the tokens of a text, and their names in the vocabulary. `special`: True to add the first token."""
+        """Return the tokens of a text, and their names in the vocabulary. `special`: True to add special tokens."""
         with self._lock:
             found = self._opened().encode(text, add_special_tokens=special)
             return list(found.ids), list(found.tokens)
@@ -263,8 +263,8 @@ Read = Callable[[str], str | None]
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """`pooling`: one of POOLINGS. `longest`: maximum tokens of a text (0: unknown). `trouble`: why Stoker does not
-    support the model's own pooling.
+    """Facts about a sentence encoder. `pooling`: one of POOLINGS. `longest`: maximum tokens of a text (0: unknown).
+    `trouble`: why Stoker does not support the model's own pooling.
     """
 
     pooling: str = "mean"
@@ -318,7 +318,7 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 
 def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the maximum tokens of a text; 0 = unlimited. `_OFFSET_POSITIONS` models do not use positions up to
+    """Return the maximum tokens of a text; 0 = unlimited. Models of `_OFFSET_POSITIONS` do not use the positions up to
     `padding`.
     """
     if positions and model_type in _OFFSET_POSITIONS:

@@ -1,9 +1,9 @@
 """Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
 The content of a file is its bytes and the owner's execute permission. The content of a folder is its names, files,
-folders and links. A link out of the folder counts as its target. A file's object keeps a short suffix (`.gguf`).
-Digests of parts are cached by path, size, mtime, ctime and inode. Files that changed within the last two seconds are
-not cached (as in git).
+folders and links. A link that leads out of the folder counts as its target. The name of a file's object keeps the
+file's short suffix (`.gguf`). Digests of parts are cached by path, size, mtime, ctime and inode. Digests of files that
+changed within the last two seconds are not cached (as in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -96,7 +96,7 @@ def is_object_name(name: str) -> bool:
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """True if the file or folder has the content of `ref`. Reads the whole content."""
+    """Return True if the file or folder has the content of `ref`. The whole content is read."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
@@ -277,7 +277,7 @@ _FILE = "index.jsonl"
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Publish objects, so that the session's seed process sends them from their sources. Raises OSError.
 
-    Several clients may append concurrently. Therefore an unfinished line is completed with a line end, not cut off.
+    Several clients may append concurrently. Therefore an unfinished line gets a line end, and is never cut off.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
@@ -292,7 +292,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session. The file is read as it grows."""
+    """The published objects of a session. New lines of the index file are read when an unknown name is looked up."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE

@@ -146,7 +146,7 @@ _KNOWN = {
     "_frombuffer": "array",
     "_reconstruct": "array",
 }
-"""Kinds of values that these functions create when a pickle is loaded."""
+"""By name of a function that a pickle calls: the kind of value that the function creates."""
 
 
 class _StandIn:

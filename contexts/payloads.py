@@ -1,13 +1,14 @@
 """Convert arguments, results, functions and exceptions to bytes. Only libraries and the client unpickle these bytes.
 
-The first byte names the form:
+The first byte tells the format:
 
     0x80    a plain pickle: small values of builtin types, in about a microsecond
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
     M       a function or loader with its modules: version, length of the table, pickled table, padding, value
 
-A class pickled by value includes its attributes. With `keep_classes`, the program ignores the attributes from
-the library. Threads share a new class as soon as its attributes are set.
+The pickle of a class by value includes the attributes of the class. With `keep_classes`, a class that the program
+already has keeps its attributes, and the attributes from the library are ignored. Threads share a new class as soon as
+its attributes are set.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
 """New classes whose attributes are not set yet."""
 _filling = threading.RLock()
-"""Lock for setting attributes, never locked while a value is rebuilt."""
+"""Lock for setting the attributes of a class. It is never held while other values are unpickled."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -97,7 +98,7 @@ def pickle_if_plain(value: Any) -> bytes | None:
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. SerializationError names `what` and the part that cannot be pickled."""
+    """Return the bytes of a value. Raises SerializationError, which names `what` and the unpicklable part."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
     return _joined(dump_parts(value, what=what), {}, {})
@@ -133,7 +134,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if Ctrl-C or a signal handler of the program raised the exception in the main thread."""
+    """Return True if Ctrl-C or a signal handler of the program raised the exception in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -197,7 +198,7 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
     except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
         raise
     except Exception:
-        # By value, a function includes its module's globals, for example a lock or a connection. By name, the function
+        # A function pickled by value includes its module's globals, for example a lock. Pickled by name, the function
         # can still work: its module is sent, or can be imported on the pilot.
         if not _has_user_code(value):
             raise
@@ -369,7 +370,7 @@ _MOST_NAMES = 1000
 
 
 def carried_module_names(key: str, data: bytes) -> frozenset[str]:
-    """Return the names of the modules in bytes of `dumps_code`. `key` identifies the bytes."""
+    """Return the names of the modules in the bytes of `dumps_code`. `key` identifies the bytes in a cache."""
     if data[:1] != b"M":
         return frozenset()
     known = _names.get(key)

@@ -113,7 +113,7 @@ class Measurements:
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
-"""Maximum number of rows per source of blocks, by table."""
+"""Maximum number of rows of each table for one source of blocks."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """
@@ -173,7 +173,7 @@ class PilotCount(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """The history of one source of blocks, oldest first."""
+    """The recorded queue waits, pilot lifetimes and pilot counts of one source of blocks, oldest first."""
 
     source: str
     waits: tuple[Wait, ...] = ()
@@ -311,7 +311,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one device kind, in seconds and bytes; 0 = not measured.
 
     Memory sizes are maxima; times are means with standard deviations. `calls`: number of calls by function. `paces`:
-    seconds per unit of work, by gang size. `speed`: relative to the fastest kind.
+    seconds per unit of work, by gang size. `speed`: speed relative to the fastest device kind.
     """
 
     load_s: float = 0.0

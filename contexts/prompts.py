@@ -119,7 +119,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return token ids. The first special token is added unless all texts begin with it."""
+        """Return the token ids of each text. Special tokens are added unless all texts begin with the BOS token."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -184,7 +184,7 @@ def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Return the end tokens of the model, or the end token of the tokenizer."""
+    """Return the configured end tokens, or the tokenizer's end token if none are configured."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

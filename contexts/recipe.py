@@ -40,7 +40,7 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A file or folder named by its content. `source`: path when its content was read.
+    """A file or folder named by its content. `source`: path from which the content was read.
 
     `inode` and `changed_ns` identify the file; 0 if unknown, or if the file was changed within the last two seconds.
     """
@@ -55,8 +55,8 @@ class ObjectRef(msgspec.Struct, frozen=True):
 class Needs(msgspec.Struct, frozen=True):
     """What a library requires from its pilot. Declared sizes are enforced limits; 0 = undeclared.
 
-    `device_memory_bytes`: per device (on a CPU, the larger memory limit is valid). `kinds`: suitable device kinds, best
-    first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
+    `device_memory_bytes`: per device (on a CPU, the larger of the two memory limits applies). `kinds`: suitable device
+    kinds, best first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
     """
 
     devices: int = 1
@@ -89,8 +89,8 @@ class Recipe(msgspec.Struct, frozen=True):
     `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
     or empty. `preload`: modules that the zygote imports before it forks. `slots`: concurrent calls of a library (0: see
     `slots_of`). `calls_per_library`: calls after which a library ends (0 = never). `arguments`: arguments of the loader
-    as short text. `longest_input`: tokens (0 = any). `home`: folder of the program. `named`: cache names of relative
-    paths in `files`.
+    as short text. `longest_input`: maximum tokens of an input (0 = any). `home`: working folder of the program.
+    `named`: cache names of relative paths in `files`.
     """
 
     key: str
@@ -110,7 +110,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Name for users, `llm-7f3a('models/small')`, or `no context`."""
+        """Name and arguments for users, for example `llm-7f3a('models/small')`, or `no context`."""
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:

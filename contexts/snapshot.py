@@ -1,8 +1,9 @@
 """Load a Transformers model, and store a converted copy that loads faster.
 
-A *snapshot* is the output of `save_pretrained` in the dtype of the computation. A load then need not dequantize a GGUF
-file. One process converts while other processes wait. A snapshot that fails to load is created again. A full disk does
-not fail the load. Other pilots find a snapshot by its *form*, a digest of source and dtype.
+A *snapshot* is the output of `save_pretrained` in the dtype of the computation. With a snapshot, a load need not
+dequantize a GGUF file. One process converts the model while other processes wait. A snapshot that fails to load is
+created again. If the disk is full, the model is loaded without a snapshot. Other pilots find a snapshot by its *form*,
+a digest of source and dtype.
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Create the folder `place` atomically from a draft by `write`. Return True if this process created the folder.
+    """Create the folder `place` atomically: `write` fills a draft folder, which is then renamed. Return True if this
+    process created the folder.
 
-    `made_s`: seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
+    `made_s`: creation seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if snapshot_creation_seconds(place) is not None:
@@ -166,7 +168,7 @@ def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], n
 
 
 def snapshot_creation_seconds(place: Path) -> float | None:
-    """Return the seconds that a snapshot took to create; None if missing."""
+    """Return the seconds that the creation of a snapshot took, or None if the snapshot does not exist."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 SAME = 1.1
-"""Factor below which different times of two kinds count as equal."""
+"""Two device kinds count as equally fast if their times differ by less than this factor."""
 
 Pair = tuple[str, str]
 

@@ -1,8 +1,8 @@
 """Seconds of an engine's step, by the number of tokens read and the mean number of tokens attended to.
 
 SLINFER (§VI-B) measures prefill by prompt length, and decode by batch size and mean length, at powers of two, and
-interpolates linearly. Our prefill also has two dimensions, because a step may read a part of a prompt. Our engine
-computes attention over all rows of one size, up to the longest row (`padded_length`).
+interpolates linearly. Stoker's table of prefill times also has two dimensions, because a step may read a part of a
+prompt. Stoker's engine computes attention over all rows of one size, up to the longest row (`padded_length`).
 
 A *cell* contains the samples that are nearest to the same powers of two.
 """
@@ -17,13 +17,13 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum samples of a cell. Each later sample moves the mean by 1/200 of the difference."""
+"""Maximum sample count of a cell. Each later sample moves the cell's mean by 1/200 of the difference."""
 MOST_CELLS = 512
 """Maximum number of cells for prefill or for decode: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""Maximum multiple of its forecast with which a step counts. A longer step was disturbed."""
+"""A step counts with at most this multiple of its forecast, because something disturbed a longer step."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +93,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, prefill=prefill, decode=decode)
 
     def is_sound(self) -> bool:
-        """True if no number is negative or too large to be a measurement."""
+        """Return True if no number is negative or too large to be a measurement."""
         cells = (*self.prefill, *self.decode)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         errors = [self.prefill_error, self.decode_error]
@@ -265,7 +265,7 @@ def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of tokens attended to, for reads given as (first token, tokens)."""
+    """Return the mean number of attended tokens. `reads`: first token's index and number of tokens of each read."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
@@ -315,7 +315,7 @@ _KEPT_PREFILLS = 32_768
 
 
 class StepSeconds:
-    """Seconds of steps from a constant table, multiplied by `factor`; for simulators.
+    """Step times for simulators: the seconds of a constant table, multiplied by `factor`.
 
     For each batch size, straight lines replace the table at lengths where the table is linear.
     """
@@ -325,7 +325,7 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """Seconds by prompt, because a policy asks repeatedly about the same waiting call."""
+        """Cached prefill seconds, because a policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
         """By batch size: the seconds at each length, and the slope after that length (None if not linear)."""
 

@@ -136,8 +136,8 @@ class WeightStream:
     ) -> None:
         """Prepare a stream. The stream starts when the `with` block is entered.
 
-        `dtype`: of floating-point weights; None keeps the file's dtype. `readers`: threads; 0 means one per core, from
-        2 to 8. `buffer_bytes`: a multiple of 16. Each thread has two buffers.
+        `dtype`: dtype of floating-point weights (None: as in the file). `readers`: number of threads (0: one per core,
+        from 2 to 8). `buffer_bytes`: size of a buffer, a multiple of 16. Each thread has two buffers.
         """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
@@ -161,7 +161,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights, and return them by name, only once."""
+        """Wait for the weights, and return the tensors by name. Later calls return an empty dictionary."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -292,7 +292,7 @@ class Staging:
 
 
 def release_pinned_memory() -> None:
-    """Return pinned memory that PyTorch caches to the operating system."""
+    """Give the pinned memory in PyTorch's cache back to the operating system."""
     for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
         release = getattr(owner, name, None)
         if release is not None:
@@ -301,7 +301,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` from byte `start` of a file. Raises OSError at the end of the file."""
+    """Fill `into` with the bytes of a file from byte `start`. Raises OSError if the file is too short."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -440,7 +440,7 @@ class StreamedWeights:
 
 
 def streams_to(device: str) -> bool:
-    """True for a GPU. On a CPU, memory-mapping the file is faster."""
+    """Return True for a GPU. On a CPU, memory-mapping the file is faster."""
     return device.startswith("cuda")
 
 

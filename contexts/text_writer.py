@@ -57,12 +57,12 @@ class CompletionStream(Iterator[CompletionToken]):
         self._tokens.close()
 
     def texts(self) -> CompletionTexts:
-        """Return only the texts, for a function that yields them as one object instead of the tokens."""
+        """Return the texts as one object, which a function can yield instead of the single tokens."""
         return self._texts
 
 
 class CompletionTexts(ambient.RelayedTexts):
-    """The texts of a completion. At the end, `finish_reason` and `tokens` describe the whole completion."""
+    """The texts of a completion. After the last text, `finish_reason` and `tokens` describe the whole completion."""
 
     def __init__(self, submit: Callable[[ambient.TextSink | None], Generation]) -> None:
         self._submit = submit

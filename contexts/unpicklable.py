@@ -39,7 +39,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
 
 
 def future_kind(value: Any) -> str:
-    """Return the kind of a future, or "" for other values. Imports nothing."""
+    """Return the kind of a future, or "" for other values, without importing a module."""
     for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):

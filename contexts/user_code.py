@@ -32,7 +32,7 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """True if a module is part of the environment. False for `__main__` and unknown modules."""
+    """Return True if a module is part of the Python environment, and False for `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
@@ -77,7 +77,7 @@ _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of a user's module; None for other modules. Imports nothing."""
+    """Return the source of a user's module, or None for other modules, without importing a module."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -125,9 +125,9 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked_package(top: str) -> bool:
-    """True if a top-level module is an editable install (`pip install -e`), or is in another folder from a `.pth` file.
+    """Return True if a top-level module is an editable install (`pip install -e`), or is in a folder of a `.pth` file.
 
-    False if pip installed the module in that folder.
+    Return False if pip installed the module in that folder.
     """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
@@ -208,7 +208,7 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield folders outside the environment into which pip installed packages, with the recorded files."""
+    """Yield the folders outside the environment in which pip installed packages, each with the recorded files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)

@@ -1,13 +1,14 @@
 """The user's own modules that functions import. The program reads their sources, and libraries import these sources.
 
 The `version` of a module is the digest of its code, its packages and its imports. Linked packages (`pip install -e`)
-are sent by name with a *stamp*, a digest of the sizes and times of their files. A library with another stamp of a
-package imports the package again.
+are sent by name with a *stamp*, a digest of the sizes and times of their files. If a library has imported a package
+with another stamp, the library imports the package again.
 
-In a library, import statements find sent modules before the search path. A process has one version of a module at a
-time. A call with another version first calls `before_replacing`, which may end the library. Otherwise the
-module is imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a function finds
-only the modules sent with it. A replaced module of the context remains the same object.
+In a library, import statements find sent modules before modules on the search path. A process has one version of a
+module at a time. If a call needs another version, `before_replacing` is called first, and may end the library.
+Otherwise the module is imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a
+function finds only the modules sent with it. If a call replaces a module of the context, later calls get the context's
+module back as the same object.
 """
 
 from __future__ import annotations
@@ -311,7 +312,7 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Called before another version replaces a module, unless the context has the module."""
+"""Function that is called before another version replaces a module, unless the context has the module."""
 _imported_at: dict[str, str] = {}
 """Stamps of linked packages at the time of their import in this process, if known."""
 
@@ -325,7 +326,6 @@ def context_module_versions() -> Mapping[str, str]:
 
 
 def is_imported_from_sent_source(name: str) -> bool:
-    """True if this module was imported from a sent source."""
     return name in sys.modules and _is_sent_module(name)
 
 

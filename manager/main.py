@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     except StokerError as error:
         if not over or isinstance(error, TakenError):
             return _status_of_error(error, folder)
-        # A restart cannot help: only the last records of the journal are not written.
+        # A restart would not help, because only the last records of the journal are unwritten.
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
     except Exception:

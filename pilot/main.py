@@ -42,7 +42,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a pilot and return its exit code. 2: no manager was found; 3: the manager refused the pilot."""
+    """Run a pilot and return its exit code: 2 if no manager was found, 3 if the manager refused the pilot."""
     given = _parser().parse_args(arguments)
     own = None
     try:
@@ -153,9 +153,9 @@ def _make(given: argparse.Namespace) -> Agent:
     cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
     store.remove_evicted_snapshots(cache)
     store.remove_stale_snapshots(cache, kept_s=given.cache_age)
-    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # read by libraries
+    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # libraries read this variable
     processes.adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # an early signal would leave files behind
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # a signal that ended the pilot here would leave files behind
     scratch = Scratch(base, pilot=pilot)
     try:
         options = PilotOptions(

@@ -36,7 +36,7 @@ from stoker.console import Screen, WholeNumber
 @add_site_and_session_options
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists.")
-@click.option("--permits", metavar="FILE", default="", hidden=True)  # set by a gateway, for the limits of a key
+@click.option("--permits", metavar="FILE", default="", hidden=True)  # set by a gateway to enforce an API key's limits
 @click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(
@@ -64,7 +64,7 @@ def command(
     has no answer.
     """
     from stoker.apps.batch_inference.run import check as check_alone
-    from stoker.apps.batch_inference.run import run  # imported here, because Parsl would slow --help
+    from stoker.apps.batch_inference.run import run  # imported here, because importing Parsl would slow down --help
 
     options = BatchOptions(
         file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,

@@ -1,4 +1,4 @@
-"""The work of a batch for `stoker plan batch_inference`: one input is one request."""
+"""Estimate the work of a batch for `stoker plan batch_inference`. Each request of the batch is one input."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The result of a call: a choice per prompt, the vectors of the texts, or the error.
+    """The result of one request: one choice per prompt, the embedding vectors of the texts, or an error.
 
-    `ended_at`: seconds since the epoch; `packed`: the value of the request.
+    `ended_at`: end of the call in seconds since the epoch. `packed`: copy of the request's `packed` field.
     """
 
     custom_id: str

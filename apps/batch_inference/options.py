@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one batch. Empty texts and `max_tokens` 0 mean the defaults."""
+    """The options of one batch. An empty string, or 0 for `max_tokens`, selects the default."""
 
     file: str = ""
     models: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """File with the number of calls that may begin (see `run.py`)."""
+    """Path of the file in which a gateway writes how many calls may start (see `run.py`)."""
 
     @property
     def path(self) -> Path:
@@ -55,14 +55,14 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelPaths(msgspec.Struct, frozen=True):
     """The path of each model by its name in requests (`named`), and the path for all other names (`every`). If `every`
-    is empty, other names are refused.
+    is empty, requests with other model names are refused.
     """
 
     named: dict[str, str]
     every: str = ""
     settings: dict[str, ModelSettings] = {}
     engine: str = "auto"
-    """Engine of the models without own settings."""
+    """Engine of the models that have no entry in the models file."""
 
     def path_of(self, name: str) -> str:
         return self.named.get(name, self.every)
@@ -94,7 +94,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read `--model` options, whose models use this engine, and a models file.
+    """Read the values of `--model` options (`given`) and a models file. `engine` applies to the models of the options.
 
     Raises ConfigError for an unreadable file, and if a name or the default model is given twice.
     """

@@ -1,7 +1,7 @@
 """Check the lines of a request file before any call runs.
 
-The file is read twice, to check the lines and to send the requests. The file may therefore be larger than memory: only
-the `custom_id` of each valid line is kept.
+The file is read twice: once to check the lines, and once to send the requests. The file may therefore be larger than
+memory. Only the `custom_id` of each valid line stays in memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stoker.errors import ConfigError
 _FIELDS = ("custom_id", "method", "url", "body")
 Name = TypeVar("Name", Endpoint, str)
 Admit = Callable[[ApiRequest], None]
-"""Raises RequestRefused for a request that no model can answer."""
+"""A function that raises RequestRefused for a request that no model can answer."""
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line that cannot be answered. `custom_id` is None if missing or used before."""
+    """A line of the request file that cannot be answered. `custom_id` is None if the id is missing or used before."""
 
     line: int
     custom_id: str | None
@@ -34,7 +34,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A checked request file. `custom_ids`: line numbers of the valid requests by id, in file order."""
+    """A checked request file. `custom_ids`: line number of each valid request by its `custom_id`, in file order."""
 
     path: Path
     digest: str
@@ -59,7 +59,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
-    """Check every line. Raises ConfigError for an unreadable or empty file."""
+    """Check every line of a request file. Raises ConfigError for an unreadable or empty file."""
     digest = hashlib.sha256()
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []
@@ -107,7 +107,7 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
 def parse_request_line(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
-    """Return the request of a line. `seen`: line numbers of earlier requests by `custom_id`."""
+    """Return the request of a line, or the refused line. `seen`: line numbers of earlier requests by `custom_id`."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)

@@ -1,4 +1,4 @@
-"""Write the two output files in OpenAI's form.
+"""Write the two output files of a batch (responses and errors) in the format of OpenAI's Batch API.
 
 The log of a run contains a record for each request that a model answered or refused. A request whose call failed has no
 record, so a resumed run retries the request. A resumed run also checks refused lines again.
@@ -58,7 +58,7 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 
 def _name(key: str) -> str:
-    """Return a name that is equal in all runs of one request of one file."""
+    """Return an id for a request. The id is the same whenever the same file runs again."""
     return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
 
 

@@ -2,8 +2,8 @@
 
 Each request is one call. The engine of a model batches concurrent calls.
 
-The limits of a gateway's key also apply to its batches: each call starts with a permit from the gateway
-(`PermitFile`). While no gateway runs, a batch starts no calls.
+If a gateway started the batch, the limits of the user's API key apply: each call needs a permit from the gateway
+(`PermitFile`). While the gateway is stopped, such a batch starts no calls.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Answer the requests of the file. Return 0; 1 if a request has no answer; 130 after Ctrl-C.
+    """Answer the requests of the file and return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C.
 
     Raises StokerError for unusable input, and if no answer is possible. Earlier answers are kept in all cases.
     """
@@ -222,7 +222,7 @@ def _headline(checked: CheckedFile) -> list[str]:
 
 
 class RequestSender:
-    """The unanswered requests of one model, which are read from the file during sending."""
+    """An iterable of the unanswered requests of one model. The iteration reads the requests from the file."""
 
     def __init__(
         self, checked: CheckedFile, recipe: Recipe, *, models: ModelPaths, recipes: Recipes, log: RecordLog,
@@ -250,7 +250,7 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
 
 
 def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:
-    """Return the error of one request. Raise errors that stop the whole run, for example a lost session."""
+    """Return the API error of a failed call. Raise errors that stop the whole run, for example a lost session."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error
@@ -278,13 +278,13 @@ class Permits:
         return True
 
     def end(self, tokens: int) -> None:
-        """Count an ended call and its tokens. Raises OSError if the file cannot be written."""
+        """Count a finished call and its tokens, and write the totals. Raises OSError if the file cannot be written."""
         self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
         self._file.write_batch_use(self._use)
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """Run jobs one after the other, as `run_calls` with `keep_errors`. Each call waits for a permit."""
+    """Run the calls of all jobs in order, as `run_calls` with `keep_errors` does. Each call waits for a permit."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A part of the function call number `index`. Only the first part has an `id` and a `name`."""
+    """A part of function call number `index` of an answer. Only the first part of a call has an `id` and a `name`."""
 
     index: int
     id: str
@@ -69,7 +69,7 @@ class AnswerParser:
         return self._make_answer_delta(thoughts.reasoning, parsed.text, parsed.calls)
 
     def end(self) -> AnswerDelta:
-        """Return the parts that remain after the last piece."""
+        """Return the parsed parts that remain after the last piece of text."""
         thoughts = self._reasoning.end() if self._reasoning else Thoughts()
         if self._calls is None:
             return self._make_answer_delta(thoughts.reasoning, thoughts.text, ())
@@ -108,7 +108,7 @@ def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None
-    if not request.sampling.form_field:  # a text with a required form has no reasoning
+    if not request.sampling.form_field:  # an answer in a required format has no reasoning
         marks = REASONING.get(request.reasoning_parser or detect_reasoning_marks(template))
     format = tool_format(request, template)
     calls = _call_parser(request, format)

@@ -1,7 +1,7 @@
-"""The files through which `stoker batch` and a gateway communicate, and JSON lines.
+"""The files through which `stoker batch` and a gateway communicate, and functions that write JSON lines.
 
-The gateway writes the number of calls that may start into the *permits* file. The batch writes the number of ended
-calls and their tokens into the *use* file next to the permits file. Both numbers count from the start of the batch.
+The gateway writes the number of calls that may start into the *permits* file. The batch writes the number of finished
+calls and their tokens into the *use* file next to the permits file. All numbers count from the start of the batch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class BatchUse(msgspec.Struct, frozen=True):
 
 
 class PermitFile:
-    """The permits at `path`, and the use of the permits. Write methods raise OSError."""
+    """The permits file at `path`, and the use file next to it. The methods that write a file may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._use_path = path.with_suffix(".use")
 
     def allowed(self, *, known: int) -> int:
-        """Return the number of permits; `known` if the file is unreadable."""
+        """Return the number of permits in the file, or `known` if the file is unreadable."""
         with suppress(OSError, ValueError):
             return int(self._path.read_text())
         return known
@@ -54,7 +54,7 @@ class PermitFile:
 
 
 def encode_json_line(value: Any) -> bytes:
-    """Encode a value as one JSON line for all line readers."""
+    """Encode a value as one line of JSON, in which all Unicode line separators are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)

@@ -1,4 +1,4 @@
-"""Yield the results of a run's calls as they arrive, stop on signals, and make a call that measures a model."""
+"""Make the calls of a run and yield their results, stop a run on signals, and show the progress of a single call."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ INTERRUPTED = 130
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
-"""Maximum number of results of several jobs that wait for the caller."""
+"""Maximum number of results that `run_calls` buffers for its caller while several jobs run."""
 T = TypeVar("T")
 Job = tuple[StokerApp, Iterable[Any]]
-"""An app, and the arguments of each of its calls."""
+"""A decorated function (app), and an iterable with the argument of each call."""
 
 
 class Stopped(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP stops the run. Not a KeyboardInterrupt, for which `stoker.map` would print advice."""
+    """Raised on Ctrl-C, SIGTERM and SIGHUP. Not a KeyboardInterrupt, because `stoker.map` prints advice for those."""
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP.
+    """Raise Stopped in the `with` block at the first SIGINT, SIGTERM or SIGHUP.
 
-    Later signals are ignored for five seconds; after that, a signal kills the process. Under `nohup`, SIGHUP stays
-    ignored.
+    Further signals are ignored for the next five seconds. After that, a signal kills the process. Under `nohup`,
+    SIGHUP stays ignored.
     """
     stopped_at: list[float] = []
 
@@ -60,7 +60,7 @@ def stop_on_signals() -> Iterator[None]:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             before[number] = signal.signal(number, stop)
-    except ValueError:  # not the main thread
+    except ValueError:  # only the main thread can set signal handlers
         yield
         return
     try:
@@ -71,7 +71,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A failed call: the index of its job, and the index of its item in the job (-1: unknown)."""
+    """A failed call. `job`: index of the job; `item`: index of the call's argument in the job (-1: unknown)."""
 
     job: int
     item: int
@@ -87,8 +87,8 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # One thread per job collects results, so that a job with a loading context does not delay other jobs. The threads
-    # wait for a slower caller.
+    # One thread per job collects results, so that a job whose context still loads does not delay other jobs. The
+    # threads wait while the caller has not yet taken earlier results.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -118,7 +118,7 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 yield value
     finally:
         is_over.set()
-        with contextlib.suppress(queue.Empty):  # unblock the threads, which end with the session
+        with contextlib.suppress(queue.Empty):  # unblock the threads; they end when the session ends
             while True:
                 come.get_nowait()
 

@@ -1,4 +1,4 @@
-"""Options that all runs share, and texts of the next commands."""
+"""Command-line options that all runs share, and texts that suggest the next commands."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of the `next:` block: commands with their effects."""
+    """Return the lines of the `next:` block, which suggests commands. `lines`: pairs of a command and its effect."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
@@ -105,7 +105,7 @@ def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 call` or `2 calls`."""
+    """Return a number with its noun, such as `1 call` or `2 calls`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

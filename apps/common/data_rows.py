@@ -1,7 +1,7 @@
-"""The files that a run names: a TOML file, and the rows of a data file.
+"""Read the input files of a run: a TOML file, and a data file with one item per row.
 
-Every pass reads the data file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a
-checksum of each row (4 bytes). Later passes compare the checksums, so no changed row reaches a model.
+Every pass over the rows reads the data file again, so the file may be larger than memory. The first pass, `check_rows`,
+keeps a checksum of each row (4 bytes). Later passes compare the checksums, so no changed row reaches a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_PLACES = 5
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """One row. `id`: name of the row; `place`: line or row number, in words."""
+    """One row of a data file. `id`: name of the row; `place`: position of the row in the file, such as `line 7`."""
 
     id: str
     fields: dict[str, Any]
@@ -36,8 +36,8 @@ class DataItem(msgspec.Struct, frozen=True):
 class DataRows(msgspec.Struct, frozen=True):
     """The rows of a data file. Each iteration reads the file again, up to the last checked row.
 
-    `column`: the column with row names (empty: row numbers); `digest`: 16 hex digits for all rows; `notes`: warnings
-    about the rows, which do not stop the run.
+    `column`: the column with row names (empty: row numbers serve as names); `digest`: digest of all rows, 16 hex
+    digits; `notes`: warnings about the rows, which do not stop the run.
     """
 
     path: Path
@@ -147,7 +147,7 @@ def _encode_item_for_digest(item: DataItem) -> bytes:
 def _refuse_repeated_id(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
     first = names.setdefault(item.id, row.number)
     if first != row.number:
-        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, by the kind of file
+        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, depending on the file type
         raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
 
 
@@ -171,7 +171,7 @@ def _check_columns(
 
 
 def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the tables of a TOML file. Raises ConfigError, also for unknown top-level keys."""
+    """Return the tables of a TOML file. Raises ConfigError if the file is invalid or has unknown top-level keys."""
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -184,7 +184,7 @@ def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def is_empty(value: Any) -> bool:
-    """True for null, NaN (null in some tables) and blank text."""
+    """Return True for null, for NaN (null in some tables) and for blank text."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))

@@ -57,7 +57,7 @@ from stoker.toml_files import read_struct
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 LONGEST_OBJECTIVE_S = 86_400.0
 _ADAPTER_SETTINGS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
-"""The settings that an adapter may have. The other settings are those of the base."""
+"""Names of the settings that an adapter may have. All other settings come from the base model of the adapter."""
 _GENERATION_SETTINGS = ("max_model_len", "chat_template", "quantization", "vllm")
 _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
@@ -75,7 +75,7 @@ class Cold(enum.Enum):
     WAIT = "wait"
     """The request waits until the model is loaded."""
     REFUSE = "refuse"
-    """The request is refused with 503, and the model is loaded."""
+    """The request is refused with HTTP status 503, and the model is loaded for later requests."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,14 +97,14 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     cold: Cold | None = None
-    """None: a request waits as long as `ttft` allows, or without limit if `ttft` is not set."""
+    """Handling of requests for an unloaded model. None: wait as long as `ttft` allows, or without limit."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chat_template: str = ""
     quantization: str = ""
     vllm: dict[str, Any] = {}
 
     base: str = ""
-    """The name of the base of an adapter. `parse_models` copies the other settings from the base."""
+    """The name of an adapter's base model. `parse_models` copies the other settings from the base model."""
     adapter: str = ""
     adapters: dict[str, str] = {}
     """Folders of all adapters of this model or of its base, by name. `parse_models` sets this field."""
@@ -161,7 +161,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_parsers(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
-    """Return the request with the output formats from the settings of its model."""
+    """Return the request with the tool-call parser and the reasoning parser from the settings of the model."""
     if settings is None or request.endpoint is not Endpoint.CHAT:
         return request
     named = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
@@ -230,7 +230,7 @@ def recipe_of(settings: ModelSettings) -> Recipe:
 
 
 def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
-    """Return the adapters of a model, without adapters whose files were lost since the models file was read."""
+    """Return the adapters of a model, without adapters whose files have disappeared since the models file was read."""
     found = {}
     for name, folder in settings.adapters.items():
         try:
@@ -243,7 +243,7 @@ def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
 
 
 def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
-    """Copy settings of bases to adapters, and the list of adapters to bases. Raises ConfigError."""
+    """Copy the settings of a base model to its adapters, and the list of adapters to the base. Raises ConfigError."""
     of_base: dict[str, dict[str, str]] = {}
     for name, settings in models.items():
         if settings.adapters:
@@ -265,7 +265,7 @@ def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> d
 
 
 def _find_adapter_problem(settings: ModelSettings, models: dict[str, ModelSettings]) -> str:
-    """Return why these settings are invalid for an adapter; empty if valid."""
+    """Return why these settings of an adapter are invalid, or an empty string if they are valid."""
     base, plain = models.get(settings.base), ModelSettings(path="none")
     if base is None:
         return f"base = {settings.base!r} is not a model of this file; there are {', '.join(models)}"
@@ -292,7 +292,7 @@ def _format_size_in_bytes(size: Size) -> str | None:
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
-    """Make the path absolute. A missing path may be a name on the model hub."""
+    """Return the settings with absolute paths. A missing path may be a name on the model hub and is kept."""
     if settings.base:
         adapter = os.path.abspath(folder / os.path.expanduser(settings.adapter))
         return msgspec.structs.replace(settings, adapter=adapter)
@@ -303,7 +303,7 @@ def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
 
 
 def _load_chat_template(settings: ModelSettings, folder: Path, *, at: str) -> ModelSettings:
-    """Replace the file name of a template by the text of the template."""
+    """Return the settings with the text of the chat template instead of the template's file name."""
     named = settings.chat_template
     if not named or "{" in named:
         return settings

@@ -1,7 +1,7 @@
-"""The answers of a model to a request in its library, and the bodies of answers in OpenAI's form.
+"""Answer requests with a loaded model, and build the response bodies in OpenAI's format.
 
 A model raises ValueError to refuse a request, for example a prompt that is too long. `refusal` converts the error to an
-ApiError. `name` identifies an answer.
+ApiError. The parameter `name` of several functions identifies an answer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The text after one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `logprobs`: None unless requested;
-    `calls`: the functions that the model calls; `unshown`: characters of a start token that is not part of the text.
+    """The answer to one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `logprobs`: None unless requested;
+    `calls`: the functions that the model calls; `unshown`: length of a start token that is not part of the text.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class TextBegun(msgspec.Struct, frozen=True):
-    """The first piece of a streamed text: the model accepts the prompt."""
+    """The first piece of a streamed text. A TextBegun means that the model accepts the prompt."""
 
     prompt_tokens: int
 
@@ -72,7 +72,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class EchoPiece(msgspec.Struct, frozen=True):
-    """The prompt before the generated text. `unshown` has the meaning of `Choice.unshown`."""
+    """The prompt, which is repeated before the generated text. `unshown` has the meaning of `Choice.unshown`."""
 
     text: str
     logprobs: Likelihoods | None
@@ -114,7 +114,7 @@ class VectorPiece(msgspec.Struct, frozen=True):
 
 
 _LENGTH_IS = "this model's maximum context length is"
-"""OpenAI's words, with which clients (LiteLLM) recognize this error."""
+"""OpenAI's error text, by which clients such as LiteLLM recognize that a prompt is too long."""
 
 
 class ContextTooShort(ValueError):
@@ -126,7 +126,7 @@ class TemplateRefused(ValueError):
 
 
 class WidthDiffers(ValueError):
-    """The requested vector width differs from the model's."""
+    """The requested vector width differs from the width of the model's vectors."""
 
 
 def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
@@ -145,7 +145,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
 
 
 def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
-    """Return the request with its adapter, if its model is one of the context's adapters."""
+    """Return the request with `sampling.adapter` set, if the requested model is one of the context's adapters."""
     if request.model not in model.adapters:
         return request
     return replace(request, sampling=replace(request.sampling, adapter=request.model))
@@ -181,7 +181,7 @@ def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 
 
 def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> AnswerParser | None:
-    if not isinstance(prompt, str):  # only conversations have parsers
+    if not isinstance(prompt, str):  # only answers to conversations are parsed, and those prompts are strings
         return None
     return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
@@ -198,7 +198,7 @@ def stream_text(
 ) -> Iterator[TextPiece | RelayedTexts]:
     """Yield the answer in pieces during generation: plain text as one `RelayedTexts` object, else one token per piece.
 
-    Raises ValueError before the first piece, as `complete`.
+    Raises ValueError before the first piece, for the same reasons as `complete`.
     """
     sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
@@ -241,11 +241,11 @@ def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: Sam
 def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     """Return the vectors of a request's texts, float32 `[texts, width]`, and the total number of tokens.
 
-    Raises ValueError for an unusable text, and if the request specifies another width.
+    Raises ValueError for an unusable text, and if the requested vector width differs from the model's width.
     """
     if model.longest:
         for text in request.texts:
-            # Except for added tokens, a token has at least one byte, so the tokens of short texts need no count.
+            # Every token except special tokens has at least one byte, so a short text fits and is not tokenized here.
             if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
@@ -258,8 +258,8 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return the score of each pair of texts: the output of a classifier with one label (a cross-encoder), else the
-    cosine of the embeddings.
+    """Return the score of each pair of texts. The score is the output of a classifier with one label (a cross-encoder),
+    or, for other models, the cosine of the embeddings.
 
     Raises ValueError for an unusable text.
     """
@@ -279,7 +279,7 @@ def _check_length(model: EncoderModel, length: int, what: str) -> None:
 
 
 def refusal(error: ValueError, request: ApiRequest) -> ApiError:
-    """Convert a model's refusal into an error in OpenAI's words."""
+    """Convert the error of a model that refuses a request into an error of OpenAI's API."""
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
     if isinstance(error, ContextTooShort):
         code = "context_length_exceeded"
@@ -352,7 +352,7 @@ def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int,
 def completion_body(
     choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """Return the body of a completion. `usage` replaces the sum over choices."""
+    """Return the response body of a completion. `usage` replaces the token counts that are summed over the choices."""
     return {
         "id": f"cmpl-{name}",
         "object": "text_completion",
@@ -373,7 +373,7 @@ def completion_body(
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
-    """Return the body with the vectors of texts. `packed`: True for base64."""
+    """Return the response body with the embedding vectors of texts. `packed`: True for vectors in base64."""
     return {
         "object": "list",
         "data": [_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
@@ -382,7 +382,7 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
 
 
 def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """Yield `embedding_body` as JSON in parts."""
+    """Yield the body that `embedding_body` returns as JSON, in parts."""
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
@@ -406,7 +406,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """Return the message of an answer, without empty fields for reasoning and calls (as OpenAI)."""
+    """Return the message of an answer. As in OpenAI's API, empty fields for reasoning and calls are left out."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in OpenAI's two forms, for conversations and for completions."""
+"""Convert log-probabilities of tokens to OpenAI's two formats: one for conversations, one for completions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
 
 
 def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """Return log-probabilities in the form of a completion. `offset`: characters before these tokens."""
+    """Return log-probabilities in the format of a completion. `offset`: number of characters before the first token."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
@@ -54,6 +54,6 @@ def _bytes_of(token: str) -> bytes:
 
 
 def _named(token: str) -> str:
-    """Return a token as text. A part of a character is returned as bytes in OpenAI's notation."""
+    """Return a token as text, or in OpenAI's `bytes:` notation if the token is only a part of a character."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

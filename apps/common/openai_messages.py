@@ -1,4 +1,4 @@
-"""The messages of a conversation in OpenAI's form.
+"""Parse the messages of a conversation in OpenAI's format.
 
 Clients send the messages of earlier answers again, so every message field of OpenAI's answers is accepted.
 """
@@ -41,14 +41,14 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _REASONING = ("reasoning_content", "reasoning")
 _HONOURED = ("role", "content", "name", "refusal", *_REASONING)
 _BY_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}
-"""Message fields that are valid for one role."""
+"""Message fields that are valid only in messages of one role, with that role."""
 _IGNORED = frozenset(
     {
         "annotations", "metadata", "id", "object", "created", "status", "weight", "reasoning_details",
         "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
     }
 )  # fmt: skip
-"""Message fields that never reach a prompt: facts of earlier answers, and notes of clients."""
+"""Message fields that never become part of a prompt: metadata of earlier answers, and annotations by clients."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"function_call": ({},), "audio": ({},), "tool_calls": ([],)}
 
 

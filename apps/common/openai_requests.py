@@ -1,11 +1,11 @@
 """The supported part of OpenAI's API: requests, errors, and the fields of a request's body.
 
-- Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and the fields for the form of a text.
+- Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and the fields that require an output format.
 - Ignored fields do not change an answer (`IGNORED`). `parse_request_body` reports these fields, so that its caller can
   log them.
 - All other fields are refused by name, unless the value has no effect (`n` of 1, `logit_bias` of `{}`).
 
-A null field counts as absent.
+A field with the value null counts as absent.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class Endpoint(enum.Enum):
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
-    """The choice of tokens, and the end of a text.
+    """How the tokens of an answer are chosen, and where the answer ends.
 
-    `max_new_tokens`: 0: limited by the context length; `logprobs`: number of likeliest tokens to report per token, -1:
-    no log-probabilities; `json_schema`: schema of the text, empty: any text; `engine_options`: further options by
-    vLLM's names; `form_field`: the request field that requires a schema or another form; `adapter`: name of an adapter
-    of the model; `echo`: True if the answer begins with the prompt; `writes`: False if the answer is only the prompt.
+    `max_new_tokens`: 0 for no limit except the context length; `logprobs`: number of likeliest tokens to report per
+    token, -1 for no log-probabilities; `json_schema`: schema of the text, empty for any text; `engine_options`: further
+    options by vLLM's names; `form_field`: the request field that requires a schema or another output format; `adapter`:
+    name of an adapter of the model; `echo`: True if the answer begins with the prompt; `writes`: False if the answer is
+    only the prompt.
     """
 
     max_new_tokens: int = 0
@@ -59,12 +60,12 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One checked request. `line`: line number in a file, 0: no file.
+    """One checked request. `line`: line number in the request file, or 0 without a file.
 
-    A conversation has `messages`. Other endpoints have `texts`, or `ids` (prompts as token ids). `packed`: True for
-    vectors in base64; `dimensions`: expected width of a vector, 0: the model's; `template_options`: values for the chat
-    template; `tool_parser`, `reasoning_parser`: formats of the model's answers, empty: by the chat template; `pairs`:
-    indices of texts that are scored together, empty: the texts are embedded.
+    Conversations have `messages`. Requests to other endpoints have `texts`, or `ids` (prompts as token ids). `packed`:
+    True for vectors in base64; `dimensions`: requested width of a vector, 0 for the model's width; `template_options`:
+    values for the chat template; `tool_parser`, `reasoning_parser`: formats of the model's answers, empty to derive the
+    format from the chat template; `pairs`: indices of texts that are scored together, empty to embed the texts.
     """
 
     custom_id: str
@@ -102,7 +103,7 @@ IGNORED = frozenset(
         "prompt_cache_retention", "prediction", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Fields for a service (bills, logs, queues, caches) that do not change an answer."""
+"""Request fields for the billing, logs, queues or caches of a service. These fields do not change an answer."""
 _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
     Endpoint.CHAT: frozenset(
@@ -124,7 +125,7 @@ HONOURED = {
 _FORMS = {
     "json": "an object, or its JSON text", "regex": "a text", "choice": "a list of texts", "grammar": "a text",
 }  # fmt: skip
-"""vLLM's names for the forms of a text, with the valid values in words."""
+"""vLLM's names of the structured output formats, each with a description of the valid values."""
 _FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "suffix": ("",), "functions": ([],),
@@ -134,7 +135,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,), "return_tokens_as_token_ids": (False,),
     "documents": ([],), "bad_words": ([],), "vllm_xargs": ({},),
 }  # fmt: skip
-"""Values without effect of fields that are otherwise refused."""
+"""Accepted values of unsupported fields, because these values have no effect. Other values are refused."""
 _DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 REFUSED = frozenset(
     {
@@ -265,7 +266,7 @@ def _wants_base64_embeddings(body: Body) -> bool:
 
 
 def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
-    """Return prompts that are lists of token ids; empty for prompts that are texts."""
+    """Return the prompts as tuples of token ids, or an empty tuple if the prompts are texts."""
     if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
         return ()
     prompts = prompt if isinstance(prompt[0], list) else [prompt]
@@ -326,7 +327,7 @@ def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, ma
 
 
 def _force_tool_call(sampling: SamplingOptions, tools: Tools) -> SamplingOptions:
-    """Return the options for a text that must be a function call, regardless of other fields for its form."""
+    """Return sampling options that force a function call and override any other required output format."""
     options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
     return msgspec.structs.replace(sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice")
 
@@ -342,7 +343,7 @@ def _read_engine_options(body: Body) -> Iterable[tuple[str, Any]]:
 
 
 def _is_temperature(value: float) -> bool:
-    """True for a valid temperature. Very small values are invalid, because a division overflows a float."""
+    """Return True for a valid temperature. Very small values are invalid, because a division overflows a float."""
     return value == 0 or _LEAST_TEMPERATURE <= value <= 2
 
 
@@ -366,7 +367,7 @@ def _read_completion_logprob_count(body: Body) -> int:
 
 
 def _form(body: Body) -> tuple[str, str, Any]:
-    """Return the field that requires a form of the text, the engine's option, and its value; empty for any text."""
+    """Return the field that sets an output format, the engine option, and its value. All are empty if none is set."""
     asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
     outputs = body.get("structured_outputs", {})
     if not isinstance(outputs, dict):
@@ -462,4 +463,4 @@ ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
     "stop_token_ids": (_is_token_id_list, "a list of token ids", ([],)),
 }
-"""Request fields for engine options: a check, the valid values in words, and values without effect."""
+"""Request fields for engine options, each with a check, a description of valid values, and values without effect."""

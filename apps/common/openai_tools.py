@@ -1,6 +1,6 @@
 """The tools of a request: the functions that a model may call, and the JSON schema of a required call.
 
-The schema of a required call has vLLM's form: the arguments of the named function, or a list of objects with `name` and
+As in vLLM, a required call is an object with the arguments of the named function, or a list of objects with `name` and
 `parameters`.
 """
 
@@ -33,7 +33,7 @@ class ToolChoice(enum.Enum):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The functions of a request, in the form for a chat template. `name`: the function of the choice `NAMED`."""
+    """The functions of a request, in the format for a chat template. `name`: the function to call, with `NAMED`."""
 
     functions: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice.NONE
@@ -132,7 +132,7 @@ def _parameters(tool: Body) -> dict[str, Any]:
 
 
 def _rebase_schema_references(schema: Any, place: str) -> Any:
-    """Return a schema for another place in a document, with adjusted references."""
+    """Return a schema for the path `place` of a larger document, with all `$ref` references adjusted."""
     if isinstance(schema, list):
         return [_rebase_schema_references(each, place) for each in schema]
     if not isinstance(schema, dict):

@@ -23,32 +23,32 @@ REASONING: Mapping[str, ReasoningMarks] = {
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
-"""Marks by the name of vLLM's parser."""
+"""Start and end marks of the reasoning, by the name of vLLM's parser."""
 NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
 def detect_reasoning_marks(template: str) -> str:
-    """Return the name of the marks that a chat template contains; `none` without marks."""
+    """Return the name of the reasoning marks that a chat template contains, or `none` if it contains no marks."""
     found = (name for name, marks in REASONING.items() if marks.end in template)
     return next(found, NO_REASONING)
 
 
 class Thoughts(msgspec.Struct, frozen=True):
-    """The result of a piece of text: the reasoning, and the part of the answer after the reasoning."""
+    """The two parts of a parsed piece of text: the reasoning, and the text of the answer after the reasoning."""
 
     reasoning: str = ""
     text: str = ""
 
 
 class ReasoningParser:
-    """Parses one answer. `prompt`: the prompt, which may end with the first mark."""
+    """Separates the reasoning in one answer from the text. `prompt`: the prompt, which may end with the first mark."""
 
     def __init__(self, marks: ReasoningMarks, *, prompt: str) -> None:
         self._marks = marks
         self._is_reasoning = prompt.rstrip().endswith(marks.begin)
         self._is_first = not self._is_reasoning
-        """True while the first mark may still begin the answer."""
+        """True while the answer may still begin with the first reasoning mark."""
         self._is_blank = True
         """True while the reasoning, or the answer after the reasoning, contains only blanks."""
         self._held = ""

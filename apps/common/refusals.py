@@ -1,4 +1,4 @@
-"""Errors of requests in OpenAI's words, and the display of values in these errors."""
+"""Errors of requests in OpenAI's format, and functions that show JSON values in these errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """Why a request has no answer, in OpenAI's words. `param`: path of the field in the body."""
+    """The reason why a request has no answer, as an OpenAI error. `param`: path of the invalid field in the body."""
 
     message: str
     type: str = "invalid_request_error"
@@ -35,7 +35,7 @@ def refused(param: str, problem: str, code: str) -> RequestRefused:
 
 
 def equals(value: Any, other: Any) -> bool:
-    """True if two JSON values are equal. In contrast to Python, true does not equal 1."""
+    """Return True if two JSON values are equal. In contrast to Python, true does not equal 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -39,9 +39,9 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a run. Runs of one `app` with equal `parameters` are the same run.
+    """The definition of a run. Runs of one `app` with equal `parameters` are the same run.
 
-    `key`: fields that identify a result; `again`: command that resumes the run; empty: the command with `--resume`.
+    `key`: fields that identify a result; `again`: command that resumes the run (empty: the command with `--resume`).
     """
 
     app: str
@@ -61,8 +61,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """Figures of one attempt: results `kept` from earlier attempts and `made` now, calls, tokens, and facts of
-    contexts.
+    """Statistics of one attempt to complete a run: the number of results `kept` from earlier attempts and `made` in
+    this attempt, the numbers of calls and tokens, and facts about the contexts.
 
     `origin`: how the model was loaded. Times are in seconds.
     """
@@ -79,7 +79,7 @@ class Attempt(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Results per second, including loads and start."""
+        """Results per second of the whole attempt, including the start of the session and the loading of models."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property
@@ -102,7 +102,8 @@ class Attempt(msgspec.Struct):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a run. `summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
 
-    `failure`: results with errors; a run with `errors` exits with 1. Report lines that end with `bold` are bold.
+    `failure`: lines about results with errors. A run with `errors` exits with 1. Report lines that end with the text
+    `bold` are printed in bold.
     """
 
     summary: dict[str, Any]
@@ -131,7 +132,7 @@ class OpenRun:
         also: str = "",
         results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
     ) -> None:
-        """Make the missing results in a session. Without jobs, start no session.
+        """Run the jobs in a session to obtain the missing results. Without jobs, no session starts.
 
         `take` keeps the result of a call, updates `attempt`, and returns the number of results for the progress line.
         """
@@ -157,7 +158,7 @@ class OpenRun:
 
 
 def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen, json: bool) -> int:
-    """Open the run, call `make`, and report. Return 0; 1 if results have errors; 130 after Ctrl-C.
+    """Open the run, call `make`, and report. Return the exit status: 0, 1 for results with errors, 130 after Ctrl-C.
 
     After Ctrl-C, or if `make` raises, the results so far are kept.
     """

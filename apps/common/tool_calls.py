@@ -16,7 +16,7 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A part of the call number `index`. Only the first part of a call has a `name`; `arguments` is JSON text."""
+    """A part of function call number `index`. Only the first part of a call has a `name`. `arguments` is JSON text."""
 
     index: int
     name: str = ""
@@ -24,7 +24,7 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class ParsedText(msgspec.Struct, frozen=True):
-    """The result of a piece of text: ordinary text, and parts of calls after the text."""
+    """The parsed parts of a piece of text: ordinary text, and parts of the function calls that follow the text."""
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
@@ -35,7 +35,7 @@ class CallParser(Protocol):
         """Parse the next piece of an answer."""
 
     def end(self) -> ParsedText:
-        """Return the parts that remain after the last piece."""
+        """Return the parsed parts that remain after the last piece of an answer."""
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -68,13 +68,13 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(is_bare=True),
 }
-"""Formats by vLLM's names, in order of detection; else `json`."""
+"""Tool-call formats by the names of vLLM's parsers, in order of detection. If no format is detected, `json` is used."""
 PLAIN_FORMAT = "hermes"
-"""The format that a system text explains to models whose chat template has no tools."""
+"""The format that a system text explains to models whose chat template does not support tools."""
 
 
 def detect_tool_call_format(template: str) -> str:
-    """Return the name of the format that a chat template uses for calls."""
+    """Return the name of the format that a chat template uses for function calls."""
     shown = (name for name, each in FORMATS.items() if any(mark in template for mark in each.templates))
     return next(shown, "json")
 
@@ -160,7 +160,7 @@ class ToolCallParser:
         self._open_if_ready()
 
     def _open_if_ready(self) -> None:
-        """Begin a call if the held text ends with the first character of a call object."""
+        """Begin a function call if the held text ends with the opening brace of the call's JSON object."""
         said = self._held.removeprefix(self._format.begin) if self._is_marked else self._held
         bare = "".join(said.split())
         if bare in ("{", "[{"):
@@ -240,7 +240,7 @@ class ToolCallParser:
                 self._step(each)
 
     def _flush(self) -> None:
-        """Release the held text as ordinary text, except that its last character may begin a mark."""
+        """Release the held text as ordinary text. Parse the last character again, because it may begin a mark."""
         held, self._held, self._is_marked, self._step = self._held, "", False, self._in_text
         self._text.append(held[:-1])
         self._step(held[-1])
@@ -263,16 +263,16 @@ class NamedCallParser:
 
 
 class _CallObject:
-    """Reads the object of a call after the opening brace, one character at a time.
+    """Reads the JSON object of a function call after the opening brace, one character at a time.
 
-    is_arguments: True if the object contains the arguments without a name.
+    is_arguments: True if the object contains only the arguments, without the name of the function.
     """
 
     def __init__(self, *, is_arguments: bool = False) -> None:
         self.name = ""
         self.is_closed = False
         self.is_other = False
-        """True if the object has a key that is invalid in calls."""
+        """True if the object has a key that is invalid in a function call."""
         self._is_arguments = is_arguments
         self._key: str | None = None
         self._word = ""

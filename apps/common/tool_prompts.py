@@ -1,7 +1,7 @@
-"""The messages and tools of a request in the form for a chat template.
+"""Convert the messages and tools of a request to the input of a chat template.
 
 If a chat template does not support tools, a text before the conversation describes the functions and the format of a
-call (`PLAIN_FORMAT`), and calls and their results become texts.
+call (`PLAIN_FORMAT`), and the messages contain calls and their results as text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORCED_CALL_TEXTS = {
 
 
 def has_tool_support(template: str) -> bool:
-    """True if a chat template renders tools and calls itself."""
+    """Return True if a chat template can render tools and function calls."""
     return "tools" in template
 
 
@@ -85,7 +85,7 @@ def _message_with_content(message: ChatMessage, role: str, content: str) -> dict
 
 
 def _add_tool_descriptions(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-    """Add the description of the tools to the system text, or else to the first user text."""
+    """Add a description of the tools to the system message or, without a system message, to the first user message."""
     functions = "\n".join(encode_json_text(tool["function"]) for tool in tools.functions)
     text = _PLAIN_TOOLS.format(functions=functions)
     if forced := _FORCED_CALL_TEXTS.get(tools.choice):

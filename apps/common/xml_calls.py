@@ -36,7 +36,7 @@ class XMLCallParser:
         self._only_first = only_first
         self._held = ""
         self._name = ""
-        """The function of the open call; empty outside of a call."""
+        """Name of the function whose call is being parsed; empty outside of a call."""
         self._count = 0
         self._has_arguments = False
         self._follows_call = False
@@ -65,7 +65,7 @@ class XMLCallParser:
         return found
 
     def _in_text(self) -> bool:
-        """Return True if a call begins in the held text."""
+        """Release ordinary text, and return True if a function call begins in the held text."""
         if self._follows_call:
             self._held = self._held.lstrip().removeprefix(_MARK_END).lstrip()
             if _MARK_END.startswith(self._held):
@@ -83,7 +83,7 @@ class XMLCallParser:
         return False
 
     def _in_call(self) -> bool:
-        """Return True if more of the held text can be parsed."""
+        """Parse one parameter or the end of the call. Return False if more text is needed first."""
         if found := _PARAMETER.match(self._held):
             key, value = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
             encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._json(key, value)

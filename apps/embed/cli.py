@@ -58,7 +58,7 @@ def command(
     If the model refuses a text (because it is empty or too long), the other texts still get their vectors. The exit
     status is then 1, and --resume retries these texts.
     """
-    from stoker.apps.embed.run import run  # imported here, because Parsl would slow --help
+    from stoker.apps.embed.run import run  # imported here, because importing Parsl would slow down --help
 
     refuse_options_with_resume(resume, FILE=others["data"], out=out, fresh=fresh)
     given = drop_unset_options(others)

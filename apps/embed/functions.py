@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EmbedRequest(msgspec.Struct, frozen=True):
-    """The work of one call. `tensor_batch`: maximum number of texts per tensor."""
+    """The texts that one call embeds. `tensor_batch`: maximum number of texts per tensor."""
 
     number: int
     texts: tuple[str, ...]
@@ -66,7 +66,7 @@ def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]
             [vector], count = _embed_texts_as_bytes(model, request, (text,))
         except ValueError as error:
             vector, count = b"", 0
-            said = str(error).replace("text 0 ", "the text ", 1)  # the option's name on the command line
+            said = str(error).replace("text 0 ", "the text ", 1)
             errors.append(said.replace("truncate=True", "--truncate") or type(error).__name__)
         else:
             errors.append("")

@@ -1,4 +1,4 @@
-"""The options of a run of embeddings."""
+"""The options of a run that embeds texts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. Empty texts and `limit` 0 mean the defaults. `text`: the column of the texts; `id`: the
-    column of row names (empty: row numbers).
+    """The options of one run. An empty string selects the default. `limit`: number of rows to embed (0: all rows);
+    `text`: name of the column with the texts; `id`: name of the column with row names (empty: row numbers).
     """
 
     data: str = ""

@@ -1,8 +1,8 @@
-"""Run embeddings from the data file to the results: Parquet with a row per text, or a NumPy array in file order.
+"""Embed the texts of a data file and write the results: Parquet with a row per text, or a NumPy array in file order.
 
-The data file may be larger than memory: the run reads the file once to send calls and once to write results, and keeps
+The data file may be larger than memory. The run reads the file once to send calls and once to write results, and keeps
 only keys and positions of records in memory. The log contains each vector as base64 of its float32 numbers. A text
-without a vector has an `error`, and NaN in a NumPy array.
+without a vector has an `error` in Parquet, and NaN in a NumPy array.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NPY_ALIGNED = 64
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
-    """Return the records of a call's texts with vectors, and of the failed texts. Raises StokerError for a wrong number
-    of vectors.
+    """Return the records of the texts that have vectors, and the records of the failed texts. Raises StokerError for a
+    wrong number of vectors.
     """
     if not len(found.vectors) == len(found.errors) == len(ids):
         raise StokerError(f"{len(ids)} texts were sent and {len(found.vectors)} vectors were returned")
@@ -52,7 +52,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
-    """Write the columns `id`, `embedding` (list of float32, or null) and `error` (empty with a vector)."""
+    """Write the columns `id`, `embedding` (list of float32, or null) and `error` (empty if the row has a vector)."""
     import pyarrow  # the import takes 0.25 s
     import pyarrow.parquet
 
@@ -115,7 +115,7 @@ def _npy_header(rows: int, width: int) -> bytes:
 
 
 _ROWS_AHEAD = 32_000
-"""Maximum number of rows in flight, unless this allows fewer than `_LEAST_CALLS_AHEAD` calls."""
+"""Maximum number of rows in the calls in flight. At least `_LEAST_CALLS_AHEAD` calls are allowed in any case."""
 _LEAST_CALLS_AHEAD = 32
 """Minimum number of calls in flight, so that devices do not idle."""
 
@@ -123,7 +123,7 @@ _LEAST_CALLS_AHEAD = 32
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Embed the texts of the file. Return 0; 1 if texts have errors; 130 after Ctrl-C.
+    """Embed the texts of the file and return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C.
 
     Raises StokerError for unusable input and for a failed call. Earlier vectors are kept in all cases.
     """

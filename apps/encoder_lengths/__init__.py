@@ -1,4 +1,4 @@
-"""Measure an encoder's time per text length, and choose the lengths of runtimes.
+"""Measure how long an encoder takes per text length, and choose the input lengths of its runtimes.
 
 The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """

@@ -39,7 +39,7 @@ def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
     machine: encoder_family(MODEL) finds it, and creates runtimes for the lengths that reduce latency. With --texts, the
     lengths are chosen for texts as long as yours.
     """
-    from stoker.apps.encoder_lengths.run import run  # imported here, because Parsl would slow --help
+    from stoker.apps.encoder_lengths.run import run  # imported here, because importing Parsl would slow down --help
 
     if others["text"] is not None and others["texts"] is None:
         raise click.UsageError("--text names a column of --texts FILE, which is missing")

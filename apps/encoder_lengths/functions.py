@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """Options of a measurement. `step`: tokens between two lengths (0 = the model's choice); `dtype`, `compiled`:
-    options of the runtimes.
+    """Options of a measurement. `step`: difference between two measured lengths in tokens (0 = the model's choice);
+    `dtype`, `compiled`: options of the runtimes.
     """
 
     step: int = 0

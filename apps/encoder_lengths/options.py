@@ -1,4 +1,4 @@
-"""The options of a profile."""
+"""The options of a run that measures the latency of an encoder by text length."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
 
 
 class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one profile. Empty texts mean the defaults. `text`: the column of the texts; `step`: tokens
-    between two lengths (0 = the model's choice).
+    """The options of one profile. An empty string selects the default. `text`: name of the column with the texts;
+    `step`: difference between two measured lengths in tokens (0 = the model's choice).
     """
 
     model: str = ""

@@ -1,4 +1,4 @@
-"""Measure one profile: the latency by length, the recommended runtime lengths, and the line for a program."""
+"""Measure one profile. Print the latency by length, the recommended runtime lengths, and the code that uses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_SPREAD = 0.05
 
 
 def format_length_table(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
-    """Return a row per length: milliseconds, spread, increase over the previous length, and share of the texts."""
+    """Return a table row per length: milliseconds, spread, increase over the previous length, and share of texts."""
     heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
     lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
     shares, before = _shares(profile, counts), None
@@ -69,7 +69,7 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
 
 
 def unsteady(profile: EncoderProfile) -> str:
-    """Return a warning if other work disturbed the measurement; else empty."""
+    """Return a warning if other work disturbed the measurement, or else an empty string."""
     spread = median(each.spread_s / each.seconds for each in profile.lengths)
     if spread <= _MOST_SPREAD:
         return ""
@@ -88,7 +88,7 @@ def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
 
 
 SAMPLE = 4000
-"""Maximum number of sampled texts, whose tokens are counted."""
+"""Maximum number of texts in the sample whose tokens are counted."""
 _READ_ROWS = 200_000
 """Number of rows from which the sample is drawn."""
 
@@ -125,7 +125,7 @@ def _text(row: Row, column: str, *, path: Path) -> str:
 
 
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
-    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for an unusable model or unusable texts."""
+    """Measure the model. Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError for unusable input."""
     if not options.model:
         raise ConfigError("encoder_lengths needs an encoder: --model PATH", key="model")
     recipe = encoder(options.model, dtype=options.dtype)

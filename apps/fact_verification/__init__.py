@@ -1,4 +1,4 @@
-"""Prompt for Fact (Pervasive Context Management §4.1): find the prompt with which a model checks claims best.
+"""Prompt for Fact (Pervasive Context Management §4.1): find the prompt template with which a model checks claims best.
 
 The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """

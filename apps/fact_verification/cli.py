@@ -56,7 +56,7 @@ def command(
     A claim file has the columns claim and label (SUPPORTS, REFUTES, NOT ENOUGH INFO), and may have id and evidence. A
     template is a text with {claim}, and perhaps {evidence}, that ends where the answer begins.
     """
-    from stoker.apps.fact_verification.run import run  # imported here, because Parsl would slow --help
+    from stoker.apps.fact_verification.run import run  # imported here, because importing Parsl would slow down --help
 
     if everything and limit is not None:
         raise click.UsageError("--all and --limit exclude each other; give one")

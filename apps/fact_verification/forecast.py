@@ -1,4 +1,4 @@
-"""The work of a run for `stoker plan fact_verification`. One input is one claim with one template."""
+"""Estimate the work of a run for `stoker plan fact_verification`. One input is one claim with one template."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The work of one call: texts that start with `prefix` and end with one of `texts`.
+    """The input of one call: prompts that start with `prefix` and end with one of `texts`.
 
-    `words`: possible answers; `tensor_batch`: texts per tensor.
+    `words`: possible answers; `tensor_batch`: maximum number of texts per tensor.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 @app
 def verify(model: CausalLM, question: Question) -> Scores:
-    """Score every word after every text. The returned time excludes the load of the model."""
+    """Score every word after every text. The returned time excludes the loading of the model."""
     started_at, begun = time.time(), time.perf_counter()
     try:
         rows = model.label_scores(

@@ -38,7 +38,7 @@ SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
 
 
 class Label(enum.Enum):
-    """The label of a claim, in FEVER's words."""
+    """The label of a claim, spelled as in the FEVER data set."""
 
     SUPPORTS = "SUPPORTS"
     REFUTES = "REFUTES"
@@ -56,7 +56,7 @@ _LABEL_SPELLINGS = {
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One claim. `place`: line or row number, in words; `evidence` may be empty."""
+    """One claim. `place`: position of the claim in the file, such as `line 7`; `evidence` may be empty."""
 
     id: str
     claim: str
@@ -147,7 +147,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """12 hex digits of the digest of text and answers, without the name."""
+        """Digest of the template's text and answers, without the name: 12 hex digits."""
         return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
 
     @property
@@ -161,7 +161,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
         return self.text[: found.start()] if found else self.text
 
     def fill(self, claim: Claim) -> str:
-        """Return the text after the prefix for one claim. Braces in the claim are kept."""
+        """Return the template's text after the prefix, filled with one claim. Braces in the claim are kept."""
         values = {"claim": claim.claim, "evidence": claim.evidence}
         return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
@@ -225,8 +225,8 @@ def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. Empty texts and `limit` 0 mean the defaults. `batch_size`: claims per call;
-    `tensor_batch`: claims per tensor, 1 as in the paper.
+    """The options of one run. An empty string selects the default. `limit`: number of claims, 0 for all claims;
+    `batch_size`: claims per call; `tensor_batch`: claims per tensor, 1 as in the paper.
     """
 
     model: str = ""
@@ -248,7 +248,7 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:
-    """Return the given templates, or the shipped templates for claims with or without evidence.
+    """Return the templates of the user's file, or the shipped templates that fit claims with or without evidence.
 
     Raises ConfigError if a template needs evidence and a claim has none.
     """
@@ -272,7 +272,7 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
 def parameters(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """Return the parameters that identify a run, without the format of the results."""
+    """Return the parameters that identify a run. The format of the results file is not one of the parameters."""
     return {
         "model": model,
         "prompts": {prompt.name: prompt.digest for prompt in prompts},

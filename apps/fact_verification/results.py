@@ -1,14 +1,15 @@
-"""Answers, rows, figures and the report, computed from scores.
+"""Compute the answers, the rows of the results file, the accuracy of each prompt and the report from the scores.
 
 Answers are computed at the end from all scores of a prompt, so a resumed run returns the same rows.
 
 **Answers.** A small model prefers one word: without calibration, SmolLM2-135M gives the same answer to 90 % of the
 claims. *Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024)
-subtracts the mean score of each label over all claims of a prompt, and then chooses the best label.
+subtracts the mean score of each label over all claims of a prompt, and then chooses the label with the best score.
 
-**Interval.** Wilson's score interval, which is accurate near 0 and 1 and for few claims.
+**Interval.** The interval of an accuracy is Wilson's score interval, which is accurate near 0 and 1 and for few claims.
 
-**Comparison.** McNemar's exact test: only claims count that exactly one of two prompts answers correctly.
+**Comparison.** McNemar's exact test compares two prompts. The test counts only the claims that exactly one of the two
+prompts answers correctly.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ Z_95 = 1.959963984540054
 
 
 def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's interval of the share `right` of `total`; 0 to 1 if `total` is 0."""
+    """Return Wilson's score interval of the ratio `right` / `total`, or (0, 1) if `total` is 0."""
     if total == 0:
         return 0.0, 1.0
     share, square = right / total, z * z
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # At 0 and 1 the exact bound is 0 or 1. Rounding must not exceed the bound.
+    # If no or all answers are right, the exact bound is 0 or 1. Rounding errors must not exceed this bound.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high
 
 
 def uncalibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the index of the best label per row, the first if several are equal."""
+    """Return the index of the label with the highest score in each row, or the first index if several are equal."""
     return [_best(row) for row in scores]
 
 
 def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the index of the best label per row after batch calibration.
+    """Return the index of the label with the highest score in each row, after batch calibration.
 
-    Scores are normalized to shares of the labels' total probability, so that claims with unlikely words have no larger
-    weight.
+    The scores of a row are first normalized to shares of the labels' total probability, so that claims with unlikely
+    words have no larger weight.
     """
     if not scores:
         return []
@@ -80,7 +81,7 @@ def mcnemar_p_value(first: Sequence[bool], second: Sequence[bool]) -> float:
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    # In logarithms: `2 ** total` overflows a float above a thousand discordant pairs, and integers are slow.
+    # Computed with logarithms, because `2 ** total` overflows a float if `total` > 1023, and integers are slow.
     whole = math.lgamma(total + 1) - total * math.log(2)
     tail = math.fsum(
         math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
@@ -103,7 +104,7 @@ KEY = ("prompt", "id")
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One inference in the final file. Scores are log-probabilities; `infer_s`: a share of the call's time."""
+    """One row of the results file. Scores are log-probabilities; `infer_s`: mean seconds per claim of the call."""
 
     prompt: str
     prompt_digest: str
@@ -122,8 +123,8 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class PromptFigures(msgspec.Struct, frozen=True):
-    """One line of the report. `low` and `high` are the 95 % bounds of the accuracy; `matrix` counts claims by true
-    label and answer, in the order of LABELS.
+    """The accuracy and speed of one prompt, for one line of the report. `low` and `high`: 95 % bounds of the accuracy;
+    `matrix` counts claims by true label and answer, in the order of LABELS.
     """
 
     name: str
@@ -148,7 +149,7 @@ class PromptFigures(msgspec.Struct, frozen=True):
 
 
 def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
-    """Return the log records of one call. Raises StokerError for a wrong number of rows."""
+    """Return one log record per claim of a call. Raises StokerError for a wrong number of rows of scores."""
     if len(scores.rows) != len(claims) or any(len(row) != len(LABELS) for row in scores.rows):
         raise StokerError(f"{prompt.name}: a call of {len(claims)} claims returned {len(scores.rows)} rows of scores")
     return [
@@ -167,7 +168,7 @@ def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores
 def make_rows(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
 ) -> list[ResultRow]:
-    """Return the final rows, sorted by prompt, then by claim. The log must be complete."""
+    """Return the rows of the results file, sorted by prompt and then by claim. The log must be complete."""
     rows: list[ResultRow] = []
     for prompt in prompts:
         records: list[Record] = []
@@ -294,7 +295,7 @@ def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
 def verdict(
     rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
 ) -> list[str]:
-    """Return sentences on the findings and limits. `demo`: True for the shipped model on the shipped claims."""
+    """Return sentences on the best prompt and the limits of the result. `demo`: True for shipped model and claims."""
     best, total = best_of(made), made[0].claims
     lines = []
     others = [one for one in made if one is not best]

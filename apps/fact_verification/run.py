@@ -1,4 +1,4 @@
-"""Run fact verification: read the files, infer missing answers, write the final file, and report."""
+"""Run fact verification: read the input files, compute missing scores, write the results file, and print a report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VerificationCall(msgspec.Struct, frozen=True):
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Run and report. Return 0, or 130 after Ctrl-C.
+    """Run fact verification and print a report. Return the exit status: 0, or 130 after Ctrl-C.
 
     Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
     """
@@ -129,7 +129,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
 def plan(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
-    """Return the missing calls, prompt by prompt, because a library caches the text that these claims share."""
+    """Return the calls that are still missing, grouped by prompt, because a library caches the text of a prompt."""
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
@@ -170,7 +170,7 @@ def _infer(
 
 
 def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
-    """Add the claims of a failed call to its error. Return other errors unchanged."""
+    """Return an error that names the claims of the failed call. Other errors are returned unchanged."""
     number = error.facts.get("question")
     if number is None:
         return error

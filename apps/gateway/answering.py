@@ -1,4 +1,4 @@
-"""The model endpoints: parse a request, admit the request, run its calls, and answer in OpenAI's form.
+"""The model endpoints: parse a request, admit or refuse the request, run its calls, and answer in OpenAI's format.
 
 Each of the `n` choices of each prompt is an independent call.
 """
@@ -63,7 +63,8 @@ class Asked(msgspec.Struct, frozen=True):
     """A checked request. `choices`: the model request of each choice; `prompts`: number of prompts; `best`: number of
     likeliest choices to return per prompt, 0 = all.
 
-    `include_usage`: True if the last chunk of a stream states the tokens; `continuous_usage`: True if each chunk does.
+    `include_usage`: True if the last chunk of a stream states the token counts; `continuous_usage`: True if each chunk
+    states the token counts.
     """
 
     request: ApiRequest
@@ -75,11 +76,11 @@ class Asked(msgspec.Struct, frozen=True):
     best: int = 0
     scoring: Scoring | None = None
     repeated: dict[str, Any] | None = None
-    """Request fields that a response repeats; None for requests to other endpoints."""
+    """Request fields that an answer of `/v1/responses` repeats; None for requests to other endpoints."""
 
 
 def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request for a response. Raises RequestRefused."""
+    """Parse the body of a request to `/v1/responses`. Raises RequestRefused."""
     chat, repeated = chat_request(parse_json_object(data), ignored=ignored)
     asked = parse_model_request(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
     return msgspec.structs.replace(asked, repeated=repeated)
@@ -126,7 +127,7 @@ def set_request_parsers(asked: Asked, settings: ModelSettings) -> Asked:
 
 
 def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
-    """Estimate the tokens that a request reads (four characters each) and writes, for a client that disconnects."""
+    """Estimate how many tokens a request reads (one per four characters) and writes, if its client disconnects."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -240,7 +241,7 @@ class Admission:
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         facts = await self._watch.recent(model)
-        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded now
+        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded by now
 
     async def _refuse_if_loads_too_late(self, model: ServedModel, waits_s: float) -> None:
         facts = await self._facts(model)
@@ -279,7 +280,7 @@ class Answering:
     def __init__(
         self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
-        """Prepare. `hold`: starts a request of a key, or raises TryLater if a limit is reached."""
+        """`hold`: function that starts a request of a key, or raises TryLater if a limit of the key is reached."""
         self._models = models
         self._watch = watch
         self._admission = Admission(watch)
@@ -387,8 +388,8 @@ class Answering:
         self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest,
         at_once: bool,
     ) -> Response:  # fmt: skip
-        """Answer with a stream. An early error is raised, so that the response has an error status. `at_once`: True if
-        each token is sent immediately.
+        """Answer with a stream. An error before the start of the stream is raised, so that the response has an error
+        status. `at_once`: True if each token is sent immediately.
         """
         chunks = _chunks(asked, name=name, model=model.name)
         running.figures.begin_first_token_wait(is_hot=self._watch.last(model).hot > 0)

@@ -1,6 +1,7 @@
 """`/v1/files`: input files that clients upload for batches, and output files of batches.
 
-Each file is a folder in the gateway's folder: `data`, and `file.json` with name, owner and size.
+Each stored file has a folder in the gateway's folder. The folder contains the content (`data`), and `file.json` with
+the name, the owner and the size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file. `owner`: the name of the key that created the file; empty without keys."""
+    """A stored file. `owner`: name of the API key that created the file; empty if the gateway has no keys."""
 
     id: str
     owner: str
@@ -127,7 +128,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _SUCCESS_MARK = b'"response":{"status_code":200'
-"""Marks an answered request in the log. JSON text escapes such quotes."""
+"""Bytes in the log line of each answered request. These bytes do not occur in JSON strings, which escape quotes."""
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):

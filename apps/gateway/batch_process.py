@@ -3,10 +3,10 @@
 If a step fails because of a full disk or too many open files, the step is retried after a growing pause, and the batch
 shows the reason.
 
-The `stoker batch` of a batch gets permits from the gateway (`batch_inference/run.py`). A part of each limit is reserved
-for other requests of the key (`KeyLimits.limits_for_batches`). With a token limit, the maximum number of running
-requests of the key (and of its group) is the remaining tokens of this minute divided by the mean tokens of ended
-requests. Each batch may run at least one request.
+The `stoker batch` process of a batch gets permits from the gateway (`batch_inference/run.py`). A part of each limit is
+reserved for other requests of the key (`KeyLimits.limits_for_batches`). If the key or its group has a token limit, the
+maximum number of running requests is the number of tokens left for this minute, divided by the mean number of tokens
+per finished request. Each batch may run at least one request.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MonitoredBatch:
         self._retry_now.set()
 
     def stop(self) -> None:
-        """Terminate the process of the batch. Its answers are kept."""
+        """Terminate the process of the batch. The answers of the batch are kept."""
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if self.child is not None:
                 self.child.terminate()
@@ -114,7 +114,7 @@ def find_process(pid: int, run: Path) -> psutil.Process | None:
 
 
 def _is_possibly_running(process: psutil.Process | None) -> bool:
-    """False only if the process has certainly ended, because the check may lack file descriptors."""
+    """Return False only if the process has certainly ended. The check may fail for lack of file descriptors."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -148,7 +148,7 @@ class BatchPace:
         self._file.reset()
 
     def find(self, *, left: int) -> None:
-        """Count the permits of a process that an earlier gateway started, with `left` requests to send."""
+        """Take over the permits of a process that an earlier gateway started. `left`: number of unanswered requests."""
         self._allowed = self._file.allowed(known=self._allowed)
         self._use = self._file.use(known=self._use)
         self._most = self._use.ended + left
@@ -165,7 +165,7 @@ class BatchPace:
         finally:
             with suppress(OSError):
                 self._release_ended_requests()
-            while self._held:  # each request of a stopped batch has used about the mean
+            while self._held:  # assume the mean number of tokens for each request that was stopped
                 held = self._held.popleft()
                 held.tokens = self._mean
                 held.end()
@@ -194,11 +194,11 @@ class BatchPace:
 
     @property
     def _mean(self) -> int:
-        """The mean number of tokens of ended requests; 0 before the first end."""
+        """Mean number of tokens per finished request; 0 before the first request has finished."""
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """True if the remaining tokens of this minute allow another running request. A single request always runs."""
+        """Return True if the tokens left for this minute allow one more request. A first request may always run."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

@@ -1,4 +1,4 @@
-"""The usage of one batch: from its log while the batch runs, and from its two output files at the end."""
+"""Count the requests and tokens of a batch, from its log during the run and from its output files at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """A line of an output file. A line of the log contains the output line in `line`."""
+    """A line of an output file or of a log. A line of a log contains the output line in its field `line`."""
 
     custom_id: str | None = None
     response: _Response | None = None
@@ -45,9 +45,10 @@ class _BatchRequest(msgspec.Struct):
 
 
 class BatchReader:
-    """Reads the usage of one batch.
+    """Counts the requests and tokens of one batch.
 
-    `requests`: the input file; `log`: the answers of a running batch; `models`: names of the models to count.
+    `requests`: the input file; `log`: file with the answers of the running batch; `models`: names of the models to
+    count.
     """
 
     def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
@@ -76,7 +77,7 @@ class BatchReader:
         return bool(lines)
 
     def read_files(self, *files: Path) -> None:
-        """Count the output files instead of the log. Raises OSError."""
+        """Replace the counts from the log by the counts from these output files. Raises OSError."""
         self.totals = {}
         for file in files:
             with suppress(FileNotFoundError), file.open("rb") as lines:

@@ -44,21 +44,21 @@ _EARLY_ENDS = {
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""For a batch that ends early, by its last open status: the final status, and the code and message of unanswered
-requests.
+"""The outcome of a batch that ends early, by the status of the batch before its end: the final status, and the error
+code and message for unanswered requests.
 """
 _WINDOW_LOOK_S = 30.0
 _COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
-"""File name of the answers of a running batch, in its run folder."""
+"""Name of the file in the run folder that contains the answers of a running batch."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _EXIT_CODES_WITH_FILES = (0, 1)
-"""Exit codes of a `stoker batch` that wrote its files; 1 if requests have no answer."""
+"""Exit codes of a `stoker batch` process that wrote its output files. Code 1: some requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's form. `owner`: the name of its key; `pid`: process id of `stoker batch`; `waits`:
-    why a step is retried (not stored).
+    """One batch in OpenAI's format. `owner`: name of the API key that created the batch; `pid`: id of the process;
+    `waits`: why a step is retried (not stored).
     """
 
     id: str
@@ -102,7 +102,7 @@ class Batches:
         self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
         usage: UsageRecorder | None = None, names: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """Prepare the batches. `guard` None: keys have no limits; `usage` counts requests for the models `names`."""
+        """`guard`: None if keys have no limits. `usage`: recorder of the requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
@@ -117,7 +117,7 @@ class Batches:
         for id in self._list_batch_ids():
             try:
                 batch = self._read(id)
-            except OSError:  # the follower retries
+            except OSError:  # the task that follows the batch will read the file again
                 self._follow(id)
             else:
                 if batch is not None and batch.status in _OPEN:
@@ -207,7 +207,7 @@ class Batches:
             raise
 
     async def _start(self, followed: MonitoredBatch) -> None:
-        """Find or start the process of a batch, and store the process id. After an OSError, the next call continues."""
+        """Find or start the process of a batch, and store the process id. After an OSError, call this method again."""
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return
@@ -248,7 +248,7 @@ class Batches:
                 followed.pacing = None
 
     async def _count(self, id: str) -> None:
-        """Count the usage of a running batch until this task is cancelled."""
+        """Count the requests and tokens of a running batch until this task is cancelled."""
         batch = None
         with contextlib.suppress(OSError):
             batch = self._read(id)
@@ -280,7 +280,7 @@ class Batches:
             followed.stop()
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """Return the pacing of a batch's requests; None if its key has no limits. A deleted key gets no permits."""
+        """Return the BatchPace of a batch, or None if its key has no limits. A deleted key gets no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_by_key_name(batch.owner)
@@ -299,7 +299,7 @@ class Batches:
         return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start the `stoker batch` process of a batch, which survives a killed gateway."""
+        """Start the `stoker batch` process of a batch. The process continues if the gateway is killed."""
         requests = str(self.files.data(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
@@ -312,9 +312,9 @@ class Batches:
             )  # fmt: skip
 
     async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
-        """Store the outcome of an ended process. Return False if the process must start again.
+        """Store the outcome of a batch whose process has ended. Return False if the process must start again.
 
-        `code`: exit code, None if unknown. After an OSError, no outcome is stored.
+        `code`: exit code of the process, None if unknown. After an OSError, no outcome is stored.
         """
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:

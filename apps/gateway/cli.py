@@ -25,7 +25,7 @@ _MISSING = "{} needs {}, which is not installed: pip install 'stoker[serve]'"
 
 
 class ServeGroup(click.Group):
-    """`serve SITE MODELS`, `serve keys` and others: a first word that is no subcommand is an argument of `serve`."""
+    """The group `serve`: if the first word is no subcommand such as `keys`, all words are arguments of `serve`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -145,7 +145,7 @@ def keys() -> None:
 
 
 def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of limits to a command, which receives the limits as `limits`."""
+    """Add the options for the limits of a key to a command. The command receives the limits as argument `limits`."""
 
     @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests per minute.")
     @click.option(
@@ -162,7 +162,7 @@ def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add_key_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a key to a command."""
+    """Add the options that describe an API key to a command."""
     admin = click.option("--admin", is_flag=True, help="May see the usage of all keys at /v1/usage.")
     group = click.option(
         "--group", metavar="GROUP", default="", help="Share the limits of this group (stoker serve groups set)."

@@ -39,7 +39,7 @@ _FRESH_S = 0.5
 
 
 class DashboardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a dashboard. Empty texts and 0 mean the defaults."""
+    """The options of a dashboard. An empty string or 0 selects the default."""
 
     session: str = ""
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Convert errors of calls: OpenAI's words and a status for clients, and the cause for the log."""
+"""Convert errors of calls to OpenAI errors with an HTTP status for the client, and write the causes to the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUSY_S = 5.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error, and the seconds until a retry (0: not stated)."""
+    """The error for a client, and the seconds after which the client may retry (0: not stated)."""
 
     error: ApiError
     retry_after_s: float = 0.0
@@ -53,7 +53,7 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(error.error)
         case NoDeviceError():
             return _refusal("no device of this site can ever hold the model", "model_fits_nowhere", 503)
-        case ContextError():  # several devices have already tried to load it
+        case ContextError():  # several devices have already tried to load the model
             return _refusal("the model could not be loaded", "model_unavailable", 503)
         case CallTimeoutError():
             return _refusal("the request ran longer than its limit", "timeout", 504)

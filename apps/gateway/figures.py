@@ -1,4 +1,4 @@
-"""The figures of a gateway for Prometheus, the page at `/`, and `stoker status`."""
+"""The metrics of a gateway, for Prometheus, for the web page at `/`, and for `stoker status`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _LATENCY = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 _MODEL = "model_name"
 _NO_OBJECTIVES = Objectives()
 _REFUSED = ("rate_limit_error", "overloaded")
-"""Error types of requests that exceed a limit or would be late."""
+"""Error types of requests that exceed a limit or would be answered too late."""
 _CLIENT_CLOSED = "499"
-"""Status of a request whose client has disconnected, as in nginx."""
+"""HTTP status that is counted for a request whose client has disconnected, as in nginx."""
 
 
 Sample = tuple[str, str, tuple[tuple[str, str], ...], float]
-"""The family of a metric, the sample's name, its labels, and its value."""
+"""One Prometheus sample: name of the metric family, name of the sample, labels, and value."""
 
 
 def summed(samples: Iterable[Sample]) -> list[Sample]:
@@ -58,18 +58,18 @@ def summed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 class WorkerFigures(Protocol):
-    """The figures of all processes that answer for a gateway."""
+    """The metrics of all worker processes that answer requests for a gateway."""
 
     @property
     def facts(self) -> WorkerFacts:
-        """The numbers of processes."""
+        """The numbers of worker processes."""
 
     async def collect(self) -> Sequence[Sample]:
         """Set the meters of the models to the sums over all processes, and return the sums for Prometheus."""
 
 
 class _SummedRegistry:
-    """A registry that adds the samples of other processes to its own samples."""
+    """A Prometheus registry that adds the samples of other processes to its own samples."""
 
     def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
         self._registry = registry
@@ -87,7 +87,7 @@ class _SummedRegistry:
 
 
 class GatewayMetrics:
-    """Counters of requests for Prometheus. Names follow vLLM's for equal meanings (`vllm:` becomes `stoker_`)."""
+    """Metrics of requests for Prometheus. A metric that vLLM also has gets vLLM's name, with `stoker_` for `vllm:`."""
 
     def __init__(self, usage: UsageRecorder | None = None) -> None:
         self._usage = usage or UsageRecorder()
@@ -164,7 +164,7 @@ class GatewayMetrics:
         ]
 
     def text(self, models: ServedModels, status: Status | None, others: Sequence[Sample] = ()) -> bytes:
-        """Return the page for Prometheus. `others`: samples of other processes, to be added."""
+        """Return the text that Prometheus reads. `others`: samples of other processes, which are added."""
         for model in models.values():
             facts = facts_of(status, model)
             self.running.labels(model.name).set(model.meter.running)
@@ -181,7 +181,7 @@ class RequestFigures:
         self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float, wanted: Objectives,
         key: str,
     ) -> None:  # fmt: skip
-        """Begin a request. `key`: the name of the client's key."""
+        """Begin to measure a request. `key`: name of the client's API key."""
         self._metrics = metrics
         self._model = model
         self._endpoint = endpoint
@@ -195,7 +195,7 @@ class RequestFigures:
         self._is_late = False
         self._found_hot = False
         self._before: int | None = None
-        """Number of streams that waited for a first token at the arrival; None if this request does not wait."""
+        """Number of streams that waited for a first token before this one; None if this request does not wait."""
         model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 
@@ -261,7 +261,7 @@ class RequestFigures:
 
 
 class GatewayFigures:
-    """The figures for the page. `is_open`: True if no key is required; only then the page quotes errors of calls."""
+    """The data of the web page. `is_open`: returns True if no key is required. Only then the page quotes errors."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool],
@@ -333,7 +333,7 @@ log = logging.getLogger("stoker.gateway")
 
 
 class GatewayNotes:
-    """The note of one gateway for `stoker status`. `name`: name of the note's file."""
+    """Writes a file about one gateway (a note), which `stoker status` reads. `name`: name of the file."""
 
     def __init__(
         self, session: Session, models: ServedModels, *, name: str, address: str, workers: WorkerFigures | None = None

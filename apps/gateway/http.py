@@ -1,4 +1,4 @@
-"""The routes of a gateway, and the access to these routes."""
+"""The HTTP routes of a gateway, and the check of API keys for these routes."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Gateway:
         figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open, workers=workers)
         self._page = PageFigures(figures.now)
         self.when_over: Callable[[], None] = lambda: None
-        """Called after the end of the session."""
+        """Function that is called when the session has ended."""
 
     def application(self) -> Starlette:
         routes = [
@@ -316,7 +316,7 @@ def _shown(model: ServedModel) -> dict[str, Any]:
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer only clients known to the guard, and convert errors to answers. `failed`: receives the error status."""
+    """Wrap a handler for known clients, and convert errors to responses. `failed`: receives the status of an error."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -28,7 +28,7 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""Seconds until a retry if another request of the key must end first."""
+"""Seconds after which a client may retry, if another request of its key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
 
 LimitsUsed = Callable[[KeyLimits], KeyLimits]
-"""The choice of limits for a request: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.limits_for_batches`."""
+"""Function that selects limits: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.limits_for_batches`."""
 
 
 class LimitReached(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class LimitReached(msgspec.Struct, frozen=True):
 
 
 class KeyUse(msgspec.Struct):
-    """The use of a key or a group in the last minute."""
+    """The requests and tokens of a key or a group in the last minute."""
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
@@ -321,7 +321,7 @@ class Caller(msgspec.Struct):
 
 
 class HeldRequest:
-    """A running request of a key, and of its group. `ends`: called once with the tokens (`KeyUse.end`)."""
+    """A running request of a key and of its group. `ends`: `KeyUse.end` methods, called once with the tokens."""
 
     def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
@@ -413,7 +413,7 @@ class Guard:
 
 
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
-    """Raise RequestRefused for pages of other sites.
+    """Raise RequestRefused if a web page of another site sent the request.
 
     Any web page in a browser on this machine can send requests (also with DNS rebinding).
     """

@@ -28,8 +28,8 @@ _BACKLOG = 1024
 def listen(
     host: str, port: int, *, kept: int = 0, not_on: Collection[int] = (), first: int = FIRST_PORT
 ) -> socket.socket:
-    """Listen on TCP `port`, else the `kept` port, else the first free port from `first` that is not in `not_on`. Raises
-    ConfigError.
+    """Listen on TCP port `port`. If `port` is 0, listen on `kept`. If both are 0, listen on the first free port from
+    `first` that is not in `not_on`. Raises ConfigError.
     """
     wanted = port or kept
     from_first = [each for each in range(first, first + _PORTS) if each not in not_on]
@@ -110,7 +110,7 @@ s). If both sides closed simultaneously, a request would be lost.
 
 
 class Served(Protocol):
-    """An application for an address. `when_over`: the server sets this function, which stops the server."""
+    """A web application that `run_server` serves. `when_over`: function that stops the server, set by the server."""
 
     when_over: Callable[[], None]
 
@@ -118,7 +118,7 @@ class Served(Protocol):
 
 
 def refuse_open_host_without_keys(host: str, *, uds: str, keys: KeyFile) -> None:
-    """Raise ConfigError if the interface is not the loopback and there are no keys."""
+    """Raise ConfigError if `host` is not a loopback address and no API keys exist."""
     if not uds and not is_loopback(host) and not keys.exists:
         raise ConfigError(
             f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
@@ -128,7 +128,7 @@ def refuse_open_host_without_keys(host: str, *, uds: str, keys: KeyFile) -> None
 
 
 def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
-    """Answer until Ctrl-C or `when_over`. `options`: options of uvicorn's Config."""
+    """Serve an application until Ctrl-C or a call of `when_over`. `options`: options of uvicorn's Config."""
     config = uvicorn.Config(
         served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
         timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,

@@ -1,8 +1,8 @@
-"""Objectives of requests for the session's policy, and the token counts that the policy needs.
+"""Latency objectives of requests, and the token counts that the session's policy needs.
 
 A policy that honours a time to first token, such as `slinfer`, admits requests itself. The tokenizer of the model
-counts the tokens of a prompt. The expected length of an answer is the mean length of the model's last answers, at most
-the request's limit (SLINFER §VII-A).
+counts the tokens of a prompt. The expected length of an answer is the mean length of the model's last answers, limited
+to the maximum length that the request sets (SLINFER §VII-A).
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from stoker.units import parse_seconds
 log = logging.getLogger("stoker.gateway")
 
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
-"""Request headers, and the options of a call that these headers set."""
+"""Request headers that state objectives, and the call option that each header sets."""
 _COUNTED = 20_000
-"""Maximum number of characters that are tokenized; longer prompts are extrapolated."""
+"""Maximum number of characters of a prompt that are tokenized. The count of a longer prompt is extrapolated."""
 _AT_ONCE = 2_000
 """Maximum number of characters that are tokenized in the event loop's thread."""
 TOKEN_CHARACTERS = 4
-"""Assumed characters per token without a readable tokenizer."""
+"""Assumed number of characters per token if the tokenizer cannot be read."""
 _MESSAGE_TOKENS = 4
-"""Number of tokens that a chat template adds per message."""
+"""Assumed number of tokens that a chat template adds per message."""
 _REMEMBERED = 256
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """Requested seconds to the first token and per further token; 0 = none."""
+    """Requested maximum seconds to the first token and per further token; 0 = no objective."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
     def due_s(self, token: int, *, ttft_s: float) -> float:
-        """Return the seconds from the request to a further token's due time (SLINFER eq. 1). `token`: 1 is the second
-        token; `ttft_s`: measured time to first token, used without a requested time to first token.
+        """Return when a further token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second
+        token; `ttft_s`: measured time to first token, used if the request states no time to first token.
         """
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
@@ -67,12 +67,12 @@ class RequestLengths:
     def __init__(self, path: str) -> None:
         self._path = path
         self._count: Callable[[str], int] | None = token_counter(path)
-        """None if the model's tokenizer cannot be read on this machine."""
+        """Function that counts the tokens of a text; None if the model's tokenizer cannot be read on this machine."""
         self._is_read = False
         self._answers: deque[int] = deque(maxlen=_REMEMBERED)
 
     async def features(self, request: ApiRequest) -> dict[str, int]:
-        """Return the `features` of the calls that answer a request, from its longest prompt."""
+        """Return the `features` of the calls that answer a request, computed from the longest prompt."""
         text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
         tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
         tokens = max([tokens, *map(len, request.ids)])

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one gateway. Empty texts and 0 mean the defaults."""
+    """The options of one gateway. An empty string or 0 selects the default."""
 
     site: str = ""
     models: Path

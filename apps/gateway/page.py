@@ -1,6 +1,7 @@
-"""The page at `/`: its events, and the history of the last day in these events.
+"""The server-sent events of the web page at `/`, and the history of the last day in these events.
 
-All open pages share the figures of one second. A page that has read its last event gets the next event.
+The values are read at most once per second for all open pages. A page gets the next event after it has read the last
+event.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ log = logging.getLogger("stoker.gateway")
 class FigureHistory:
     """Means of values in equal time steps.
 
-    The steps begin at 1 s. If there are more than `most` steps, the step doubles, up to `longest_s`; then the oldest
-    steps are dropped. The defaults keep 25 hours.
+    At first, a time step lasts 1 s. If there are more than `most` steps, the length of a step doubles, up to
+    `longest_s`. At that length, the oldest steps are dropped. The defaults keep 25 hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
@@ -42,7 +43,7 @@ class FigureHistory:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """The number of samples and the sums of values, by the number of the step since 1970."""
+        """The number of samples and the sums of values in each time step, by the number of the step since 1970."""
 
     def add(self, now: float, values: Mapping[str, float]) -> None:
         """Add a sample. `now`: seconds since 1970."""
@@ -97,7 +98,7 @@ def _short(value: float) -> float:
 
 
 class PageFigures:
-    """Figures for all open pages. `read`: returns the current figures."""
+    """The data that all open pages show. `read`: function that returns the current data."""
 
     def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
         self._read = read
@@ -108,7 +109,7 @@ class PageFigures:
         self._read_at = float("-inf")
 
     async def now(self) -> bytes:
-        """Return the figures as JSON, at most one second old, or older in a very large session."""
+        """Return the page's data as JSON, at most one second old, or older in a very large session."""
         async with self._reading:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:
@@ -122,7 +123,7 @@ class PageFigures:
         return self._last
 
     async def keep(self) -> None:
-        """Add to the history while no page is open, until cancelled."""
+        """Add values to the history until this task is cancelled, also while no page is open."""
         while True:
             try:
                 await self.now()

@@ -26,7 +26,7 @@ class PeerLostError(ConnectionError):
 
 
 class GatewayPeer:
-    """One end of the socket. `do`: executes a call of the other process, by name and arguments."""
+    """One end of the socket. `do`: function that executes a call of the other process, by name and arguments."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class GatewayPeer:
             del self._waiting[number]
 
     def note(self, name: str, *given: Any) -> None:
-        """Send a call that has no result."""
+        """Send a call to the other process without waiting for a result."""
         self._write(_NOTE, next(self._numbers), name, given)
 
     async def run(self) -> None:

@@ -37,9 +37,9 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
-    """Return the chat request for a request for a response, and the fields that the response repeats.
+    """Convert a request to `/v1/responses` to a chat request. Return also the fields that the response repeats.
 
-    Raises RequestRefused. `ignored` is called with each ignored field.
+    Raises RequestRefused. `ignored` is called with the name of each ignored field.
     """
     given = {name: value for name, value in body.items() if value is not None}
     chat: Body = {}
@@ -71,7 +71,7 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
 
 
 def translate_chat_error(error: RequestRefused) -> RequestRefused:
-    """Return an error of a chat request with the field names of a request for a response."""
+    """Return an error of a chat request with the field names of `/v1/responses`."""
     param = error.error.param or ""
     for name, own in _FIELDS.items():
         if param.split("[")[0].split(".")[0] == name:
@@ -201,7 +201,7 @@ class ResponseEvents:
         self._finish = ""
         self._number = 0
         self._is_open = False
-        """True if the last item is not done."""
+        """True if the last output item is not complete yet."""
         self.read, self.written = 0, 0
         self.is_whole = False
 
@@ -282,7 +282,7 @@ class ResponseEvents:
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
     def _open(self, kind: str, *, part: Body | None = None, **fields: Any) -> Iterator[bytes]:
-        """Begin an item, unless the last item is open and of this kind."""
+        """Begin an output item of this kind, unless the last item is still open and of the same kind."""
         if self._is_open and self._items[-1]["type"] == kind:
             return
         yield from self._close()

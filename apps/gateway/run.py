@@ -52,7 +52,7 @@ class GatewayState(msgspec.Struct, frozen=True):
 
 
 class GatewayPlace:
-    """The folder of the gateway for these two files. `site`: empty for this machine."""
+    """The folder of the gateway for a site file and a models file. `site`: empty for this machine."""
 
     def __init__(self, site: str, models: Path) -> None:
         named = "\n".join([str(Path(site).resolve()) if site else "", str(models.resolve())])

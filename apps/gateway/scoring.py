@@ -1,6 +1,6 @@
-"""`/v1/score` and `/v1/rerank` in vLLM's form: scores for pairs of texts, or for a query and documents.
+"""`/v1/score` and `/v1/rerank` in vLLM's format: scores for pairs of texts, or for a query and documents.
 
-A cross-encoder (a classifier with one label) returns the score. For other encoders, the score is the cosine of the
+A cross-encoder (a classifier with one label) computes the score. For other encoders, the score is the cosine of the
 embeddings.
 """
 

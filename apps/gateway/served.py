@@ -1,17 +1,17 @@
-"""The served models by name: contexts, figures, and state in the session.
+"""The served models by name: their contexts, their statistics, and their state in the session.
 
-If a model's folder is unreadable, only requests for this model fail; the next request reads the folder again.
+If a model's folder is unreadable, only requests for this model fail. The next request reads the folder again.
 
-Admission forecasts the time to first token. For a model that is not loaded, the forecast uses the time of earlier
-loads. For a loaded model, the larger of two forecasts counts:
+The gateway forecasts the time to first token before it admits a request. For a model that is not loaded, the forecast
+uses the time of earlier loads. For a loaded model, the larger of two forecasts is used:
 
 - The session's forecast: waiting calls leave the queue as fast as running calls end, so a new call waits `queued *
   run_s / running`.
-- The gateway's forecast: each recent stream is a pair of the number of streams waiting before it and its time to first
-  token. A line through these pairs (least squares) predicts the time for the current number.
+- The gateway's forecast: each recent stream is a pair of the number of streams that waited before the stream, and its
+  time to first token. A line through these pairs (least squares) predicts the time for the current number of streams.
 
-Both forecasts err towards acceptance. The line is extrapolated to at most twice the longest queue seen. The length of
-the prompt does not count.
+Both forecasts tend to accept requests. The line is extrapolated to at most twice the longest queue seen. The length of
+the prompt has no influence.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from stoker.units import show_seconds
 _MOST_SAMPLES = 64
 _LEAST_SAMPLES = 8
 UNKNOWN_LOAD_S = 10.0
-"""Assumed seconds of a first load."""
+"""Assumed load time in seconds of a model that has never been loaded."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """A model in the session at one moment. `load_s`: seconds of the last load; `loading_s`: seconds since the current
-    load began; `run_s`: mean seconds of a call; `wake_s`: seconds of the last wake; `asleep`: number of sleeping
-    libraries.
+    """The state of a model in the session at one moment. `load_s`: seconds of the last load; `loading_s`: seconds since
+    the current load began; `run_s`: mean seconds of a call; `wake_s`: seconds of the last wake; `asleep`: number of
+    sleeping libraries.
     """
 
     hot: int = 0
@@ -73,7 +73,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class FirstTokens(msgspec.Struct):
-    """Number of one model's streams that wait for their first token (`waiting`), and the waits of recent streams."""
+    """Number of a model's streams that wait for their first token (`waiting`), and wait times of recent streams."""
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
@@ -111,10 +111,10 @@ class FirstTokenForecast(msgspec.Struct, frozen=True):
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds after which a request would be in time.
+        """Return the seconds after which a request would meet the objective.
 
-        Return 0 if a request is in time now. Also return 0 if a request would be late even alone, because a refusal
-        would not help.
+        Return 0 if a request would meet the objective now. Also return 0 if a request would miss the objective even
+        without other requests, because a refusal would not help.
         """
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
@@ -137,7 +137,7 @@ _RECENT = 500
 
 
 class ModelMeter(msgspec.Struct):
-    """Figures of one model. `ttft`, `tpot`: of recent requests; `refused`: number of requests that would be late."""
+    """Statistics of one model. `ttft`, `tpot`: seconds of recent requests; `refused`: number refused as too late."""
 
     running: int = 0
     requests: int = 0
@@ -162,7 +162,7 @@ class ModelMeter(msgspec.Struct):
     def end(
         self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None, met: Collection[bool] = ()
     ) -> None:
-        """End a request. `met`: True or False for each objective of the request."""
+        """Count the end of a request. `met`: one value per objective of the request, True if it was met."""
         self.running -= 1
         self.failed += failed
         if ttft_s is not None:
@@ -182,13 +182,13 @@ class ModelMeter(msgspec.Struct):
         return sum(self._met) / len(self._met) if self._met else None
 
     def counts(self) -> dict[str, Any]:
-        """Return the figures as numbers and lists, without the waits for first tokens."""
+        """Return the statistics as numbers and lists, without the field `first`."""
         found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "first"}
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
     def sum_worker_counts(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Set the figures to the sums of the `counts` of other processes. Each process contributes equally many recent
-        values.
+        """Set the statistics to the sums of the `counts` of other processes. Each process contributes the same maximum
+        number of recent values.
         """
         for name, own in self.counts().items():
             if isinstance(own, int):
@@ -219,10 +219,10 @@ class ServedModel:
         self.objectives = Objectives(float(settings.ttft or 0), float(settings.tpot or 0))
         self.lengths = RequestLengths(settings.path)
         self.is_admitted_by_policy = settings.kind is ModelKind.CHAT and "ttft_s" in honoured
-        """True if the policy, not the gateway, decides whether a request would be in time."""
+        """True if the policy decides whether a request would be in time; False if the gateway decides."""
         self.recipe: Recipe | None = None
         self.trouble = ""
-        """Why the model has no recipe; empty if it has one."""
+        """Why the model has no recipe; empty if the model has a recipe."""
         self._longest: int | None = None
         self._apps: dict[str, StokerApp] = {}
 
@@ -259,9 +259,10 @@ class ServedModel:
         return self._longest
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """Return the app that answers a request, with the features that the session's policy needs.
+        """Return the decorated function that answers a request, with the features that the session's policy needs.
 
-        `objectives`: seconds by option, which override the model's. Raises TryLater if the model is unusable.
+        `objectives`: seconds by option, which override the model's objectives. Raises TryLater if the model is
+        unusable.
         """
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
@@ -286,7 +287,7 @@ class ServedModels(dict[str, ServedModel]):
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
-        """Return the model of a request. Raises RequestRefused if the model has another endpoint."""
+        """Return the model of a request. Raises RequestRefused if the model does not answer at this endpoint."""
         model = self.named(name)
         embeds = model.settings.kind is ModelKind.EMBEDDING
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
@@ -378,7 +379,7 @@ class SessionWatch:
             await asyncio.sleep(_WARM_EVERY_S)
 
     def _can_warm_model(self, model: ServedModel) -> bool:
-        """False after repeated failed loads of the model. Then only a request loads the model."""
+        """Return False after repeated failed loads of the model. After that, only a request loads the model."""
         return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
     def _keep_task(self, task: asyncio.Task[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A session's figures for the page, in bounded lists: calls, maps, contexts, failures, slow calls, pilots."""
+"""The data of a session for the page, in short lists: calls, maps, contexts, failures, slow calls, pilots."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _LISTS = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiti
 
 
 def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values for the page's history; empty while the manager does not answer."""
+    """Return the values to add to the page's history, or an empty dictionary while the manager does not answer."""
     calls = figures["calls"]
     if not calls:
         return {}

@@ -1,7 +1,7 @@
-"""A session's figures for Prometheus.
+"""The metrics of a session for Prometheus.
 
-Names follow vLLM's for equal meanings: `vllm:num_requests_running` becomes `stoker_num_requests_running`, with the
-label `model_name`.
+Metrics that vLLM also has follow vLLM's names: `vllm:num_requests_running` becomes `stoker_num_requests_running`, with
+the label `model_name`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield sums over a model's engines from their last reports. For the cache usage, yield the maximum."""
+    """Yield metrics of each model, summed over the last reports of its engines. The cache usage is a maximum."""
     label = ["model_name"]
     read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     used: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The calls of one request, their pieces as they arrive, and the server-sent events of a streamed answer."""
+"""Run the calls of one request, merge the pieces of their results, and create the events of a streamed answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""Maximum number of waiting groups of pieces for a slow client; at the maximum, calls wait."""
+"""Maximum number of groups of pieces that wait for a slow client. At this number, the calls wait too."""
 Piece = Any
 """A result of a function in `functions.py`, other than ApiError."""
 
@@ -117,7 +117,7 @@ _encode = msgspec.json.encode
 
 
 class AnswerEvents(Protocol):
-    """The events of one streamed answer, in the form of its endpoint. `read`, `written`: tokens so far."""
+    """The events of one streamed answer, in the format of its endpoint. `read`, `written`: token counts so far."""
 
     read: int
     written: int
@@ -128,7 +128,7 @@ class AnswerEvents(Protocol):
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Finish reasons of ended choices."""
+        """Finish reasons of the choices that have ended."""
 
     def events(self, index: int, pieces: Sequence[TextPiece], /) -> bytes:
         """Return the events for new pieces of a choice."""
@@ -138,14 +138,14 @@ class AnswerEvents(Protocol):
 
 
 class Chunks:
-    """The chunks of one answer. `tokens`: tokens read and written by all choices."""
+    """The chunks of one streamed answer. `tokens`: number of tokens that all choices have read and written."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """Prepare the chunks. `per_prompt`: choices per prompt; `usage`: True if the last chunk states the tokens;
-        `continuous`: True if each chunk does.
+        """`per_prompt`: number of choices per prompt; `usage`: True if the last chunk states the token counts;
+        `continuous`: True if each chunk states the token counts.
         """
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
@@ -161,13 +161,13 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and after the text in the event of a plain piece, by choice."""
+        """The bytes before and after the text in an event that contains only text, by the index of the choice."""
         self.read, self.written = 0, 0
         self.is_whole = False
         self._completed = 0
-        """Number of tokens of ended choices."""
+        """Number of generated tokens of the choices that have ended."""
         self.reasons: list[str] = []
-        """Finish reasons of ended choices."""
+        """Finish reasons of the choices that have ended."""
 
     @property
     def tokens(self) -> int:
@@ -211,8 +211,8 @@ class Chunks:
         return _event(last) + DONE
 
     def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes around the text in the event of a plain piece. These bytes are encoded once, because such
-        events differ only in the text.
+        """Return the bytes before and after the text in an event that contains only text. These bytes are encoded once,
+        because such events differ only in the text.
         """
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
@@ -255,16 +255,16 @@ def _event(value: Any) -> bytes:
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""Seconds until a silent stream starts with comments (`_HOT_HEADERS_S`: for a loaded model). Before that, an error gets
-an error status, so that clients retry.
+"""Seconds after which a stream without a piece starts with comments (`_HOT_HEADERS_S`: for a loaded model). An earlier
+error is still answered with an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
 _CANCEL_LIMIT_S = 1.0
-"""Seconds within which a cancelled call ends."""
+"""Seconds after a disconnect until a request no longer counts for its key. By then, its calls have ended."""
 
 
 class RunningRequest:
-    """An admitted request until its end: its figures, and its count for its key."""
+    """A request that is running: the metrics of the request, and the count for the limits of its key."""
 
     def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
         self.figures = figures
@@ -272,7 +272,7 @@ class RunningRequest:
         self._over = False
 
     def count(self, read: int, written: int) -> None:
-        """Count the tokens read, and the written tokens that are not counted yet."""
+        """Count the tokens that were read, and the written tokens that are not counted yet."""
         self.figures.read(read)
         if written:
             self.figures.written(written)
@@ -296,10 +296,10 @@ class RunningRequest:
 
 
 class StreamedAnswer:
-    """The events of one answer.
+    """The events of one streamed answer.
 
-    `pieces`: pairs of a choice's index and its new pieces; `waits_for`: explains why no piece has arrived; `is_hot`:
-    True if the model is loaded; `failed`: receives the error that ends the stream.
+    `pieces`: pairs of a choice's index and its new pieces; `waits_for`: returns why no piece has arrived; `is_hot`:
+    returns True if the model is loaded; `failed`: receives the error that ends the stream.
     """
 
     def __init__(

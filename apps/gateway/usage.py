@@ -1,9 +1,9 @@
-"""Usage per key, model and day, in an SQLite file that all gateways of a user share.
+"""Count requests and tokens per key, model and day, in an SQLite file that all gateways of a user share.
 
 Every second, a thread adds the counts in memory to the file, so a killed gateway loses about one second of counts.
 
-A gateway reads the totals of a batch from its answers. The file contains the totals counted so far; the gateway adds
-the difference.
+A gateway reads the totals of a batch from the answers of the batch. The file contains the totals that have been counted
+so far, and the gateway adds the difference.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Place = tuple[str, str, str]
 
 
 class UsageRow(UsageCount):
-    """A row of a report. Missing columns are empty texts."""
+    """A row of a usage report. A column that the report does not have is an empty string."""
 
     key: str = ""
     model: str = ""
@@ -75,7 +75,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """A query for a report. `since`: the first day; `by`: the columns; an empty `key` or `model` means all."""
+    """A query for a usage report. `since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
 
     since: str
     key: str = ""
@@ -138,7 +138,7 @@ _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) 
 
 
 class UsageFile:
-    """The file at `path`. Methods raise OSError and sqlite3.Error."""
+    """The SQLite file at `path` with the counts. The methods raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,7 +198,7 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
 
 
 class UsageRecorder:
-    """Counts of one gateway, until a thread has written the counts. Without a file, no requests are counted."""
+    """Keeps the counts of one gateway until a thread has written them. Without a file, no requests are counted."""
 
     def __init__(self, file: UsageFile | None = None) -> None:
         self._file = file
@@ -230,7 +230,7 @@ class UsageRecorder:
                 self._batches[id] = BatchUsage(key or NOBODY, dict(models))
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
-        """Write the counts, and return a report. Raises OSError and sqlite3.Error."""
+        """Write the counts to the file, and return the rows of a usage report. Raises OSError and sqlite3.Error."""
         self.flush()
         return self._file.read(query) if self._file is not None else []
 

@@ -1,4 +1,4 @@
-"""Parts of HTTP that all routes use: bounded bodies, answers in OpenAI's form, and server-sent events."""
+"""HTTP functions for all routes: request bodies of limited size, errors in OpenAI's format, server-sent events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
-"""Factor on the limit up to which a larger body is read, because clients read an answer only after they sent the body.
+"""A body that is too large is read up to this multiple of the limit, because clients read
+an answer only after they have sent the body.
 """
 
 
@@ -83,7 +84,7 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
 
 
 class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded in parts during sending, to limit memory. A single part has a length header."""
+    """A JSON body that is encoded in parts during sending, to limit memory. Only a single part has a content length."""
 
     media_type = "application/json"
 
@@ -106,7 +107,7 @@ class JSONParts(Response):  # type: ignore[misc]
 
 
 def error_answer(error: BaseException) -> Response:
-    """Return an error in OpenAI's form, with headers that control retries."""
+    """Return a response with an error in OpenAI's format, and with headers that control retries."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:
@@ -119,7 +120,7 @@ def error_answer(error: BaseException) -> Response:
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:
-    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft."""
+    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft on a disconnect."""
     parts: list[bytes] = []
     size = 0
     while True:

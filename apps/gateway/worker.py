@@ -38,7 +38,7 @@ _FORWARDED_FIELDS = (
     "type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers", "client",
     "server",
 )  # fmt: skip
-"""Parts of a request that are forwarded."""
+"""Fields of a request's ASGI scope that a worker forwards to the gateway process."""
 
 
 class GatewayWorker:

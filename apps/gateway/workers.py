@@ -38,7 +38,7 @@ log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0
-"""Seconds after which a worker's restart uses the shortest pause again."""
+"""Seconds that a worker must run before its next restart uses the shortest pause again."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
 
@@ -52,11 +52,11 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: int
     origins: tuple[str, ...]
     tls: tuple[str, str] | None
-    """The files of the certificate and its key."""
+    """Paths of the TLS certificate and of its private key."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """The figures of a worker: meters of the models, and samples for Prometheus."""
+    """The statistics of a worker: the counts of each model (`meters`), and samples for Prometheus."""
 
     meters: dict[str, dict[str, Any]] = {}
     samples: tuple[Sample, ...] = ()
@@ -74,7 +74,7 @@ class _Worker:
 
 
 class GatewayWorkers:
-    """The workers, which are restarted after their end. `models`: their meters become the sums over all workers."""
+    """The workers. A worker that ends is restarted. `models`: models whose meters get the sums over all workers."""
 
     def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
         self._task = task
@@ -83,7 +83,7 @@ class GatewayWorkers:
         self._guard = guard
         self._workers: list[_Worker] = []
         self._ended = WorkerReport()
-        """The sums of all ended workers."""
+        """The summed statistics of all workers that have ended."""
         self._restarts = 0
         self._stops = False
 
@@ -92,7 +92,7 @@ class GatewayWorkers:
         return WorkerFacts(self._number, sum(each.is_ready for each in self._workers), self._restarts)
 
     async def keep(self, app: ASGIApp) -> None:
-        """Keep the workers running until cancelled. `app`: answers requests that are not for models."""
+        """Keep the workers running until this task is cancelled. `app`: answers requests that are not for models."""
         await asyncio.gather(*(self._keep_worker_running(app) for _ in range(self._number)))
 
     async def stop(self) -> None:
@@ -107,7 +107,7 @@ class GatewayWorkers:
                 await asyncio.wait(ending, timeout=wait_s)
 
     async def collect(self) -> Sequence[Sample]:
-        """As `WorkerFigures.collect`."""
+        """Implement `WorkerFigures.collect`: sum the reports of all workers."""
         await asyncio.gather(*(self._ask(each) for each in self._workers if each.is_ready))
         reports = [self._ended, *(each.report for each in self._workers)]
         for name, model in self._models.items():
@@ -115,7 +115,7 @@ class GatewayWorkers:
         return summed(sample for report in reports for sample in report.samples)
 
     async def _ask(self, worker: _Worker) -> None:
-        with suppress(ConnectionError, TimeoutError):  # use the last report
+        with suppress(ConnectionError, TimeoutError):  # without an answer, the last report is used
             given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
             worker.report = msgspec.convert(given, WorkerReport)
 

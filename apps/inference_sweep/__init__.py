@@ -1,4 +1,4 @@
-"""Run models x prompts x generation parameters over the rows of a data file.
+"""Generate texts for the rows of a data file, with every combination of models, prompts and generation parameters.
 
 The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """

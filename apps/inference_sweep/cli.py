@@ -39,7 +39,7 @@ def command(
     If a model refuses a row (an empty prompt, too many tokens), the other rows still get results. The column `error`
     has the reason, the exit status is 1, and --resume retries these rows.
     """
-    from stoker.apps.inference_sweep.run import run  # imported here, because Parsl would slow --help
+    from stoker.apps.inference_sweep.run import run  # imported here, because importing Parsl would slow down --help
 
     refuse_options_with_resume(resume, out=out, fresh=fresh)
     given = drop_unset_options(others)

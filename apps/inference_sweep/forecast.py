@@ -1,4 +1,4 @@
-"""The work of a sweep for `stoker plan inference_sweep`. One input is one row with one combination."""
+"""Estimate the work of a sweep for `stoker plan inference_sweep`. One input is one row with one combination."""
 
 from __future__ import annotations
 

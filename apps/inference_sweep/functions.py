@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The work of one call: texts with the same generation parameters.
+    """The input of one call: prompt texts with the same generation parameters.
 
-    `tensor_batch`: maximum number of texts that the engine generates in one batch, 0 = the engine decides; `seeds`: a
-    seed per text, so that a row's text does not depend on its call.
+    `tensor_batch`: maximum number of texts that the engine generates in one batch, 0 = the engine decides; `seeds`: one
+    seed per text, so that the result of a row does not depend on the other rows of its call.
     """
 
     number: int
@@ -38,9 +38,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """The result of a call: a text per prompt, the start of the call (seconds since the epoch), and its duration.
+    """The result of a call: a text per prompt, the start of the call (seconds since the epoch), and the duration.
 
-    `errors`: why the model refuses a prompt; empty for a generated text.
+    `errors`: one text per prompt that says why the model refuses the prompt, or is empty for a generated text.
     """
 
     number: int
@@ -63,7 +63,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
         texts = _write(model, request, request.texts, seeds=request.seeds)
         errors = [""] * len(texts)
     except ValueError:
-        # The model refuses the whole call because of one prompt. Run each prompt alone to find it.
+        # The model refuses the whole call because of one prompt. Run each prompt alone to find the bad prompt.
         for text, seed in zip(request.texts, request.seeds, strict=True):
             written, error = _generate_alone(model, request, text, seed=seed)
             texts.append(written)

@@ -37,17 +37,17 @@ from stoker.toml_files import refuse_unknown
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
-"""The parameters of a sweep: type, minimum, default."""
+"""The generation parameters of a sweep, by name: type, minimum, and default value."""
 _MOST = 1 << 40
-"""Maximum value of a parameter. No model generates more tokens, and arithmetic still works."""
+"""Maximum value of a parameter. No model generates more tokens, and calculations do not overflow."""
 _LEAST_ABOVE_0 = 1e-6
 """Minimum temperature above 0. A division by a smaller temperature overflows a float."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep. Empty texts and `limit` 0 mean the defaults. `tensor_batch`: maximum number of rows of
-    a call that are generated in one batch; 0: the engine decides.
+    """The options of one sweep. An empty string selects the default. `limit`: number of rows to use (0: all rows);
+    `tensor_batch`: maximum number of rows of a call that are generated in one batch (0: the engine decides).
     """
 
     sweep: str = ""
@@ -105,7 +105,7 @@ class Combination(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """12 hex digits of the digest of model, prompt and parameters."""
+        """Digest of the model, the prompt and the parameters: 12 hex digits."""
         what = (self.model.path, self.model.dtype, self.prompt.text, self.prompt.chat, sorted(self.parameters.items()))
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
@@ -163,7 +163,7 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
 
 
 def _refuse_duplicates(asked: Mapping[str, object], table: str, *, file: Path) -> None:
-    """Raise ConfigError if two names mean the same, because every call would run twice."""
+    """Raise ConfigError if two entries differ only in their names, because every call would run twice."""
     first: dict[object, str] = {}
     for number, (name, what) in enumerate(asked.items(), start=1):
         if what in first:

@@ -62,8 +62,8 @@ class OpenSweepCall(msgspec.Struct, frozen=True):
 
 
 def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
-    """Return the records of a call's rows with texts, and of the failed rows. Raises StokerError for a wrong number of
-    texts.
+    """Return the records of the rows that have texts, and the records of the failed rows. Raises StokerError for a
+    wrong number of texts.
     """
     if not len(written.texts) == len(written.errors) == len(call.ids):
         raise StokerError(
@@ -88,7 +88,7 @@ def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Recor
 
 
 def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
-    """Yield the final rows, sorted by combination, then by input row. Each row has a record in `log` or `failed`."""
+    """Yield the rows of the results file, sorted by combination, then by input row. Each has a record in a log."""
     for combination in combined:
         digest = combination.digest
         for item in sweep.rows:
@@ -120,15 +120,15 @@ def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) 
 
 
 MOST_ROWS_AHEAD = 16_000
-"""Maximum number of rows of a model in flight, and of rows with results that are not stored yet."""
+"""Maximum number of rows of one model that are in flight, or whose results are not stored yet."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
-"""Minimum and maximum number of one model's calls in flight; fewer calls would leave devices idle."""
+"""Minimum and maximum number of one model's calls in flight. With fewer calls, devices would be idle."""
 
 
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Run the sweep. Return 0; 1 if rows have errors; 130 after Ctrl-C.
+    """Run the sweep. Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C.
 
     Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
     """
@@ -236,7 +236,7 @@ def _report(attempt: Attempt) -> Iterator[str]:
 def plan_calls(
     combined: Iterable[Combination], rows: Iterable[DataItem], log: Container[tuple[str, str]], *, batch_size: int
 ) -> Iterator[SweepCall]:
-    """Yield the missing calls by combination. Each combination reads the rows again."""
+    """Yield the calls whose results are missing, by combination. The rows are read again for each combination."""
     for combination in combined:
         for batch in split_into_batches(_missing(rows, log, digest=combination.digest), batch_size):
             yield SweepCall(combination=combination, items=batch)

@@ -1,1 +1,1 @@
-"""Measure the step times of a model's engine on a device of a session: `stoker profile`."""
+"""`stoker profile`: measure how long the steps of a model's engine take on a device of a session."""

@@ -31,7 +31,7 @@ def command(
     The results are kept with the other measurements, for this model and kind of device. Calls also measure their steps;
     a profile covers all sizes.
     """
-    from stoker.apps.model_profile.run import run  # imported here, because Parsl would slow --help
+    from stoker.apps.model_profile.run import run  # imported here, because importing Parsl would slow down --help
 
     context.exit(
         run(model, dtype=dtype, quick=quick, site=site, session=session, screen=Screen(json_only=json_), json=json_)

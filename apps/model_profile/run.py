@@ -17,7 +17,7 @@ _MOST_COLUMNS = 12
 _WIDTH = 8
 
 Cell = tuple[float, float, float, int]
-"""Tokens that a step reads, tokens that each token attends to, seconds, and number of samples."""
+"""One cell: tokens that an engine step reads, tokens that each token attends to, seconds, number of samples."""
 
 
 def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
@@ -34,7 +34,7 @@ def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
 
 
 def format_prediction_error(error: Sequence[float]) -> str:
-    """Return an error in words, such as `4.1 % over 100 other workloads`."""
+    """Return a prediction error in words, such as `4.1 % over 100 other workloads`."""
     mean, count = error
     return (
         f"{100 * mean:.1f} % over {count:.0f} other workloads" if count else "not known: there was no time to compare"

@@ -1,4 +1,4 @@
-"""The state of each tuning job: a small file in its run folder that the submitter writes, and readable lines.
+"""The state of each tuning job: a file in the job's run folder that the submitter writes, and the lines that show it.
 
     runs/facts-20261122-101502/
         run.json                 the submitted job, and the identity of the run
@@ -7,7 +7,7 @@
         adapter_model.safetensors, adapter_config.json, tuned.json      the result
         results.jsonl            the evaluations; marks a finished run
 
-A submitter locks the run folder. An open job without a lock has lost its submitter.
+The submitter of a job locks the run folder. If an unfinished job's folder is not locked, its submitter has ended.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Phase(enum.Enum):
 
 
 class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One job at one moment. Times are seconds since the epoch on the submitter's clock; None if unknown.
+    """The state of one job at one moment. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
     `missed_since`: when the missed deadline became known; `looks_up`: True if the job starts with a lookup of its
-    initial prompt; `metric`: value of the last evaluation; `devices`: the current devices, used since `seen_at`, after
-    `seen_iteration` iterations; `measured_ends_at`: the end at the current pace; `loading_s`: seconds of model loading
-    before the first start; `loading_at`: start of the current load; `why`: why the job waits or failed.
+    initial prompt; `metric`: value of the last evaluation; `devices`: the current devices, which the job has used since
+    `seen_at` and iteration `seen_iteration`; `measured_ends_at`: the end at the current pace; `loading_s`: seconds of
+    model loading before the first start; `loading_at`: start of the current load; `why`: why the job waits or failed.
     """
 
     name: str
@@ -98,8 +98,8 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_at if self.phase.is_over else self.ends_at
 
     def in_time(self, now: float) -> bool | None:
-        """True if the job meets its deadline. None without a deadline, or while the forecast end is too close to the
-        deadline.
+        """Return True if the job meets its deadline. Return None if the job has no deadline, or while the forecast end
+        is too close to the deadline.
         """
         if self.deadline_at is None:
             return None
@@ -166,8 +166,8 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a submission. `bank`: folder of the prompt bank, empty: the model's own, None: no bank; `serve`:
-    the tuned prompt's name in the models file `models`, empty: do not add it.
+    """The options of a submission. `bank`: folder of the prompt bank (empty: the model's own bank; None: no bank);
+    `serve`: name of the tuned prompt in the models file `models` (empty: the prompt is not added).
     """
 
     site: str = ""
@@ -200,7 +200,7 @@ def job_line(entry: BoardEntry, *, now: float) -> str:
 
 
 def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
-    """Return the lines of `stoker tune status`. At most `most_over` ended jobs are shown, the latest."""
+    """Return the lines of `stoker tune status`. Of the ended jobs, only the latest `most_over` are shown."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
     counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
@@ -295,7 +295,7 @@ _LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Shows jobs repeatedly. `drops`: True if late jobs are dropped."""
+    """Shows the state of jobs repeatedly on the screen. `drops`: True if late jobs are dropped."""
 
     def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
         self._screen = screen

@@ -78,7 +78,7 @@ def submit_jobs(
     stopped resumes from its last checkpoint when it is submitted again.
     """
     from stoker.apps.prompt_tuning.run import (
-        submit,  # imported here, because Parsl would slow --help
+        submit,  # imported here, because importing Parsl would slow down --help
         submit_detached,
     )
 
@@ -156,7 +156,7 @@ def bank(
     """Add prompts to the bank of a model: from the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and the
     shipped ones. The model reads each prompt once, and all prompts are grouped again.
     """
-    from stoker.apps.prompt_tuning.run import fill_bank  # imported here, because Parsl would slow --help
+    from stoker.apps.prompt_tuning.run import fill_bank  # imported here: Parsl would slow down --help
 
     options = SubmissionOptions(site=site, session=session, bank=bank)
     context.exit(fill_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))

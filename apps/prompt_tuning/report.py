@@ -1,4 +1,4 @@
-"""Met and missed deadlines with reasons, for `stoker tune report` and the end of a submission."""
+"""Report which deadlines were met or missed and why, for `stoker tune report` and at the end of a submission."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
-    """Read the outcome in a run folder; None if the folder contains no tuning job."""
+    """Return the outcome of the tuning job in a run folder, or None if the folder contains no tuning job."""
     entry = read_entry(folder)
     if entry is None:
         return None
@@ -81,7 +81,7 @@ def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
 
 
 def why(outcome: JobOutcome) -> list[str]:
-    """Return the uses of a finished job's time, or why a job waits or failed."""
+    """Return how a finished job spent its time, or why a job waits or failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
@@ -103,10 +103,10 @@ def why(outcome: JobOutcome) -> list[str]:
 
 
 class _Time(msgspec.Struct, frozen=True):
-    """A job's seconds by use. `waited_s` and `ran_s` add up to the total. `loading_s` is part of `waited_s`; the
-    remaining fields are parts of `ran_s`.
+    """How a job spent its time, in seconds. `waited_s` and `ran_s` add up to the total time. `loading_s` is a part of
+    `waited_s`. The remaining fields are parts of `ran_s`.
 
-    `unmeasured_or_lost_s`: seconds that were not measured, or lost to an interruption.
+    `unmeasured_or_lost_s`: seconds that were not measured, or were lost to an interruption.
     """
 
     waited_s: float
@@ -133,7 +133,7 @@ def _time(entry: BoardEntry, result: Result | None) -> _Time:
 
 
 def _parts(time: _Time, iterations: int) -> list[str]:
-    """Return the uses of a job's run time that exceed 1 %."""
+    """Return how a job spent its run time, one text per activity. Activities below 1 % are left out."""
     said = []
     if time.bank_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.bank_s)} with the prompt bank")

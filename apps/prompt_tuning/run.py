@@ -1,8 +1,8 @@
-"""Run tuning jobs from files to results, in this process or in a detached process; and `stoker tune bank`.
+"""Run the tuning jobs of job files, in this process or in a detached process, and run `stoker tune bank`.
 
 All errors in the file, data or model path of a job are reported before any job is submitted. `--detach` forks a process
-after the check and before any thread starts. The forked process locks the run folders, keeps the session's client, and
-logs the display.
+after the check and before any thread starts. The forked process locks the run folders, keeps the client of the session,
+and writes the displayed lines to a log file.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: Display) 
 
 
 def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
-    """Yield the first lines: the session, the number of jobs, and a note if the policy does not support deadlines."""
+    """Yield the first output lines: the session, the number of jobs, and a note if the policy ignores deadlines."""
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
@@ -201,7 +201,7 @@ def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: Su
 
 
 def choose_tuning_site(given: str) -> Site | str | None:
-    """Return the site, with a default policy for tuning; None for the session in the environment."""
+    """Return the site with a default policy for tuning, or None to join the session that the environment names."""
     if not given and joined_session():
         return None
     site = load_site(given or None)
@@ -312,7 +312,7 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add the prompts of this file and the shipped prompts to the bank of a model; return 0.
+    """Add the prompts of this file and the shipped prompts to the prompt bank of a model. Return the exit status 0.
 
     Raises ConfigError for an unreadable file, RecipeError for a missing model, SessionError, and StokerError for the
     bank of another model.

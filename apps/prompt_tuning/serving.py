@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 
 
 class ServedPrompt(msgspec.Struct, frozen=True):
-    """The name of a tuned prompt in a models file, the name of its base, and the command that serves the file."""
+    """Names of a tuned prompt and its base model in a models file, and the command that serves the file."""
 
     name: str
     base: str
@@ -65,7 +65,7 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
 
 
 def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
-    """Return the name of the base in a models file, and the text of the file with the base."""
+    """Return the name of the base model in a models file, and the file's text with the base model added if missing."""
     file, name = options.models, options.serve
     folder = file.absolute().parent
     models = parse_models(text, file=str(file), folder=folder) if text.strip() else {}

@@ -39,7 +39,7 @@ _PROMPT_TOKENS = 32
 
 
 class CheckedJob(msgspec.Struct, frozen=True):
-    """A job that has passed all checks that need no model."""
+    """A job that has passed all checks that are possible without loading the model."""
 
     job: Job
     samples: tuple[Sample, ...]
@@ -85,7 +85,7 @@ def tune(
 
 
 def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
-    """Return the job with its data and model. Raises ConfigError and RecipeError, as `tune`."""
+    """Check a job, and return the job with its data and model. Raises ConfigError and RecipeError, as `tune` does."""
     job.refuse_past_deadline(now_s=time.time())
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
@@ -102,7 +102,7 @@ def call_of(
     bank: str | os.PathLike[str] | None = "",
     start: bytes = b"",
 ) -> tuple[StokerApp, Order]:
-    """Return the app that runs a job, and the argument of the app. `start`: the state of an earlier attempt."""
+    """Return the decorated function that runs a job, and its argument. `start`: the state of an earlier attempt."""
     job, now = ready.job, time.time()
     deadline = job.deadline_s(submitted_s=now)
     slo_s = 0.0 if deadline is None else deadline - now
@@ -121,15 +121,15 @@ def call_of(
 
 
 def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
-    # vLLM models cannot be tuned.
+    # Models cannot be tuned in vLLM, so use the transformers engine.
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD, devices=devices)
     return recipe, model_digest_or_name(recipe, model)
 
 
 def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest and the largest gang in which each rank gets at least one sample of a batch.
+    """Return the smallest and the largest gang size with which each rank gets at least one sample of a batch.
 
-    Raises ConfigError if even the smallest gang is too large.
+    Raises ConfigError if even the smallest gang size is too large.
     """
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
@@ -163,7 +163,7 @@ def _bank_for_initial_prompt(order: Order) -> BankPlace | None:
 
 
 def _estimated_bank_lookup_s(order: Order) -> float:
-    """Return the device seconds of the bank lookup, from earlier lookups; 0 if unknown or without a lookup."""
+    """Return the device seconds of the prompt bank lookup, estimated from earlier lookups; 0 if unknown or unneeded."""
     bank = _bank_for_initial_prompt(order)
     if bank is None:
         return 0.0

@@ -148,7 +148,7 @@ def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: Ses
 
 
 def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
-    """End the job's wait for its model, if any."""
+    """Return the entry of a job that no longer waits for its model to load. The wait counts as loading time."""
     if entry.loading_at is None:
         return entry
     before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
@@ -215,7 +215,7 @@ class SubmittedJob:
         )  # fmt: skip
 
     def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
-        """Submit the job to the loaded session. The time to its deadline starts now."""
+        """Submit the job to the loaded session. The time until the job's deadline starts now."""
         app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
         now = self._clock.now()
         self.future = app(order)
@@ -273,7 +273,7 @@ class SubmittedJob:
 
 
 def _write_results(folder: RunFolder, tuned: Tuned) -> None:
-    """Write the adapter, its facts, and last the evaluations, which mark a finished run."""
+    """Write the adapter and `tuned.json`, and last the evaluations, which mark a finished run."""
     write_tuned(tuned, folder.path)
     rows = [msgspec.structs.asdict(point) for point in tuned.points]
 

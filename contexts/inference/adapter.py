@@ -1,4 +1,4 @@
-"""The interface of inference engines, the text of requests, and turns of engines on shared devices.
+"""The interface of inference engines, the text that requests write, and how engines take turns on shared devices.
 
 One thread calls an engine (`engine_thread`):
 
@@ -50,7 +50,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     @property
     def structure(self) -> tuple[str, Any] | None:
-        """The option that constrains the form of the text, and its value; or None."""
+        """Name and value of the option that constrains the form of the text (such as a JSON schema), or None."""
         if self.json_schema:
             return "json_schema", self.json_schema
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
@@ -89,8 +89,9 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step (-1: no token), and the text that it adds. `finish`: why the request ended. `error`, `option`:
-    why the request failed, and the option that caused it. `prompt`: scored prompt, with the request's first token.
+    """A token that an engine step writes (-1: no token), and the text that the token adds. `finish`: why the request
+    ended. `error`, `option`: why the request failed, and the option that caused the failure. `prompt`: tokens of the
+    scored prompt, with the request's first token.
     """
 
     request: int
@@ -107,7 +108,7 @@ class NewToken(msgspec.Struct, frozen=True):
 class EngineMemory(msgspec.Struct, frozen=True):
     """Bytes of weights, current cache, cache budget (0 = no budget), and one cached token (0 = unknown).
 
-    `fixed_tokens`: tokens of a cache that `resize` cannot change; 0 if it can.
+    `fixed_tokens`: size in tokens of a cache that `resize` cannot change; 0 if `resize` can change the cache.
     """
 
     weights_bytes: int
@@ -131,7 +132,8 @@ class TokenCache(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """Running and waiting requests, and totals since the start. `row_steps`: sum of batch sizes over all decode steps.
+    """Numbers of running and waiting requests, and totals since the engine started. `row_steps`: sum of batch sizes
+    over all decode steps.
 
     `cache_tokens`: size of the cache (0: unlimited or unknown). `peak_tokens`: cache tokens of all requests at their
     expected lengths (SLINFER eq. 2); can exceed the cache if requests outgrow their estimates.
@@ -156,7 +158,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     @property
     def is_cache_too_small(self) -> bool:
-        """True if the cache will be too small for the requests."""
+        """True if the requests are expected to need more tokens than the cache has."""
         return 0 < self.cache_tokens < self.peak_tokens
 
     def after(
@@ -195,22 +197,22 @@ class InferenceEngine(Protocol):
         """Remove the request if it has not ended."""
 
     def slots(self) -> int:
-        """Return the number of concurrent requests within the budget."""
+        """Return the number of requests that can run at the same time within the cache budget."""
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch."""
+        """Return the numbers of running and waiting requests, and totals since the engine started."""
 
     def memory(self) -> EngineMemory:
-        """Return the used device memory."""
+        """Return the device memory that the engine uses."""
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the cache budget. Raises ValueError if a request would no longer fit."""
+        """Change the cache budget. Raises ValueError if an open request would no longer fit into the cache."""
 
     def sleep(self) -> None:
         """Free device memory until `wake`. Raises RuntimeError while requests run."""
 
     def wake(self) -> None:
-        """Wake up after `sleep`."""
+        """Make the engine ready for requests again after `sleep`."""
 
     def stop(self) -> None:
         """Stop the engine. No other call may follow."""
@@ -241,26 +243,26 @@ class Matcher(Protocol):
     """A position in a compiled grammar (`llguidance.LLMatcher`)."""
 
     def consume_token(self, sampled_token: int) -> bool:
-        """Advance by a token. Return False if the grammar does not allow the token."""
+        """Advance the position by one token. Return False if the grammar does not allow the token."""
 
     def compute_bitmask(self) -> bytes:
         """Return one bit per token, lowest bits first. A set bit means that the token may follow."""
 
     def is_error(self) -> bool:
-        """True if a limit was exceeded, or a token was not allowed."""
+        """Return True if a work limit was exceeded, or a token was not allowed."""
 
     def get_error(self) -> str:
         """Return the error message."""
 
     def is_stopped(self) -> bool:
-        """True if the text is complete and no token can follow."""
+        """Return True if the text is complete and no token can follow."""
 
 
 class GrammarSource(Protocol):
     """Compiles grammars for one tokenizer."""
 
     def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return a matcher at the start of the text; None without a grammar. Raises OptionRefused."""
+        """Return a matcher at the start of the text, or None if the options have no grammar. Raises OptionRefused."""
 
 
 class ModelTexts:
@@ -279,7 +281,7 @@ class ModelTexts:
     def prepare(self, sampling: Sampling) -> None:
         """Check the options and compile the grammar. The caller's thread does this, so that the engine does not wait.
 
-        Raises ValueError.
+        Raises ValueError for an invalid option.
         """
         check_sampling(sampling)
         self.check_tokens_in_vocabulary(
@@ -289,8 +291,8 @@ class ModelTexts:
             self.grammars.matcher(sampling)
 
     def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
-        """Raise ValueError for a request that the engine cannot serve. `virtual_tokens`: length of its soft prompt;
-        None if the engine does not support adapters.
+        """Raise ValueError for a request that the engine cannot serve. `virtual_tokens`: length of the request's soft
+        prompt; None if the engine does not support adapters.
         """
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
@@ -339,7 +341,7 @@ class Written:
         self._given = 0
         self._shown, self._complete = 0, 0
         self._ahead = 0
-        """Number of characters in `_text` from tokens after `_complete`."""
+        """Number of characters of `_text` that come from tokens after index `_complete`."""
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: True if no token can follow."""
@@ -406,24 +408,24 @@ log = logging.getLogger(__name__)
 
 
 class DeviceShare(Protocol):
-    """Turns of an engine on devices that other libraries also use. One thread calls all methods."""
+    """Takes turns with other libraries that use the same devices. One thread calls all methods."""
 
     @property
     def shared(self) -> bool:
-        """True if another library also uses these devices. Makes no system call."""
+        """True if another library also uses these devices. The check makes no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
         """Wait for a turn on the devices.
 
-        `due_at`: earliest due time of a token. `step_s`: expected seconds of the step. `work` is called after the next
-        library was woken.
+        `due_at`: earliest due time of a token. `step_s`: expected seconds of the step. `work`: returns the engine's
+        open work, and is called after the next library was woken.
         """
 
     def end(self) -> None:
-        """End the turn, because no step is due."""
+        """End the engine's turn, because the engine has no step to compute."""
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work to other libraries. Makes no system call."""
+        """Publish the engine's open work to other libraries, without a system call."""
 
     def leave(self) -> None:
         """Release the devices until the next `begin`."""
@@ -436,7 +438,7 @@ _make: Callable[[], DeviceShare] | None = None
 
 
 def set_device_share_factory(make: Callable[[], DeviceShare] | None) -> None:
-    """Set the function that creates the DeviceShare of each engine. With None, engines use no turns."""
+    """Set the function that creates the DeviceShare of each engine. With None, engines do not take turns."""
     global _make
     _make = make
 

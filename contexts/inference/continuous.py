@@ -1,13 +1,13 @@
 """The default engine: continuous batching over a Transformers model, on a CPU or a GPU.
 
 On a GPU, decode steps may run as captured graphs that are launched ahead (docs/decisions/091). Step n+1 starts with the
-tokens that step n left on the device. The host reads the tokens of step n only after this launch. At most one launched
-step is unread between two calls of `step`:
+tokens that step n left on the device. The host reads the tokens of step n only after step n+1 was launched. Between two
+calls of `step`, at most one step is launched whose tokens the host has not read (the unread step):
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
 - A request that ended or was aborted still has a row in the unread step. The token of this row is dropped. The row is
   free immediately, because the device writes to the row only after that step.
-- Each kept token has used the next random number of its request.
+- Each kept token was drawn with the next random number of its request.
 - The unread step is read before a resize or an eager step frees or moves memory. Sleep and stop wait for the step.
 """
 
@@ -59,9 +59,10 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step. Return its shape and a token per running request (-1: no token could be drawn).
+        """Read the launched step. Return its shape and a token per running request (-1: no token could be drawn).
 
-        With `follow`, first launch the next step, if its rows are known without these tokens.
+        With `follow`, first launch the next step, if its rows are known without these tokens. Return None if no step
+        was launched.
         """
         unread, self._unread = self._unread, None
         if unread is None:
@@ -105,7 +106,7 @@ class StepsAhead:
 
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
-"""A function of a step, the mean length of its requests in tokens, and its duration in seconds."""
+"""A function that receives a step, the mean length of its requests in tokens, and its duration in seconds."""
 
 
 class ContinuousEngine:
@@ -147,7 +148,7 @@ class ContinuousEngine:
         if graphs is not None:
             self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing)
         self._settled: list[NewToken] = []
-        """Tokens that were read between two steps. The next step returns these tokens."""
+        """Tokens that were read between two calls of `step`. The next call of `step` returns these tokens."""
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
@@ -180,7 +181,7 @@ class ContinuousEngine:
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch. A request runs until its last token is returned."""
+        """Return the load of the batch. A request counts as running until its last token is returned."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(
             self._load, running=running, waiting=len(self._batch.waiting),
@@ -393,7 +394,7 @@ class ContinuousEngine:
     # ---- prefixes
 
     def _begin(self, writing: Writing, array: Any, row: int) -> int:
-        if writing.scores is not None:  # a kept prefix has no hidden states for scores
+        if writing.scores is not None:  # scores need hidden states, which a kept prefix does not have
             return 0
         prefix, length = self._prefixes.find([writing.prefix()])
         if prefix is None:

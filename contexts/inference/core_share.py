@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 _WINDOW_S = 0.5
 """Seconds of computation between two checks of the processor time."""
 _CROWDED = 0.75
-"""Share of a core per thread below which a library checks whether cores were idle."""
+"""If a thread gets less than this share of a core on average, the library checks whether cores were idle."""
 _IDLE = 0.8
-"""Share of a core that must be idle before a library adds a thread."""
+"""Mean number of idle cores that a library needs before it adds a thread."""
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """The number of threads for `computing()`.
+    """Chooses the number of PyTorch threads within `computing()`.
 
     `idle_cores` returns the mean number of idle cores since its last call, or None.
     """
@@ -138,7 +138,7 @@ _SOFT = 1
 
 
 def release_helper_threads() -> None:
-    """Stop the OpenMP helper threads of the calling thread, if OpenMP is GNU's."""
+    """Stop the OpenMP helper threads of the calling thread, if PyTorch uses GNU OpenMP."""
     for path in _openmp_libraries():
         with contextlib.suppress(AttributeError, OSError):  # OpenMP is older than 5.0, or the file was removed
             ctypes.CDLL(path).omp_pause_resource_all(_SOFT)

@@ -30,7 +30,7 @@ Replay = Callable[[], None]
 
 
 class GraphBackend(Protocol):
-    """Captures functions on one device, in the engine's thread."""
+    """Captures functions as graphs on one device, in the engine's thread."""
 
     @property
     def held_bytes(self) -> int:
@@ -44,7 +44,7 @@ class GraphBackend(Protocol):
         """Enqueue a copy of host values into a device tensor."""
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host. The returned function waits for the copy."""
+        """Enqueue a copy to the host. The returned function waits for the copy, and returns the values."""
 
     def wait(self) -> None:
         """Wait for all launched work."""
@@ -63,7 +63,7 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Capture on a side stream, so that other threads may use CUDA (`thread_local`)."""
+        """Capture the function on a side stream, so that other threads may use CUDA (`thread_local`)."""
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -83,7 +83,7 @@ class CudaGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy through pinned memory, which PyTorch keeps until the copy has finished."""
+        """Copy the values through pinned memory, which PyTorch keeps until the copy has finished."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
@@ -127,7 +127,7 @@ def graph_backend_for_device(device: torch.device) -> GraphBackend | None:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 4
-"""Eager uses of a shape before its capture. A capture takes as long as about 20 eager steps."""
+"""Number of eager steps with a shape before its capture. A capture takes as long as about 20 eager steps."""
 _MOST_GRAPHS = 64
 _PROBE_TOKENS, _PROBE_STEPS = 7, 3
 
@@ -138,7 +138,7 @@ _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 class RowBuffers:
     """Inputs and outputs of captured steps, with one element per row.
 
-    `draws`: temperature (0 = greedy), `top_p`, random number. `written`: -1 if no token could be drawn.
+    `draws`: temperature (0 = greedy), `top_p`, random number. `written`: new token, or -1 if no token could be drawn.
     """
 
     def __init__(self, most: int, device: torch.device) -> None:
@@ -158,7 +158,7 @@ class RowInput(msgspec.Struct, frozen=True):
 
 
 class StepShape:
-    """Arrays with their row counts, and the request of each row (None for an unused row)."""
+    """The shape of a decode step: arrays with their row counts, and the request of each row (None: unused row)."""
 
     def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
         self.arrays = arrays
@@ -235,7 +235,7 @@ class DecodeGraphs:
     ) -> LaunchedStep | None:
         """Launch a step. If needed, capture the step first. Return None if the capture fails.
 
-        `after`: previous step, whose tokens are read on the device. The shape must then have a graph.
+        `after`: previous step, whose tokens are read on the device. If given, the shape must already have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None

@@ -1,12 +1,12 @@
-"""A lean decoder of the Llama family over a batch of requests of any lengths, and its key-value rows.
+"""A lean decoder for models of the Llama family and batches of requests of any lengths, and its key-value rows.
 
-Transformers' modules are slow for small models on a CPU (docs/decisions/058). In this decoder, all tokens form one
-tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in decode.
-`build_lean_decoder` compares the decoder with the model on a few tokens.
+Transformers' modules are slow for small models on a CPU (docs/decisions/058). In this decoder, all tokens of a step
+form one tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in
+decode. `build_lean_decoder` compares the decoder with the model on a few tokens.
 
 A request has one row of keys and values in an array of rows with equal length, a power of two. Attention therefore
-computes at most twice the necessary work. If a request leaves, the last row moves to its place. Paged memory (vLLM
-§4.1, arXiv:2309.06180) wastes less memory, but needs another kernel.
+computes at most twice the necessary work. If a request leaves, the last row of the array moves to the free row. Paged
+memory (vLLM §4.1, arXiv:2309.06180) wastes less memory, but needs another kernel.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class KVStore:
         return self.token_bytes * self.allocated_tokens
 
     def ensure_row(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Allocate a row for `tokens` of a request, and keep the content of its old row. All arrays together have at
-        most `room_tokens`.
+        """Allocate a row of at least `tokens` tokens for a request, and copy the content of its old row. All arrays
+        together have at most `room_tokens` tokens.
         """
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
@@ -161,7 +161,7 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, with one token each.
+    """A decode step of the first `len(positions)` rows of an array, with one token per row.
 
     Attention covers tokens up to the largest of `places` (the positions on the host). Without `places`, attention
     covers whole rows.
@@ -246,7 +246,7 @@ class LeanDecoder:
         return BaseShapes(len(self.layers), int(self._model.config.hidden_size), found)
 
     def fuse(self) -> None:
-        """Store weights with equal input in one tensor. The model's weights become views of this tensor."""
+        """Store the weights of layers with the same input in one tensor. The model's weights become its views."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()
@@ -282,8 +282,8 @@ class LeanDecoder:
     ) -> torch.Tensor:
         """Compute the parts, write their keys and values to the cache, and return logits `[len(last), vocabulary]`.
 
-        `tokens`, `positions`: for all parts in order. `last`: ascending indices of the tokens that need logits.
-        `adapted`: adapters of the tokens.
+        `tokens`, `positions`: one number per token, for all parts in order. `last`: ascending indices of the tokens
+        that need logits. `adapted`: adapters of the tokens.
         """
         states = self.states(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts,

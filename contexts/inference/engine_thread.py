@@ -194,7 +194,7 @@ class EngineThread:
         self._device_turns: DeviceShare | None = None
         self._asleep = False
         self._step_s = 0.0  # recent duration of a step in seconds
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests, ended requests, their mean tokens
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # accepted and ended requests, mean output tokens
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
@@ -219,7 +219,7 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0, sink: TextSink | None = None,
     ) -> Generation:  # fmt: skip
-        """Submit a request, which joins before the next step. Raises Evicted if the call must stop."""
+        """Submit a request, which joins the batch before the next step. Raises Evicted if the call must stop."""
         self._check_not_forked()
         self._check_not_held()
         stop = ambient.current_call_stop()
@@ -244,7 +244,7 @@ class EngineThread:
     def run(self, function: Callable[[], T]) -> T:
         """Run a function that reads the model between two steps, and return its result.
 
-        Raises Evicted if the call must stop. The function still finishes.
+        Raises Evicted if the call must stop. A function that has already started still finishes.
         """
         self._check_not_forked()
         stop = ambient.current_call_stop()
@@ -259,7 +259,7 @@ class EngineThread:
         return job.result()
 
     def sleep(self) -> None:
-        """Put the engine to sleep. Until `wake`, the engine uses no turns. Raises RuntimeError while requests run."""
+        """Put the engine to sleep. Until `wake`, it takes no device turns. Raises RuntimeError while requests run."""
 
         def fall_asleep() -> None:
             self.engine.sleep()

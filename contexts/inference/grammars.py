@@ -37,7 +37,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return a matcher at the start of the text; None without a grammar. Raises OptionRefused."""
+        """Return a matcher at the start of the text, or None if the options have no grammar. Raises OptionRefused."""
         if sampling.structure is None:
             return None
         option, value = sampling.structure

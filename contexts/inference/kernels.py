@@ -34,7 +34,7 @@ from stoker.contexts.inference.token_rules import apply_token_rules, build_token
 
 
 def multiplies_tiles() -> bool:
-    """True if PyTorch uses matrix registers of the processor (Intel's AMX)."""
+    """Return True if PyTorch uses the processor's matrix registers (Intel's AMX)."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
 
@@ -55,7 +55,7 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 class PackedLinear:
-    """Linear layers with equal input, computed as one product if that is faster.
+    """Linear layers with the same input, computed as one matrix product if that is faster.
 
     `packs`: dtype of the weight copy, or None.
     """
@@ -242,7 +242,7 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 class Writing:
     """A request and its text so far. `ids`: token ids in the cache, with 0 for each token of a soft prompt.
 
-    `scores`: likelihoods of the prompt until the first new token; None if the request needs no likelihoods.
+    `scores`: likelihoods of the prompt's tokens, kept until the first new token; None if they are not requested.
     """
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:

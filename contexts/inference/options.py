@@ -56,7 +56,7 @@ ENGINE_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list | tuple) and all(map(_is_whole, value)), "a list of token ids",
     ),
 }  # fmt: skip
-"""Names in `engine_options`, which are vLLM's names: check of the value, and valid values in words."""
+"""By name in `engine_options` (vLLM's names): a check of the value, and the valid values in words."""
 
 
 def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") -> None:

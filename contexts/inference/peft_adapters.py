@@ -24,7 +24,7 @@ from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, 
 from stoker.contexts.inference.options import OptionRefused
 
 _SHARE = 4
-"""Divisor of the weights' memory for the limit of kept adapters. Open requests may exceed this limit."""
+"""Limit of kept adapters: the base model's bytes divided by this number. Open requests may exceed the limit."""
 _IDS = 1 << 32
 
 
@@ -36,7 +36,7 @@ class Adapter:
     _numbers = itertools.count(1)
 
     def __init__(self, folder: str, base: BaseShapes | None, *, dtype: torch.dtype) -> None:
-        """Raises ValueError if the files are damaged, or belong to another base model."""
+        """Read an adapter. Raises ValueError if the files are damaged, or belong to another base model."""
         files = read_adapter_files(folder)
         files.check_fits_base_model(base)
         file = Path(folder, WEIGHTS)
@@ -60,7 +60,7 @@ class Adapter:
         return 0 if self.vectors is None else len(self.vectors)
 
     def prefix(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the key of a prefix. With another adapter, equal tokens have other keys and values."""
+        """Return the cache key of a token prefix. With another adapter, equal tokens have other keys and values."""
         return tuple(id + self.number * _IDS for id in ids)
 
 
@@ -102,8 +102,8 @@ def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
 
 
 class _Stack(NamedTuple):
-    """Matrices A of all adapters `[ranks, in]` and the adapter of each rank. For each projection: its ranks, its place
-    in the result of the group, and B `[ranks, out]`.
+    """The stacked matrices A of all adapters, `[ranks, in]`, and the adapter of each rank. For each projection: its
+    ranks, its columns in the result of the group, and the stacked matrices B, `[ranks, out]`.
     """
 
     down: torch.Tensor
@@ -127,7 +127,7 @@ class AdapterBank:
         self.size_bytes = 0
 
     def hold(self, adapters: Sequence[Adapter]) -> None:
-        """Stack these adapters, unless the bank already has them and few other adapters."""
+        """Stack the matrices of these adapters, unless the bank already has them and few other adapters."""
         wanted = [each for each in dict.fromkeys(adapters) if each.matrices]
         if all(each in self.places for each in wanted) and len(self.places) <= 2 * len(wanted):
             return
@@ -186,7 +186,7 @@ class AdaptedTokens:
         if stack is None or not self._rows:
             return
         rows, others = self._rows_and_other_owner_mask(x.device, stack.owners)
-        # A product with 0 and 1 would not work, because large numbers of another adapter may overflow.
+        # A product with a mask of 0 and 1 would fail, because large numbers of another adapter may overflow.
         low = linear(x if self._all else x[rows], stack.down).masked_fill_(others, 0.0)
         for ranks, places, up in stack.ups:
             if self._all:

@@ -1,8 +1,8 @@
 """Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profile times steps at powers of two of the tokens that a step reads and attends to. Each time is the median of
-repeated measurements. Then 100 random workloads of other sizes are compared with the table. To save hours on a CPU,
-requests share a long prefix that is read once.
+A profiler measures steps whose numbers of read tokens and attended tokens are powers of two. Each time in the table is
+the median of repeated measurements. Then 100 random workloads of other sizes are compared with forecasts from the
+table. To save hours on a CPU, requests share a long prefix that is read once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""Weight of a profiler's median, as a number of steps during calls."""
+"""A profiler's median counts as much as this number of steps that were measured during calls."""
 _FIRST_ID = 1 << 60
 """First request id of a profiler."""
 

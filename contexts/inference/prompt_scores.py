@@ -13,15 +13,15 @@ _LARGE_VOCABULARY = 262_144
 
 
 def positions_scored_at_once(vocabulary: int) -> int:
-    """Return how many positions are scored together. The logits of these positions need about 32 MB. `vocabulary`: 0 if
-    unknown."""
+    """Return the number of prompt positions that are scored together, so that their logits need about 32 MB.
+    `vocabulary`: number of tokens (0: unknown)."""
     return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
 
 
 class PromptScores:
     """The log-likelihoods of one prompt's tokens. After the request lost its cache, parts may be scored again.
 
-    `most`: likeliest tokens per position. `before`: number of tokens in the soft prompt.
+    `most`: number of likeliest tokens to keep per position. `before`: number of tokens in the soft prompt.
     """
 
     def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""The engine for all other architectures, with batches that start and end together; and the choice of an engine.
+"""The static engine, which supports all models of Transformers, and the choice of an engine.
 
-All waiting prompts are read together, and the batch runs until its last text has ended. This engine supports all models
-of Transformers. `build_inference_engine` prefers the continuous engine.
+In the static engine, the requests of a batch start together: all waiting prompts are read in one step, and the batch
+runs until its last text has ended. `build_inference_engine` prefers the continuous engine.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def _weight_copy_dtype(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the cache size of a batch in bytes: the declared memory without the weights, or a quarter of the free
-    memory, at most 2 GB on a CPU and 16 GB on a GPU.
+    """Return the cache size of a batch in bytes: the declared memory minus weights and process. If no memory is
+    declared, return a quarter of the free memory, at most 2 GB on a CPU and 16 GB on a GPU.
     """
     declared = ambient.device_memory_bytes()
     if declared:

@@ -169,7 +169,7 @@ def _apply_grammar_masks(rules: Sequence[TokenRules], logits: torch.Tensor) -> N
 
 
 def _cut(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
-    """Keep only tokens near the likeliest token (`min_p`), and the `top_k` likeliest tokens."""
+    """Forbid tokens that are far below the likeliest token (`min_p`), or not among the `top_k` likeliest tokens."""
     cutting = [row for row, rule in enumerate(rules) if rule.top_k or rule.margin > -math.inf]
     if not cutting:
         return

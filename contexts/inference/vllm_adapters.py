@@ -63,7 +63,7 @@ class VLLMAdapters:
         self._count = len(loras)
         self._rank = _supported_lora_rank(max((each.rank for each in loras), default=0))
         self._projections = {part.projection for each in loras for part in each.low_rank}
-        # On a CPU, vLLM 0.32 adds the LoRA in the last place to requests of the base model. Therefore the last place
+        # On a CPU, vLLM 0.32 applies the LoRA in the last slot to requests of the base model. Therefore the last slot
         # stays empty (pull request 48421 of vLLM).
         self._places = min(self._count, _AT_ONCE) if on_gpu else self._count + 1
         self._has_soft_prompt = any(each.virtual_tokens for each in files)
@@ -123,6 +123,6 @@ def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles 
 
 
 def _supported_lora_rank(rank: int) -> int:
-    """Return the smallest rank that vLLM supports for this rank, or vLLM's largest rank."""
+    """Return the smallest LoRA rank that vLLM supports and that is at least `rank`, or vLLM's largest rank."""
     ranks = sorted(get_args(MaxLoRARanks))
     return int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))

@@ -49,7 +49,7 @@ _LABELS_AT_ONCE = 128
 """Maximum number of tokens whose log-likelihoods vLLM returns in one request."""
 _PROBE_TOKENS = 8
 _LEAST_FREED_SHARE = 0.5
-"""Share of the engine's memory below which the memory freed by a sleep causes a warning."""
+"""A warning is logged if a sleep frees less than this share of the engine's memory."""
 
 
 class _RunningText:
@@ -334,7 +334,7 @@ def start_engine(
     settings: EngineSettings = _NO_SETTINGS,
     adapters: Mapping[str, str] | None = None,
 ) -> tuple[VLLMEngine, str]:
-    """Return vLLM with the model at `path`, and the origin of the model. `adapters`: folders of adapters by name."""
+    """Start vLLM with the model at `path`. Return the engine and the model's origin. `adapters`: folders by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     settings.set_chat_template(tokenizer)

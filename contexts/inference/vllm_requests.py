@@ -38,7 +38,7 @@ def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, t
 def prompt_with_logprobs(
     prompt: Sequence[int], told: Sequence[dict[int, Any] | None], *, most: int
 ) -> tuple[PromptToken, ...]:
-    """Return the tokens of a prompt with their log-likelihoods. `told`: by position; None for the first position."""
+    """Return a prompt's tokens with their log-likelihoods. `told`: log-likelihoods by position (None for the first)."""
     return tuple(
         PromptToken(token, *chances_of(token, chances, most=most)) if chances else PromptToken(token)
         for token, chances in zip(prompt, told, strict=True)

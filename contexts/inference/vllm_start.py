@@ -40,12 +40,12 @@ _ROWS = 256
 _UNDECLARED_FRACTION = 0.9
 _PROCESS_BYTES = 500_000_000
 _PART_BYTES = 1_000_000_000
-"""Memory in bytes of each process for libraries and compiled code, if each part of a model has its own process."""
+"""Bytes for libraries and compiled code in each process, if a model is split over several processes."""
 _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM engine and its memory. Raises StokerError."""
+    """A started vLLM engine and its memory. The constructor raises StokerError if vLLM cannot start."""
 
     def __init__(
         self,

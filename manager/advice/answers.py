@@ -70,7 +70,7 @@ class Advisor:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
-        """Future of the latest questions about line formats."""
+        """Future of the latest request to the language model to learn line formats of logs."""
         self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
@@ -90,7 +90,7 @@ class Advisor:
                 return self._answer_about_pace(question, question.about)
 
     def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
-        """True if `answer_with_model_opinion` may improve this answer."""
+        """Return True if `answer_with_model_opinion` may improve this answer."""
         verdict = found.advice if found is not None else None
         return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
 
@@ -188,7 +188,7 @@ def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) 
 
 
 class _Followed:
-    """The log of a library that runs one call, and the call's best paces."""
+    """Follows the log of a library that runs one call, and remembers the call's fastest progress."""
 
     def __init__(self, path: str, *, start: int, formats: LineFormats | None) -> None:
         self._log = FollowedLog(path, start=start, formats=formats)
@@ -244,7 +244,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
 
 
 _MOST_DOUBTED = 4
-"""Maximum failures that wait for the language model."""
+"""Maximum number of failures that wait for the language model's opinion."""
 
 
 def run_advisor_process(channel: socket.socket, advisor: Advisor) -> None:
@@ -297,7 +297,7 @@ def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], questio
         return answer(question)
     except ImportError as error:
         log.warning("no answer on %s: %s; install it: pip install 'stoker[advice]'", question.about, error)
-    except Exception:  # no log or source may end the advisor
+    except Exception:  # an error in a log or source must not end the advisor
         log.exception("no answer on %s", question.about)
     return None
 

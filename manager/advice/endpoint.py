@@ -93,7 +93,7 @@ class ModelEndpoint:
 
 
 class Conversation:
-    """Questions that share a time limit and a token budget. Raises EndpointError without `httpx`."""
+    """Questions that share a time limit and a token budget. Raises EndpointError if `httpx` is not installed."""
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
         self.turns = endpoint.model.turns
@@ -107,8 +107,8 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's next text. `schema`: JSON schema of the answer, if the endpoint supports schemas. Raises
-        EndpointError."""
+        """Return the model's answer to the messages. `schema`: JSON schema of the answer, if the endpoint supports
+        schemas. Raises EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
         sent = [{**message, "content": masked(message["content"])} for message in messages]
@@ -172,7 +172,7 @@ class Conversation:
                     raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # raises at the limit, because a slow server never times out
+                    self._left_s()  # raise at the time limit, because a slow server may never time out
                     if len(data) > MOST_ANSWER_BYTES:
                         raise EndpointError(f"the answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:

@@ -1,8 +1,9 @@
-"""Load time, run time, memory and pace of a recipe without measurements, from similar recipes (SchedMate §3.1).
+"""Estimate the costs of a recipe without measurements from similar recipes (SchedMate §3.1).
 
-If another recipe has equal normalised source, its measurements are the estimate. Otherwise measurements are scaled and
-averaged, weighted by similarity. The effect of each number (time ~ steps^0.9) is fitted by weighted ridge regression on
-logarithms, with usual exponents as prior.
+The costs are load time, run time, memory and pace (seconds per unit of work). If another recipe has equal normalised
+source, its measurements are the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. The
+effect of each number in the code (for example time ~ steps^0.9) is fitted by weighted ridge regression on logarithms,
+with usual exponents as prior.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
 _MOST_EXTRAPOLATION = 2.0
-"""Maximum octaves beyond the measured range to which an effect is extrapolated."""
+"""An effect is extrapolated by at most this many doublings beyond the measured range."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
@@ -52,8 +53,8 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers on a quantity. `exponents`: change of the quantity's logarithm per octave of a number.
-    `log_sd`: deviation of recipes from their estimates by other recipes."""
+    """Effects of numbers in the code (such as steps) on a measured quantity. `exponents`: change of the quantity's
+    logarithm if a number doubles. `log_sd`: deviation of recipes from their estimates by other recipes."""
 
     exponents: dict[str, float]
     ranges: dict[str, tuple[float, float]]
@@ -69,7 +70,7 @@ class FittedEffects(msgspec.Struct, frozen=True):
 
 
 def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
-    """Return the usual exponent of a named number. A batch size has no effect if items are counted."""
+    """Return the usual exponent of a named number. A batch size has the exponent 0 if items or epochs are counted."""
     if name == "batch_size":
         return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
     if name in _COUNTED:
@@ -81,8 +82,8 @@ def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
 def fit_effects(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, width: float
 ) -> FittedEffects | None:
-    """Return the effects of the numbers that samples and `numbers` share; None for too few samples or differences.
-    `width`: the drop in similarity that divides a sample's weight by e."""
+    """Return the effects of the numbers that all samples and `numbers` contain, or None if there are too few samples
+    or differences. `width`: the drop in similarity that divides a sample's weight by e."""
     if len(samples) < FEWEST_TO_FIT:
         return None
     names, x = _columns(samples, numbers)
@@ -212,8 +213,8 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
 
-    `pace_s`: seconds per unit of work, by gang size. `from_loads`, `from_runs`: recipes for load time and memory, and
-    for run time and pace, most similar first.
+    `pace_s`: seconds per unit of work, by gang size. `from_loads`: similar recipes used for load time and memory.
+    `from_runs`: similar recipes used for run time and pace. Both list the most similar recipe first.
     """
 
     kind: str
@@ -227,7 +228,7 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
     why: dict[str, str] = {}
 
     def as_advice(self) -> ContextAdvice:
-        """Return the means; for memory, the 90th percentiles."""
+        """Return the mean times and paces, and the 90th percentiles of memory."""
         load, run = self.load_s, self.run_s
         return ContextAdvice(
             load_s=load.mean if load else 0.0,
@@ -410,7 +411,7 @@ class EstimatedFunction:
 
 
 def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
-    """Return estimates for a function of a source file. Raises ConfigError with the reason if none is possible."""
+    """Return estimates for a function of a source file. Raises ConfigError with the reason if there are none."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

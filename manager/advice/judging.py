@@ -106,7 +106,7 @@ def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
 
 
 Opinion = Callable[[Located, Fault], Fault]
-"""A function that returns a new or unchanged verdict on a fault of low confidence."""
+"""A function that receives a failure and an uncertain verdict, and returns a new or unchanged verdict."""
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 

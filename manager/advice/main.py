@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--channel", required=True, type=int, metavar="FD", help="the socket of the manager")
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
-        os.nice(NICE)  # before the imports, which take most of the time
+        os.nice(NICE)  # lower the priority before the imports, which take most of the time
     from stoker.manager.advice.answers import serve
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C in the user's terminal

@@ -1,8 +1,8 @@
 """Hide secrets in displayed texts.
 
-`masked` replaces a secret by `***`. `masked` recognises secrets by form (tokens, private keys), by position (the
-password of a URL, an Authorization header), and by name (`password=`, `"api_key": `, `--token `). Numbers after names
-remain (`max_token: 512`).
+`masked` replaces each secret by `***`. `masked` recognises secrets by their format (tokens, private keys), by their
+position (the password in a URL, an Authorization header), and by the name before the secret (`password=`,
+`"api_key": `, `--token `). Numbers after such names are not replaced (`max_token: 512`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _LEAST = 6
-"""Values of options and tokens with fewer characters are ordinary words or settings."""
+"""Minimum length in characters of a secret after a command-line option or the name `token`. A shorter value is an
+ordinary word or setting.
+"""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 
@@ -80,7 +82,7 @@ def _hide_value_after_name(found: re.Match[str]) -> str:
     if _HARMLESS.fullmatch(value) and "pass" not in name.lower():
         return found[0]
     if name[-1] not in ":=" and not name.rstrip().endswith((":", "=")):
-        # A blank separates name and value, so the name is a command-line option or a word of a sentence.
+        # Only a blank separates the name from the value: the name is a command-line option or an ordinary word.
         if not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()]) or len(value) < _LEAST:
             return found[0]
     elif "token" in name.lower() and len(value) < _LEAST:

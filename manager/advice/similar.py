@@ -1,7 +1,9 @@
-"""Find recipes of the history with the most similar source, by cosine (SchedMate §3.1, Similar Job Retrieval).
+"""Find the recipes of earlier sessions with the most similar source code, by cosine similarity (SchedMate §3.1, Similar
+Job Retrieval).
 
-A recipe's vector has 2 blocks of length 1: its facts, and the terms of its normalised source by TF-IDF. Both blocks are
-hashed. A number becomes a bump on a logarithmic scale, so 32 is close to 48, but not to 2,048.
+A recipe's vector has 2 blocks of length 1. One block holds the facts of the recipe. The other block holds the terms of
+the normalised source code, weighted by TF-IDF. Both blocks are hashed. A number becomes a bell curve on a logarithmic
+scale, so 32 is similar to 48, but not to 2,048.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SHARE_OF_FACTS = 0.6
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""Width of a number's bump: 2 numbers an octave apart have a cosine of 0.64, 2 octaves apart 0.17."""
+"""Width, in octaves, of the bell curve that represents a number. The cosine similarity of 2 numbers is 0.64 if one is
+twice the other, and 0.17 if one is 4 times the other."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -65,7 +68,9 @@ def terms_of_text(text: str) -> Counter[str]:
 
 
 def hash_terms_to_vector(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
-    """Return the terms as a sparse vector: positions and values. Collisions are rare and have random signs."""
+    """Return the terms as a sparse vector: the positions and the values. Collisions of positions are rare, and the
+    signs of the values are random.
+    """
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
     places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
@@ -108,7 +113,9 @@ def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None
 
 
 def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add a text fact both whole and in pieces, so that 2 sizes of one model are similar."""
+    """Add the text of a fact to `terms`, both as a whole and split into words and numbers. Names of 2 sizes of one
+    model are thus similar.
+    """
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))
@@ -121,7 +128,7 @@ def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -
 
 
 MOST_ROWS = 3_000
-"""Maximum rows in the file. The oldest rows are deleted."""
+"""Maximum number of rows in the SQLite file. If the file has more rows, the oldest rows are deleted."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -130,7 +137,7 @@ CREATE TABLE IF NOT EXISTS sources (
     PRIMARY KEY (recipe, function)
 );
 """
-# `encoder` and `vector` are unused: files of earlier versions have them.
+# The columns `encoder` and `vector` are unused. Files of earlier versions have these columns.
 _SHAPE = "SELECT recipe, function, name, facts, at, encoder, vector FROM sources LIMIT 1"
 _PUT = """
 INSERT INTO sources (recipe, function, name, facts, at) VALUES (?, ?, ?, ?, ?)
@@ -140,7 +147,7 @@ _DROP = "DELETE FROM sources WHERE at < (SELECT at FROM sources ORDER BY at DESC
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """The facts of a recipe's loader (empty `function`), or of a function with its loader."""
+    """The facts of a recipe's loader (if `function` is empty), or of a function together with the loader."""
 
     recipe: str
     function: str
@@ -150,15 +157,16 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """The facts, stored in one file. If the disk fails, no method raises an exception. A damaged file is replaced."""
+    """Stores the facts of recipes and functions in one SQLite file. If the disk fails, no method raises an exception. A
+    damaged file is replaced."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Store the facts of a recipe's loader. If `function` is set (a key in measurements, or a name), store the
-        facts of the function with the loader. `name` is for display."""
+        """Store the facts of a recipe's loader. If `function` is given (the function's key in the measurements, or its
+        name), `facts` are those of the function together with the loader. `name` is the name to display."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 
@@ -184,7 +192,7 @@ class SourceHistory:
         for name, data, at in found:
             try:
                 facts = msgspec.json.decode(data, type=WorkloadFacts)
-            except (msgspec.DecodeError, UnicodeDecodeError):  # written by a later version, or damaged
+            except (msgspec.DecodeError, UnicodeDecodeError):  # a later version wrote the row, or the row is damaged
                 return None
             return SourceRow(recipe, function, name, facts, at)
         return None

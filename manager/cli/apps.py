@@ -45,7 +45,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The setup.cfg of a checkout; an installed Stoker has none."""
+"""The setup.cfg of a source checkout. An installed Stoker does not have this file."""
 
 
 def names(group: str) -> list[str]:
@@ -73,7 +73,7 @@ def load(group: str, name: str) -> Any:
             raise _import_error(name, point, error) from error
         extra = ': pip install "stoker[models]"' if _package_name_of_entry_point(point) == "stoker" else ""
         raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
-    except Exception as error:  # the import of a package may raise any error
+    except Exception as error:  # importing a package may raise any error
         raise _import_error(name, point, error) from error
 
 
@@ -88,7 +88,7 @@ def load_command(group: str, name: str) -> click.Command:
 
 
 def _entry_points(group: str) -> Iterable[EntryPoint]:
-    from importlib.metadata import EntryPoint, entry_points  # slow import: a fifth of a command's start
+    from importlib.metadata import EntryPoint, entry_points  # slow: a fifth of a command's start-up time
 
     found = entry_points(group=group)
     declared = configparser.ConfigParser()
@@ -173,7 +173,7 @@ class Apps(FromEntryPoints):
             if ctx.params.get("name"):
                 raise click.UsageError("--name names a detached run; write --detach too")
             return super().invoke(ctx)
-        first = ctx._protected_args if hasattr(ctx, "_protected_args") else ctx.protected_args  # click before 8.2
+        first = ctx._protected_args if hasattr(ctx, "_protected_args") else ctx.protected_args  # click < 8.2
         given = [*first, *ctx.args]
         if not given:
             raise click.UsageError("--detach needs a program or an application: stoker run --detach ./my_app.py")
@@ -222,7 +222,7 @@ def add_session_option(command: click.Command) -> click.Command:
             raise click.UsageError("--session and --site exclude each other; give one")
         if session:
             wait_for_starting_sessions(session)
-            if over := find_session(session).over():  # print one line instead of the program's traceback
+            if over := find_session(session).over():  # otherwise the program would print a traceback
                 raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session
         return inner(*args, **options)

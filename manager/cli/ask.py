@@ -1,5 +1,6 @@
-"""Questions to a session's manager from an observer: a client that submits no calls and does not keep the session
-alive. The observer's frames are unnumbered (see `protocol.wire`), so it repeats questions after a lost connection."""
+"""Send questions to a session's manager as an observer. An observer is a client that submits no calls and does not keep
+the session alive. The frames of an observer have no numbers (see `protocol.wire`), so the observer repeats a question
+if the connection is lost."""
 
 from __future__ import annotations
 
@@ -79,7 +80,6 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
@@ -170,7 +170,7 @@ def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
 def explain_silent_manager(folder: SessionFolder, file: SessionFile) -> str:
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
-        newest = 0.0  # time of the manager's last write
+        newest = 0.0  # time at which the manager last wrote a file
         for path in (folder.journal, folder.manager_log, folder.file):
             with contextlib.suppress(OSError):
                 newest = max(newest, path.stat().st_mtime)

@@ -1,7 +1,7 @@
-"""All output of the command line, and types of its options. Other modules do not print.
+"""Print all output of the `stoker` command, and define click types for its options. Other modules do not print.
 
-On a terminal some words have colour and `--watch` redraws in place. With `--json` stdout contains only one JSON
-document.
+On a terminal, some words have a colour, and `--watch` redraws the output in place. With `--json`, stdout contains only
+one JSON document.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """True if stdout is a terminal."""
+    """Return True if stdout is a terminal."""
     return _out.is_terminal
 
 
@@ -110,9 +110,10 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that change. A terminal redraws the lines in place; a pipe receives the lines again.
+    """A block of printed lines that can be replaced. A terminal redraws the lines in place. A pipe receives all lines
+    again.
 
-    Made by `redrawn`.
+    `redrawn` creates the object.
     """
 
     def __init__(self, live: Live | None) -> None:
@@ -132,11 +133,11 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """Yield a block of lines that can change."""
+    """Yield a block of printed lines that can be replaced."""
     if not is_terminal():
         yield Redrawn(None)
         return
-    wrapping = Console(highlight=False)  # wraps lines: redrawing needs the number of screen lines
+    wrapping = Console(highlight=False)  # wrapping lines, because Live counts the screen lines
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
@@ -147,8 +148,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def exit_silently_on_closed_pipe() -> Iterator[None]:
-    """End the command silently if the reader of the pipe has exited (`stoker logs | head`), with an error if the disk
-    is full."""
+    """End the command silently if the reader of the output pipe has exited (`stoker logs | head`). End the command with
+    an error message if the disk is full."""
     try:
         yield
     except BrokenPipeError:
@@ -199,7 +200,6 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -210,12 +210,11 @@ class WholeNumber(click.ParamType[int]):
 
 
 class ByteSize(click.ParamType[int]):
-    """A click type for a size in bytes, written with its unit."""
+    """A click type for a size with a unit, such as `32 MB`. The converted value is in bytes."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

@@ -1,6 +1,6 @@
 """`stoker doctor`: check this machine and site files, and show how to fix problems.
 
-`CHECKS` lists all checks. This module checks remains of sessions.
+`CHECKS` lists all checks. The checks in this module find remains of ended sessions.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def excluded_nodes() -> Iterator[Finding]:
 
 
 def clear_node(node: str) -> Iterator[str]:
-    """Yield a message for each cleared record. Raises StokerError for a node that is not excluded."""
+    """Let blocks start on an excluded node again. Yield a message for each site that excluded the node. Raises
+    StokerError if the node is not excluded.
+    """
     for record in node_store.clear(node):
         yield (
             f"blocks of site {record.source} may start on {node} again; running sessions notice the change within"
@@ -116,7 +118,7 @@ def clear_node(node: str) -> Iterator[str]:
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two checks, because a session may be ending or restarting its manager."""
+"""Seconds between two checks for orphaned processes. A session may be ending or restarting its manager."""
 
 
 def check_orphaned_processes() -> Iterator[Finding]:
@@ -143,7 +145,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 
 def find_orphaned_processes() -> Iterator[OrphanProcess]:
-    """Yield orphaned processes on this machine, including pilots whose lease has not expired."""
+    """Yield processes of ended sessions that still run on this machine, including pilots with an unexpired lease."""
     found = list(session_remains.iter_own_session_processes())
     gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):

@@ -1,4 +1,4 @@
-"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock."""
+"""Checks of `stoker doctor` for Python, packages, devices, disks, the limit of open files, sockets and the clock."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from stoker.units import show_bytes
 class Level(enum.Enum):
     OK = "ok"
     NO = "no"
-    """Level of a finding that is missing but not needed on this machine."""
+    """Level of a finding that something is missing, but not needed on this machine."""
     WARN = "warn"
-    """Level of a finding with which Stoker works, but slower or with fewer features."""
+    """Level of a finding because of which Stoker is slower or has fewer features."""
     NEED = "need"
-    """Level of a finding that is missing and that Stoker needs."""
+    """Level of a finding that something that Stoker needs is missing."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ def _version(name: str) -> str:
 
 
 def is_version_within_bounds(version: str, bounds: str) -> bool:
-    """True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
+    """Return True if a version is within the bounds (`>=1.2,<3`), or if the bounds cannot be read."""
     have = _numbers(version)
     limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
     return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
@@ -230,7 +230,8 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the driver's version, the number of GPUs, and the newest CUDA version of the driver (13020 is 13.2)."""
+    """Return the version of the GPU driver, the number of GPUs, and the newest CUDA version that the driver supports
+    (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -239,7 +240,9 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _cuda_version_of_torch() -> str | None:
-    """Return the CUDA version of torch without importing torch; `""` for a CPU build, None without torch."""
+    """Return the CUDA version that torch was built for, without importing torch. Return `""` for a CPU build, and None
+    if torch is not installed.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -265,7 +268,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files: one per pilot, several per client."""
+    """Check the limit of open files of a process. A manager needs one open file per pilot and several per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -303,7 +306,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clocks of disk and machine, because ages of shared files depend on both."""
+    """Compare the clocks of the file system and of this machine. The ages of shared files depend on both clocks."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

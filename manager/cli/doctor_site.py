@@ -1,7 +1,8 @@
 """Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and does the batch system accept the
 job?
 
-Only Slurm can check a script without a submission (`sbatch --test-only`), with limits that no listing shows.
+Only Slurm can check a submit script without submitting it (`sbatch --test-only`). Slurm then also applies limits that
+commands such as `sinfo` do not show.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from stoker.units import show_bytes, show_seconds
 
 
 _ENDPOINT_S = 10.0
-"""Seconds within which an endpoint must list its models."""
+"""Seconds within which the endpoint of a language model must list its models."""
 _EXAMPLE = "k3v9"
 
 
@@ -70,7 +71,9 @@ class DryRunLines(msgspec.Struct, frozen=True):
 
 
 def show(site: Site) -> DryRunLines:
-    """Return the lines of a dry run. Raises ConfigError for settings that the batch system lacks."""
+    """Return the lines that `stoker up --dry-run` prints. Raises ConfigError for settings that the batch system does
+    not support.
+    """
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
@@ -126,14 +129,16 @@ _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
 
 
 class SiteFault(msgspec.Struct, frozen=True):
-    """A setting that does not fit the cluster. `never`: a job with this setting never starts."""
+    """A setting of a site file that does not fit the cluster. `never`: True if a job with this setting never starts."""
 
     text: str
     never: bool = False
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError if a site's jobs would never start; return the other faults of the sites."""
+    """Raise ConfigError if the jobs of a site would never start. Otherwise return descriptions of the settings that do
+    not fit the cluster.
+    """
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -180,7 +185,7 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""Seconds after the probe's time limit at which its session ends if the probe is killed."""
+"""If the probe command is killed, its session ends this many seconds after the probe's time limit."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -211,7 +216,7 @@ def batch_system() -> Iterator[Finding]:
 
 
 def check_advice_endpoint(site: Site) -> Iterator[Finding]:
-    """Check that the endpoint of `[advice]` answers and has the model."""
+    """Check that the endpoint in the site file's `[advice]` section answers and has the model."""
     topic, named = f"site {site.name}", site.advice
     if not named.url:
         return
@@ -292,7 +297,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
 
 
 def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
-    """Warn about folders that other users cannot read, because many HTCondor pools run jobs as other users."""
+    """Warn if other users cannot enter a folder on the path of Python. Many HTCondor pools run jobs as other users."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run"
@@ -300,8 +305,8 @@ def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
 
 
 def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
-    """Warn about folders in /tmp. Jobs may have a private /tmp (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's
-    job_container/tmpfs)."""
+    """Warn if Python or the session folders are in /tmp. Jobs may have a private /tmp (HTCondor's MOUNT_UNDER_SCRATCH,
+    Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
     for what, path, action in (
         ("Python is", python, packed),
@@ -337,8 +342,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot and wait until it joins. This proves that nodes can access the environment and session
-    folder, and can reach this host."""
+    """Submit a one-minute pilot and wait until the pilot joins the session. A pilot that joins proves that compute
+    nodes can access the environment and the session folder, and can reach this host."""
     topic = f"probe {site.name}"
     folder = new_sessions.make([make_probe_site(site)], idle_s=wait_s + _SLACK_S)
     say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")
@@ -346,7 +351,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     try:
         detached.start(folder, waiting=say)
     except KeyboardInterrupt:
-        if folder.file.exists():  # the manager started before Ctrl-C
+        if folder.file.exists():  # the manager had started before Ctrl-C
             down.end(folder)
         else:
             detached.forget(folder)

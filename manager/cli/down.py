@@ -72,8 +72,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """End the session; return its last status, or None. A dead manager is restarted first, because only the manager
-    knows the jobs. Raises SessionError."""
+    """End the session. Return the session's last status, or None if the manager has not answered. A dead manager is
+    restarted first, because only the manager knows the jobs of the session. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -98,14 +98,14 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because its disk is full. Return False if this fails."""
+    """End a session whose manager reads no messages because the disk is full. Return False if the attempt fails."""
     try:
         try:
             until = time.monotonic() + _FILE_S
             while not (is_over := bool(folder.over())) and time.monotonic() < until:
                 folder.asked_to_end.touch()  # the manager reacts only to a change of the file's time
                 time.sleep(_LOOK_EVERY_S)
-        finally:  # otherwise the file would end the session later
+        finally:  # a remaining file would end the session later
             folder.asked_to_end.unlink(missing_ok=True)
     except OSError:
         return False
@@ -115,7 +115,7 @@ def _end_by_file(folder: SessionFolder) -> bool:
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[session_remains.LeftBehind]:
-    """Wait up to `wait_s` seconds until no process or job of a session remains; return what remains."""
+    """Wait up to `wait_s` seconds until no process or job of a session remains. Return those that remain."""
     began, said = time.monotonic(), ""
     while True:
         here = [*session_remains.processes(folder), *session_remains.factory(folder)]

@@ -18,18 +18,18 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""Seconds after the first signal during which further signals are ignored, because a closing terminal may send SIGHUP
-twice. A later signal kills the command."""
+"""Seconds after the first signal during which further signals are ignored. A closing terminal may send SIGHUP twice. A
+later signal kills the command."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP arrived (`scancel`, `timeout`, a closed terminal)."""
+    """The process received SIGTERM or SIGHUP (from `scancel`, `timeout`, or a closed terminal)."""
 
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP, unless ignored (`nohup`) or handled. Yield
-    the received signals."""
+    """Raise Terminated in the `with` block when the first SIGTERM or SIGHUP arrives. A signal that is already ignored
+    (`nohup`) or handled stays so. Yield the list of received signals."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
@@ -56,7 +56,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def flush_or_discard_output() -> None:
-    """Flush output, and discard it if the terminal is closed, because Python cannot write it at exit."""
+    """Flush stdout and stderr. If the terminal is closed, discard the output, which Python cannot write at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

@@ -1,7 +1,7 @@
 """`stoker explain`: show why a call, pilot, library, context or block is in its state.
 
-For a failure, the command also shows the cause, a remedy and the recovery so far. The command reads only logs that this
-machine can access.
+For a failure, the command also shows the cause, a remedy, and what Stoker has done so far to recover. The command reads
+only logs that this machine can access.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed. Return None if the log is unreadable or several calls share
-    the library."""
+    """Return the progress that a running call has printed. Return None if the log is unreadable or if several calls run
+    in the library."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -50,7 +50,7 @@ def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress
 
 
 def progress_line(progress: LoggedProgress) -> str:
-    """Return a line such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    """Return a line that shows progress, such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
     rate = progress.rate_per_s
@@ -99,7 +99,7 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """The cause of a failure (see `Fault`), a remedy, and the recovery so far."""
+    """The cause of a failure (see `Fault`). `do`: a remedy. `done`: what Stoker has done so far to recover."""
 
     kind: FaultKind
     component: str

@@ -1,4 +1,4 @@
-"""The status of a session, requested repeatedly by one program."""
+"""Read the status of a session repeatedly in one program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.manager.cli.session_choice import SessionAnswer
 from stoker.protocol.session import SessionFolder
 
 _ENDED_AGAIN_S = 10.0
-"""Seconds after which an ended session is checked again, because `stoker attach` may have restarted its manager."""
+"""Seconds after which an ended session is checked again. `stoker attach` may have restarted the session's manager."""
 
 
 class FollowedSession:
@@ -62,7 +62,7 @@ class FollowedSession:
         return SessionAnswer(status)
 
     def close(self) -> None:
-        """Close the connection. The next `answer` opens the connection again."""
+        """Close the connection to the manager. The next call of `answer` opens the connection again."""
         if self._observer is not None:
             self._observer.close()
             self._observer = None

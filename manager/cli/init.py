@@ -20,14 +20,14 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Shorter jobs start sooner."""
+"""Time limit of a job in seconds. The limit is short because shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
-"""Cores and bytes of memory to request with a GPU if the machines are unknown."""
+"""Cores, and bytes of memory, that a pilot requests per GPU if the sizes of the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Enough memory for a small language model."""
+"""Bytes of memory for a pilot without a GPU, enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""Bytes of memory up to which a value means unknown: Slurm reports 1 MiB for a node without configured memory."""
+"""A node's memory counts as unknown up to this many bytes. Slurm reports 1 MiB if no memory is configured."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
@@ -53,7 +53,8 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition: first with GPUs, then preemptible, because a lost pilot costs little."""
+    """Return the best partition. Prefer partitions with GPUs, then preemptible partitions, because a lost pilot costs
+    little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -142,8 +143,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return cores and memory of a pilot, and a comment. A pilot has the smallest machine's share for one GPU, or the
-    smallest machine without GPUs."""
+    """Return the cores and the memory of a pilot, and a comment for the site file. If machines have GPUs, a pilot gets
+    the cores and memory per GPU of the smallest machine. Otherwise a pilot gets the whole smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""

@@ -38,7 +38,9 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def show_call(session: str, call: str) -> None:
-    """Print the output of a call or of its failed loader. Raises SessionError for an unknown call or unreadable log."""
+    """Print the output of a call, or the output of the call's loader if the loader failed. Raises SessionError if the
+    call is unknown or a log cannot be read.
+    """
     _, story, over = find_story_of_subject(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -59,7 +61,7 @@ def show_call(session: str, call: str) -> None:
 
 
 def explain_missing_output(story: Story, *, over: str = "") -> str:
-    """Return the message for a call without output. `over`: why the session has ended."""
+    """Return a message that explains why a call has no output. `over`: why the session has ended."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
@@ -79,18 +81,20 @@ def explain_missing_output(story: Story, *, over: str = "") -> str:
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Return where the output of each try is: file, first byte and end (None for the end of the file)."""
+    """Return where each execution of a call printed its output: the file, the first byte, and the end (None for the end
+    of the file).
+    """
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died during a call. The logs of these libraries contain the call's last output."""
+    """Return the ids of the libraries that died during a call. Their logs contain the last output of the call."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
 def log_of_failed_loader(texts: list[str]) -> Path | None:
-    """Return the log of a library whose loader failed, or None."""
+    """Return the log of the library in which the call's context failed to load, or None if no load failed."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
     return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
 
@@ -202,7 +206,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """Return the log whose name begins with `what`. Raises SessionError."""
+    """Return the log file whose name begins with `what`. Raises SessionError if no file or several files match."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]

@@ -1,4 +1,4 @@
-"""The `stoker` command group: it finds subcommands and prints their errors."""
+"""The `stoker` command group, which finds the subcommands and prints the errors of subcommands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands and their modules in `stoker.manager.cli`, which are imported on use."""
+"""Stoker's own commands, and the module of each command in `stoker.manager.cli`. A module is imported when its command
+runs."""
 
 
 class CommandGroup(FromEntryPoints):
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.Abort as abort:
-        # Click converts every EOFError to Abort, as after Ctrl-D. This EOFError is a fault in Stoker.
+        # Click converts every EOFError to Abort, as if the user pressed Ctrl-D. Here, EOFError is an error in Stoker.
         if isinstance(abort.__cause__, EOFError):
             raise abort.__cause__ from None
         code = 130

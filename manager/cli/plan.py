@@ -1,4 +1,4 @@
-"""`stoker plan`: forecast a run on a site before its submission."""
+"""`stoker plan`: forecast how a run on a site would go, before the user submits the run."""
 
 from __future__ import annotations
 

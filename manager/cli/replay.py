@@ -1,4 +1,4 @@
-"""`stoker replay`: check that a session's journal leads to the same scheduling decisions again."""
+"""`stoker replay`: replay a session's journal, and check that the scheduling decisions are the same again."""
 
 from __future__ import annotations
 

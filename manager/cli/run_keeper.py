@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     began_at = time.time()
     program = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # -P: same option as in the `stoker` script
+        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # -P, as in the `stoker` script
         env={**os.environ, RUN: str(run.path), "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
     )
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     )
     try:
         write_whole(run.file, msgspec.json.encode(facts), sync=True)
-    except OSError as error:  # without this file commands cannot find the program
+    except OSError as error:  # without this file, no command can find the program
         program.kill()
         program.wait()
         sys.exit(f"{run.file}: cannot be written: {error.strerror}; the program was stopped")

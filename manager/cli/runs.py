@@ -42,7 +42,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """Content of `run.json`: a started program. Times are in seconds since the epoch."""
+    """The content of `run.json`, which describes the started program. Times are in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -135,7 +135,8 @@ def suggest_similar_run(name: str) -> str:
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """Create a run's folder, named `name`, or after the program `what`. Raises ConfigError."""
+    """Create the folder of a detached run. The run's name is `name`, or the name of the program `what` with a number.
+    Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
         raise ConfigError(
             f"--name: {name!r:.80} is not a valid name; use letters, digits, '-', '_' and '.'", key="name"
@@ -192,7 +193,8 @@ _TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start a detached `stoker run`. Raises ConfigError, or SessionError if the program fails immediately."""
+    """Start `stoker run` in a process that continues after logout. Raises ConfigError, or SessionError if the program
+    fails immediately."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -237,7 +239,7 @@ def tail(run: DetachedRun) -> str:
 
 
 def follow(run: DetachedRun) -> None:
-    """Print a run's log until the run ends, then exit with its exit status."""
+    """Print the log of a detached run until the run ends, then exit with the exit status of the run."""
     try:
         with run.log.open("rb") as file:
             while True:
@@ -266,7 +268,7 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
         if facts is None or facts.machine != machine():
             host = facts.host if facts is not None else "another host"
             raise SessionError(f"{run.name} runs on {host}: log in there and write stoker down {run.name}")
-        if run.is_alive_here():  # otherwise its keeper will write its exit status
+        if run.is_alive_here():  # if the program is dead, the keeper will write its exit status
             with contextlib.suppress(ProcessLookupError):
                 os.kill(facts.pid, signal.SIGTERM)
         wait_until(lambda: not run.is_running(), limit_s=wait_s)

@@ -1,14 +1,15 @@
-"""Chooses the session of a command, and sends questions to its manager, or reads an ended session's journal.
+"""Choose the session that a command applies to. Send questions to the session's manager, or read the journal of an
+ended session.
 
 If the command names no session, the choice is: 1. the newest session of the current folder; 2. the newest running
 session; 3. the newest session.
 
-A folder has a session if a program started or joined the session there (`runinfo`), `stoker up` ran there, or the
-session's own folder is there or in a parent.
+A session belongs to a folder if a program started or joined the session there (`runinfo`), if `stoker up` ran there, or
+if the session's own folder is there or in a parent.
 
-A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`, preferably the
-current folder's. Other commands print the chosen session's id if the user may expect another session, and search other
-sessions for an unknown call.
+A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`, preferably a session
+of the current folder. Other commands print the id of the chosen session if the user may expect another session. If the
+session does not know a call, these commands search other sessions.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command changes. Raises SessionError if none or several sessions match."""
+    """Return the session that a command such as `stoker down` changes if the user names none. Raises SessionError if no
+    session or several sessions match."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -138,14 +140,14 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
-    is_alone = len(found) == 1  # no choice is needed; the command checks the manager
+    is_alone = len(found) == 1  # with one session, the command checks its manager itself
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):
             return not detached.over(folder) if detached_only or is_alone else detached.is_up(folder)
         return False
 
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # an unreachable host answers slowly
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # asking an unreachable host takes long
         up = pool.map(is_up, [folder for _, folder, _ in found])
         return [
             SessionCandidate(session, folder.path, is_own, is_up)
@@ -154,8 +156,8 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of sessions, last used first. The flag is True for a session of the folder `here`. Joined
-    sessions have links in `runinfo`."""
+    """Return the folders of all known sessions, the last used first, each with True if the session belongs to the
+    folder `here`. The folder `runinfo` has links to joined sessions."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -175,7 +177,7 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
 
 
 def _belongs_to_folder(folder: Path, here: Path) -> bool:
-    """True if a session's folder is in `here` or a parent, or `stoker up` ran in `here`."""
+    """Return True if the session's folder is below or above `here`, or if `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
     with contextlib.suppress(OSError):
@@ -192,7 +194,8 @@ Command = Callable[..., None]
 
 
 def add_session_argument(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, as argument and option. `default`: the rule of choice as help text."""
+    """Add SESSION to a command, both as an argument and as an option. `default`: help text that says which session is
+    chosen if the user gives none."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -212,7 +215,7 @@ _NAMES = "The same as the argument SESSION: the session's id, a prefix of the id
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """The status of a session. `over`: why the session has ended."""
+    """The status of a session. `over`: why the session has ended, or empty if the session is running."""
 
     status: to_client.Status
     over: str = ""
@@ -228,7 +231,7 @@ def read_session_status(name: str) -> tuple[SessionFolder, SessionAnswer]:
 
 
 def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswer:
-    """Return the last status of an ended session. Raises SessionError."""
+    """Return the last status of an ended session, from the session's journal. Raises SessionError."""
     from stoker.manager.live.replay import status_of_ended_session
 
     with _explain_journal_errors(folder, ended):
@@ -236,8 +239,8 @@ def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswe
 
 
 def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return a subject's session, its story, and why the session has ended. Without `name`, also search other sessions.
-    Raises SessionError."""
+    """Return the session of a subject (such as a call or pilot), the subject's history, and why the session has ended.
+    If `name` is empty, also search other sessions. Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_ambiguous_subject(story):

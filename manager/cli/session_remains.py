@@ -1,7 +1,7 @@
-"""Processes, jobs and the folder that remain of an ended session.
+"""Find the processes, jobs and the folder that remain of an ended session.
 
-`prune` removes the whole folder if it is in a usual place (`sessions.d` of the state folder, `runinfo` of a program). A
-folder that a user has named (`stoker up --folder`) stays if it contains other files.
+`prune` removes the whole session folder if the folder is in a usual place (`sessions.d` of the state folder, `runinfo`
+of a program). A folder that a user has named (`stoker up --folder`) is kept if it contains other files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that a session's processes run, and the names of these processes for users."""
+"""The modules that the processes of a session run, and the names that users see for these processes."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""Programs of TaskVine in a session. The last name is the program of a library."""
+"""File names of the TaskVine programs that run in a session. The last name is the program of a TaskVine library."""
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {
@@ -54,7 +54,7 @@ _REMOVES = {
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """A remaining part of a session, and the command that ends it, if any."""
+    """A process or job that remains of a session. `remove`: the command that ends the process or job, or empty."""
 
     what: str
     remove: str = ""
@@ -99,7 +99,7 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
+    """Return True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
     the workers of TaskVine."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
@@ -108,7 +108,7 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """Return the batch system of a session's site. Raises SubmissionRefused, ConfigError."""
+    """Return the batch system of a session's site. Raises SubmissionRefused or ConfigError."""
     from stoker.manager.factory.batches import make_batch  # slow import of Parsl
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
@@ -116,7 +116,8 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 
 
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """Return a session's open jobs at a site and their statuses, except the jobs in `seen`. Raises StokerError."""
+    """Return the session's jobs at a site that have not ended, with the status of each job. Omit jobs in `seen`. Raises
+    StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
     batch = batch_of(site, folder)
@@ -128,8 +129,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 def list_jobs_before_processes(
     here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None
 ) -> list[LeftBehind]:
-    """Return what remains: first jobs that the factory still cancels, then processes. A factory with jobs must not be
-    killed.
+    """Return the remaining jobs that the factory is still cancelling, and then the remaining processes. A factory with
+    jobs must not be killed.
     """
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
@@ -140,7 +141,9 @@ def list_jobs_before_processes(
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs. If a batch system does not answer, yield its jobs in the status `before`."""
+    """Yield the session's jobs. If a batch system does not answer, yield the jobs that the earlier status `before`
+    lists.
+    """
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)
@@ -165,7 +168,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
         there = [job for job in found if job not in stuck]
         if there:
             yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
-        if stuck:  # only HTCondor reports jobs in removal
+        if stuck:  # only HTCondor reports jobs that are being removed
             text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
             yield LeftBehind(text, f"condor_rm -forcex {' '.join(stuck)}")
 
@@ -181,7 +184,9 @@ _OF_A_SESSION = (
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The result of `prune` for an old session's folder. `kept`: why the folder stays. `bytes`: the removed bytes."""
+    """The result of `prune` for the folder of an old session. `kept`: why the folder is kept. `bytes`: number of
+    removed bytes.
+    """
 
     session: str
     folder: str
@@ -203,7 +208,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder. Hard links count once."""
+    """Return the total size of all files below a folder, in bytes. A file with several hard links counts once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -234,7 +239,7 @@ def _reasons_against_pruning(folder: SessionFolder) -> Iterator[str]:
 
 
 def _jobs(folder: SessionFolder) -> Iterator[str]:
-    if not folder.file.exists() or not may_have_jobs(folder):  # a manager that never listened has submitted no jobs
+    if not folder.file.exists() or not may_have_jobs(folder):  # no jobs if the manager never started
         return
     try:
         sites = detached.sites_of(folder)

@@ -1,4 +1,5 @@
-"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here."""
+"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove the pilots' caches on this
+machine."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ _OLDER = "14d"
 _DAY_S = 86400.0
 _ASKED_AT_ONCE = 16
 _MADE_S = 60.0
-"""Seconds within which the manager of a new session starts to listen."""
+"""Seconds within which the manager of a new session must start to listen."""
 
 
 class SessionState(enum.Enum):
     UP = "up"
     LOST = "lost"
-    """State of a session that has not ended, but whose manager is dead: use `stoker attach` or `stoker down`."""
+    """The session has not ended, but the session's manager is dead. Use `stoker attach` or `stoker down`."""
     OVER = "over"
 
 
@@ -195,8 +196,8 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired unused files from the caches here; with `clear`, remove all unused files. Return the contents that
-    stay. Raises StokerError."""
+    """Remove expired unused files from the pilots' caches on this machine. With `clear`, remove all unused files.
+    Return a summary of the files that are kept. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         raise ConfigError(
@@ -209,7 +210,7 @@ def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContent
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.remove_evicted_snapshots(cache)  # a pilot also does this at its start
+        store.remove_evicted_snapshots(cache)  # each pilot also removes them when it starts
         if clear:
             sweep(base)
             if not any(base.glob("pilot-*")):  # a library of a live pilot may be loading a snapshot
@@ -221,7 +222,7 @@ def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContent
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return lines about the files that a session of these sites leaves on nodes."""
+    """Return messages about the files that a session with these sites leaves on compute nodes."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"

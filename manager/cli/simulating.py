@@ -1,4 +1,4 @@
-"""The work of `stoker simulate`: run a scenario under policies, and compare the policies."""
+"""The implementation of `stoker simulate`: simulate a scenario under several policies, and compare the policies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ _NARROW = 0.02
 
 
 def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
-    """Return one line per policy: means with half widths of their 95 % intervals."""
+    """Return one line of text per policy, with the mean of each metric and the half width of its 95 % confidence
+    interval.
+    """
     shown = []
     for column in columns:
         found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
@@ -145,13 +147,14 @@ def count(number: int, noun: str) -> str:
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""Maximum runs for which a pipe receives one line per run."""
+"""Maximum number of simulation runs for which one line per run is printed to a pipe."""
 _FROM = 0.03
-"""Completed share of the runs from which the time left is shown."""
+"""The time left is shown after this share of the simulation runs is complete."""
 
 
 class SimulationProgress:
-    """The progress of all runs. `bar` is None on a pipe, where each run prints a line."""
+    """Shows the progress of all simulation runs. `bar` is None if stdout is a pipe, to which each finished run prints a
+    line."""
 
     def __init__(self, *, total: int, calls: int, shown: bool) -> None:
         self._total = total
@@ -216,7 +219,8 @@ _FIRST = "static-pool"
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """The user's request. An empty value or None selects the scenario's value; for `jobs`, all cores."""
+    """The arguments of `stoker simulate`. If a value is empty or None, the value of the scenario applies. If `jobs` is
+    None, all cores are used."""
 
     given: str
     policies: tuple[str, ...] = ()
@@ -242,7 +246,7 @@ class SimulationPlan(msgspec.Struct, frozen=True):
 
 
 class SimulationOutcome(msgspec.Struct):
-    """The finished runs. `stopped`: why some runs are missing."""
+    """The finished simulation runs. `stopped`: the error because of which some runs are missing."""
 
     runs: list[FinishedRun]
     stopped: StokerError | KeyboardInterrupt | None = None
@@ -250,7 +254,8 @@ class SimulationOutcome(msgspec.Struct):
 
 
 def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
-    """Simulate, report, and return the exit code. Raises StokerError, but keeps finished runs."""
+    """Simulate the scenario, print a report, and return the exit code. If StokerError is raised, the files of finished
+    runs are kept."""
     plan = _plan(asked)
     if not as_json:
         console.lines(_header(plan))

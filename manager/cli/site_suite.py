@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests`: run pytest over `stoker.site_tests`, and show the verdicts."""
+"""`stoker doctor SITE --tests`: run the tests in `stoker.site_tests` with pytest, and show the results."""
 
 from __future__ import annotations
 
@@ -96,13 +96,14 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest if the expression is invalid, or matches no test."""
+"""Exit codes of pytest if the expression of `-k` is invalid or matches no test."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Test Stoker's promises on a site. `chosen` selects promises (pytest's `-k`); empty selects all.
+    """Run the site tests, which check Stoker's promises on a site. `chosen` selects tests, as pytest's `-k` does. If
+    `chosen` is empty, all tests run.
 
-    Raises StokerError if `chosen` selects no test, or if the suite did not run.
+    Raises StokerError if `chosen` selects no test, or if the tests did not run.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
@@ -111,7 +112,7 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
             kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
             environ = {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)
-            while process.returncode is None:  # the suite also receives Ctrl-C, and writes its page
+            while process.returncode is None:  # pytest also receives Ctrl-C, and writes its report
                 with contextlib.suppress(KeyboardInterrupt):
                     process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:

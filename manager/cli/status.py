@@ -65,7 +65,9 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """A session, redrawn on a terminal; a pipe receives only changes. `folder`: needed to show gateways."""
+    """Displays the status of a session. A terminal shows the current status, and a pipe receives only changes.
+    `folder`: the session folder, needed to show gateways.
+    """
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -91,7 +93,8 @@ class StatusPicture:
 
 
 def lines_if_status_changed(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed, one line if only calls have changed, else none."""
+    """Return all lines of the status if pilots, blocks or contexts have changed. Return one line if only the numbers of
+    calls have changed, and no line if nothing has changed."""
     if before is None or _state_without_call_counts(status) != _state_without_call_counts(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
@@ -143,7 +146,7 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds within which the program or keeper restarts a dead manager."""
+"""Seconds within which the user's program or the session's keeper restarts a dead manager."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
@@ -172,7 +175,8 @@ def attach(*, session: str) -> None:
 
 
 def restart_dead_manager(folder: SessionFolder) -> None:
-    """Restart a dead manager. Raises SessionEndedError if the session has ended, or another SessionError."""
+    """Restart the session's manager if it is dead. Raises SessionEndedError if the session has ended, or another
+    SessionError."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
@@ -185,8 +189,8 @@ def restart_dead_manager(folder: SessionFolder) -> None:
 
 
 def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning about pilots that cannot find a moved manager, because they have only a copy of the session
-    folder. `before`, `now`: addresses of the manager."""
+    """Return a warning if a manager has a new address that some pilots cannot find. These pilots have only a copy of
+    the session folder. `before`, `now`: the old and the new address of the manager."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""

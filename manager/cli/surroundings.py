@@ -26,7 +26,7 @@ PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""Share of a node's memory that jobs may use."""
+"""Share of a node's memory that jobs may use. The operating system needs the rest."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
@@ -44,8 +44,9 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition. 0 means no limit or unknown. `cores`, `memory_bytes`: size of the smallest node. `gpu_cores`,
-    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and per core."""
+    """A Slurm partition. A value of 0 means unlimited or unknown. `cores`, `memory_bytes`: size of the smallest node.
+    `gpu_cores`, `gpu_memory_bytes`: default cores and memory per GPU. `most_memory_bytes`, `core_memory_bytes`: memory
+    limits per node and per core."""
 
     name: str
     default: bool = False
@@ -63,8 +64,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Cores and bytes of memory for a pilot: one GPU's share of the smallest node, or the whole node if it has no
-        GPUs. The memory is within the partition's limits.
+        """The cores and the bytes of memory for a pilot: the part of the smallest node that belongs to one GPU, or the
+        whole node if the node has no GPUs. The memory is within the limits of the partition.
         """
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
@@ -78,7 +79,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """A Slurm cluster. `preempts`: True if partitions preempt each other's jobs."""
+    """Facts about a Slurm cluster. `preempts`: True if jobs of one partition can preempt jobs of another partition."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -92,7 +93,7 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Read the facts of the cluster with Slurm's commands. `trouble`: the first error."""
+    """Return the facts about the cluster that Slurm's commands print. `trouble` of the result is the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -114,7 +115,8 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return open partitions, from `sinfo` (one line per kind of node) and `scontrol show partition --oneliner`."""
+    """Return the partitions that are up. `text`: output of `sinfo`, with one line per kind of node. `shown`: output of
+    `scontrol show partition --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -153,12 +155,14 @@ def read_partitions(text: str, shown: str) -> list[Partition]:
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:
-    """Return GPU types and counts from `gpu:a10:2(S:0-1),gpu:titanx:1`."""
+    """Return the types and numbers of GPUs in a Slurm GRES text, such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
 def parse_time_limit(text: str) -> float:
-    """Return the seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
+    """Return the seconds of a Slurm time limit, such as `1-00:00:00`, `4:00:00`, `30:00` or `30`. Return 0 for
+    `infinite` and `n/a`.
+    """
     found = _DAYS.fullmatch(text.strip())
     if not found:
         return 0.0
@@ -189,9 +193,10 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""Submit commands, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has `qconf`."""
+"""Commands that identify batch systems, in the order of preference. Grid Engine and PBS both have `qsub`, but only Grid
+Engine has `qconf`."""
 _CONTEXT = ("kubectl", "config", "current-context")
-"""Command that fails if `kubectl` has no cluster: many machines have `kubectl` without a cluster."""
+"""Command that fails if `kubectl` has no cluster. Many machines have `kubectl` without a cluster."""
 IMAGE = "IMAGE"
 """Placeholder that `stoker init` writes for Kubernetes instead of a container image."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
@@ -213,7 +218,9 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. If it runs jobs as other users, its `user_domain` differs from this host's."""
+    """A machine of the HTCondor pool. If `user_domain` differs from the user domain of this host, the machine runs jobs
+    as other users.
+    """
 
     cores: int
     memory_bytes: int
@@ -241,7 +248,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """Name of a network faster than the host name's network; empty if none exists."""
+        """The name of a fast network interface of this host (such as InfiniBand), or empty if there is none."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
@@ -253,7 +260,7 @@ def inspect_host() -> HostFacts:
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
     slurm = ask(run) if kind is ProviderKind.SLURM else None
-    if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm is not configured, so use the next batch system
+    if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm does not answer, so use the next system
         found = [*found[1:], found[0]]
         kind, command = found[0]
         slurm = None
@@ -294,18 +301,20 @@ def scratch_places() -> list[ScratchPlace]:
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
-    """Return open queues from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
+    """Return the names of the open queues in the output of `qstat -Q`, `bqueues -w` or `qconf -sql`."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if kind is ProviderKind.GRID_ENGINE:
         return [words[0] for words in lines]
-    if kind is ProviderKind.LSF:  # QUEUE_NAME PRIO STATUS ...
+    if kind is ProviderKind.LSF:  # header: QUEUE_NAME PRIO STATUS ...
         return [words[0] for words in lines[1:] if len(words) > 2 and words[2].startswith("Open")]
-    # Queue Max Tot Ena Str ..., and a line of dashes
+    # The output of PBS begins with the header `Queue Max Tot Ena Str ...` and a line of dashes.
     return [words[0] for words in lines if len(words) > 4 and words[3] == "yes" and words[4] == "yes"]
 
 
 def parse_condor_nodes(text: str) -> list[Node]:
-    """Return machines from `condor_status -af`: cores, MiB of memory, GPUs, user domain."""
+    """Return the machines in the output of `condor_status -af`. Each line has cores, MiB of memory, GPUs and user
+    domain.
+    """
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -319,7 +328,8 @@ _NODES = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""The command that lists slots. With `-startd`, HTCondor 25 lists daemons, which lack these attributes."""
+"""Command that lists the slots of the HTCondor pool. With `-startd`, HTCondor 25 would list daemons, which do not have
+these attributes."""
 
 
 def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:

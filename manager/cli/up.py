@@ -27,13 +27,15 @@ from stoker.units import parse_seconds
 
 _ANSWER_S = 20.0
 _REASONS_S = 5.0
-"""Seconds to wait for a batch system's next query, which shows why blocks are pending."""
+"""Seconds to wait for the next query of the batch system, whose answer shows why blocks are pending."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """Return the status when the batch systems have answered for all first blocks, or after a time limit."""
+    """Wait until the batch systems have accepted or refused the first blocks, or until a time limit. Return the status
+    of the session.
+    """
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
@@ -84,7 +86,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     """
     wanted = new_sessions.collect(sites)
     idle_s = _idle(idle)
-    path = Path(folder)  # must be empty: a failed start removes the folder
+    path = Path(folder)  # must be empty, because a failed start removes it
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
         raise ConfigError(f"--folder: {path} is not empty; name a new or empty folder", key="folder")
     for note in doctor_site.refuse(wanted):
@@ -100,7 +102,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         holder = detached.start(made, waiting=console.note)
         status = heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
-        if not made.file.exists():  # the manager never listened
+        if not made.file.exists():  # the manager has not started
             detached.forget(made)
             raise
         name = made.read().session

@@ -1,5 +1,5 @@
-"""The manager as a pure function of (state, event, now): no sockets, clock, files or randomness.
+"""The logic of the manager as a pure function of (state, event, now), without sockets, clocks, files or randomness.
 
-Read `reactor` first: it lists the steps of each event. `state` and `nouns` contain the records, `seams` the interface
-of policies.
+Read the module `reactor` first, which lists the steps of each event. The modules `state` and `nouns` contain the
+records of the manager's state. The module `seams` contains the interface of policies.
 """

@@ -1,6 +1,6 @@
-"""Check and carry out the actions of policies; record advice.
+"""Check and carry out the actions that policies return, and record advice.
 
-An invalid action changes nothing and raises PolicyError. A measurement replaces advice.
+An invalid action changes nothing and raises PolicyError. A measured value replaces an advised value.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out a policy's actions in order. A generator sees the effects of each action."""
-    if plan is None:  # a common mistake in custom policies
+    """Carry out the actions of a policy in order. A policy that is a generator sees the effect of each action."""
+    if plan is None:  # a custom policy may return None by mistake
         manager.report_illegal_action(
             PolicyError("None is not a plan; return a sequence of actions, () for none"), seam=seam
         )
@@ -173,7 +173,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
 
 
 def _wait_seconds_without_load(manager: Manager, library: Library, call: Call) -> float:
-    """Return how long a call has waited, without its library's load time (SLINFER §IX-A)."""
+    """Return how many seconds a call has waited, without the load time of the library (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0

@@ -1,10 +1,11 @@
-"""Find the cause of failures: bad calls, the advisor's verdicts, unfit pilots.
+"""Find the causes of failures: calls that kill pilots, pilots that cannot load contexts, and the advisor's verdicts.
 
-*Verdicts* of the advisor arrive late or never. Policies may quarantine a device because of them. If a function fails
-repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
+A *verdict* of the advisor on a failure arrives late or never. Policies may quarantine a device because of a verdict. If
+a function fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
 
-*Unfit pilots*: a failure caused by a pilot, such as a full disk, does not count against a recipe. For `UNFIT_RETRY_S`
-the pilot does not load that context. If the load failed outside its fetch, the pilot loads no context.
+A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit*, and
+does not load the context again for `UNFIT_RETRY_S`. If the load failed after its files were fetched, the pilot loads no
+context at all during this time.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from stoker.protocol.ids import CallId, format_library_id, show_call
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-ALONE_AFTER = 3  # Losses of a call after which the call runs alone; one more loss fails the call
-MOST_LOSSES = 10  # Losses after which a call fails even if it never ran alone
-CUTS = 2  # A call fails after it was cut off by this number of walltimes
+ALONE_AFTER = 3  # A call whose library or pilot died this often runs alone. If it dies once more, the call fails
+MOST_LOSSES = 10  # A call whose library or pilot died this often fails, even if the call never ran alone
+CUTS = 2  # A call fails if the walltime of its pilot has cut it off this many times
 
 
 def special_placement_reason(state: State, call: Call) -> str:
@@ -45,7 +46,7 @@ def special_placement_reason(state: State, call: Call) -> str:
 
 
 def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure that ends a call, or None."""
+    """Return the failure of a call that must not run again. Return None if the call may run again."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -108,16 +109,16 @@ def is_waiting_for_loss_reason(trial: Trial) -> bool:
 
 
 AGAIN_S = 60.0
-SOON_S = 2.0  # Minimum seconds between the first two questions about a function
-FORGET_S = 600.0  # Seconds without failures after which a function counts as new
-MOST_NAMES = 64  # Maximum failing functions of a pilot about which the manager asks the advisor
+SOON_S = 2.0  # Minimum seconds between the first two questions to the advisor about a function
+FORGET_S = 600.0  # Seconds without failures after which the earlier failures of a function are forgotten
+MOST_NAMES = 64  # Maximum number of failing functions, per pilot, about which the manager asks the advisor
 SHOWN_LINES = 2
-LEAST_SURE = 0.5  # Histories omit verdicts with less confidence; policies and `stoker explain --json` get all verdicts
-KEPT = 20  # Latest verdicts kept for a pilot
+LEAST_SURE = 0.5  # Minimum certainty of verdicts in histories. Policies and `stoker explain --json` get all verdicts
+KEPT = 20  # Number of newest verdicts that are kept for each pilot
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
-# The manager does not ask the advisor about these failures: ends on request, by a limit, or with a known reason.
+# The manager does not ask the advisor about these kinds of failures, because their reasons are known.
 UNASKED = frozenset({
     FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE, FailureKind.SERIALIZATION,
     FailureKind.GANG, FailureKind.CONTEXT,
@@ -140,7 +141,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def record_advisor_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record a verdict. Return True if the verdict's pilot is known."""
+    """Record the advisor's verdict on a failure. Return True if the pilot of the failure is still known."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -177,7 +178,9 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
 
 
 def call_output_location(library: Library) -> Printed | None:
-    """Return where the call of a one-slot library prints, or None without a log."""
+    """Return the log file and position at which the output of a library's call begins. Return None if the library has
+    no log or more than one slot.
+    """
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
@@ -188,7 +191,7 @@ def log_of(library: Library) -> str:
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64  # Maximum questions at one timer event; later events ask the remaining questions
+MOST = 64  # Maximum number of questions to the advisor per timer event. Later events ask the others
 
 
 def schedule_output_check(manager: Manager, library: Library) -> None:
@@ -219,14 +222,15 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
 
 
 UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last value repeats
-LASTING_TIMES = 3  # A pilot counts as lastingly unfit after this number of failures in a row
+LASTING_TIMES = 3  # A pilot counts as permanently unfit after this number of failed loads in a row
 EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
 def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Mark a pilot as unfit for a context, or for all contexts.
+    """Record that a pilot cannot load a context, or cannot load any context.
 
-    Failures of an unfit pilot do not count. `waits_s`: seconds until libraries free cache space.
+    Further failures of a pilot that is already unfit are not counted. `waits_s`: seconds until the pilot's libraries
+    free space in the cache.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING

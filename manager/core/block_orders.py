@@ -1,4 +1,4 @@
-"""Request and release blocks; process the factory's reports."""
+"""Request and release blocks (batch jobs with pilots), and process the factory's reports about blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def request_probe(manager: Manager, source: SourceState, node: str) -> None:
-    """Order a one-minute block on a node. The pilot tests the devices of the node."""
+    """Request a one-minute block on a node. The pilot of the block tests the devices of the node."""
     _order(manager, source, 1, AllowedNodes(only=node))
 
 
@@ -39,7 +39,9 @@ def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNo
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block after its running calls, or immediately if it has no pilots."""
+    """Let the running calls of a block end, and then cancel the block. If the block has no pilots, cancel it
+    immediately.
+    """
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -50,7 +52,8 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def send_blocks_to_factory(manager: Manager, client: Client) -> None:
-    """Send a new factory all open blocks and cancellations. Earlier factories count as disconnected."""
+    """Send all blocks that have not ended, and all cancellations, to a new factory. Earlier factories count as
+    disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
@@ -107,7 +110,7 @@ def release_block_without_pilots(manager: Manager, id: str) -> None:
 
 
 def write_final_pilot_records(manager: Manager) -> None:
-    """Write the last records of pilots and sources."""
+    """Record the end of each remaining pilot, and that no source has a pilot any more."""
     for block in manager.state.blocks.values():
         blocks.finalize_loss_reasons(manager, block)
     for pilot in manager.state.pilots.values():
@@ -138,7 +141,8 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop the source if two jobs in a row were held for one cause; release this block and all waiting blocks."""
+    """Stop the source of a block if two jobs of the source in a row were held for the same cause. If the source stops,
+    release this block and all waiting blocks of the source."""
     source = block.source
     if not blocks.record_hold(block, message):
         return
@@ -147,7 +151,7 @@ def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
             release_block(manager, other, _STOPPED)
     if message.phase is BlockPhase.RUNNING:
         release_block(manager, block, _STOPPED)
-    elif not block.leaving and not message.phase.over:  # the hold has ended the block's pilots, so cancel it now
+    elif not block.leaving and not message.phase.over:  # the hold has ended the pilots of the block
         blocks.mark_released(block, _STOPPED, manager.state.now)
         blocks.cancel_block(manager, block)
     manager.demand_changed = True

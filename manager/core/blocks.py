@@ -1,9 +1,9 @@
-"""Track blocks, their sources, and the losses of their pilots.
+"""Track blocks, the sources (sites) that provide blocks, and the losses of pilots.
 
 The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`.
 
-A source fails if its block is refused or ends without a pilot. A pilot that joins resets the number of failures. Blocks
-whose pilots died young and loaded nothing are counted separately.
+A failure of a source is counted if a block of the source is refused or ends without a pilot. A pilot that joins resets
+the number of failures. Blocks whose pilots died young and loaded nothing are counted separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReaso
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
-SETTLE_S = 60.0  # Seconds to wait for the reason of a loss; after that the reason stays unknown
+SETTLE_S = 60.0  # Seconds to wait until the batch system reports why a pilot was lost
 
 
 def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
@@ -94,7 +94,7 @@ def _count(state: State, loss: LossReason, change: int) -> None:
 
 
 YOUNG_S = 60.0  # A pilot that loads nothing and is lost within these seconds died young
-KEPT_BLOCKS = 1000  # Ended blocks whose histories are kept
+KEPT_BLOCKS = 1000  # Number of ended blocks whose histories are kept
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
@@ -137,7 +137,7 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """Record that the batch system holds a job. Return True if the hold stops the source."""
+    """Record that the batch system holds the job of a block. Return True if the source stops because of this hold."""
     source = block.source
     if not message.cause or block.probes:
         return False
@@ -222,7 +222,7 @@ def _is_short_lived_block(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """Add a pilot to its block. Return why the block is useless, or an empty text."""
+    """Add a pilot to its block. Return why the pilots of the block cannot run calls, or an empty text if they can."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:

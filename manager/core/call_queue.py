@@ -1,14 +1,14 @@
 """Queue a context's waiting calls by priority, then deadline, then arrival.
 
-Each priority has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back` is a heap of
-calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls for several libraries, which other
-calls may pass (`single`).
+The queue of each priority has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back`
+is a heap of calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls that need several
+libraries. Other calls may start before gang calls (`single`).
 
 With `by_deadline`, calls with a deadline come first. The deadline of a *late* call is ignored. With `by_run_time`, a
 call is sorted by its arrival time plus `YIELDS` times its expected run time.
 
-The core chooses the library of a call *apart* (see `retries`); `take` ignores it. A removed call leaves a *ghost*: an
-entry with an old ticket, which is skipped and later removed.
+Some calls wait *apart* (see `retries`). The core chooses the libraries of these calls, and `take` ignores these calls.
+A call that is removed from the queue leaves a *ghost*: an entry with an old ticket, which is skipped and later removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QueueOptions(Protocol):
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run; 0 = unknown. After each change the caller must call `reorder`."""
+        """Expected run time of a call in seconds; 0 = unknown. When it changes, `Queue.reorder` must be called."""
 
 
 class Queued(Protocol):
@@ -41,17 +41,17 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """The group of the call."""
+        """The group that the call belongs to. The calls of a group have the same function and options."""
 
 
 C = TypeVar("C", bound=Queued)
 
-# The call's deadline, arrival time, id and ticket, then the call.
+# An entry of a heap: the call's deadline, arrival time, id and ticket, then the call itself.
 _Entry = tuple[float, float, int, int, C]
 
 NOT_QUEUED = -1  # Ticket of a call that left the queue. New calls have ticket 0, requeued calls a positive ticket
 _SWEEP_AT = 1000
-YIELDS = 10.0  # With `by_run_time`: a call is sorted as if it arrived this multiple of its run time later
+YIELDS = 10.0  # With `by_run_time`, a call is sorted as if it had arrived this many run times later
 _MOST_EXAMINED = 64
 
 
@@ -65,7 +65,9 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A queue of calls by priority. `gangs` counts gang calls, `timed` calls with a deadline."""
+    """A queue of calls by priority. `gangs`: number of calls that need several libraries. `timed`: number of calls with
+    a deadline.
+    """
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -95,7 +97,9 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return up to `limit` calls from the head. Examine up to `looks` entries of each part."""
+        """Return the first calls of the queue, at most `limit`. Examine at most `looks` entries of each part of the
+        queue.
+        """
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -144,7 +148,7 @@ class Queue(Generic[C]):
         call.late = True
 
     def demote(self, call: C) -> None:
-        """Ignore the deadline of a waiting call, and move it back in the queue."""
+        """Ignore the deadline of a waiting call from now on, and move the call back in the queue."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
@@ -202,7 +206,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield the call with the nearest deadline in each heap."""
+        """Yield the waiting call with the nearest deadline of each part of the queue."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
@@ -221,7 +225,7 @@ class Queue(Generic[C]):
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Remove and return up to `limit` calls of this group from the head."""
+        """Remove the calls of a group from the head of the queue, at most `limit`, and return these calls."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:
@@ -236,7 +240,7 @@ class Queue(Generic[C]):
         if not level.back:
             fresh = level.fresh
             while fresh and len(taken) < limit:
-                for _ in range(min(limit - len(taken), len(fresh))):  # the hot path
+                for _ in range(min(limit - len(taken), len(fresh))):  # this loop must be fast
                     call = fresh.popleft()
                     if call.ticket:
                         self._ghosts -= 1

@@ -1,10 +1,10 @@
-"""Handle clients that join, acknowledge results and leave; end the session.
+"""Handle clients that join, acknowledge results and leave, and end the session.
 
-The session keeps the results and definitions of a disconnected program for a day. After a gap in the journal, every
-frame of a peer is accepted until its next hello.
+The session keeps the results and definitions of a disconnected program for a day. If records of the journal are lost,
+every frame of a client or pilot is accepted until the next hello of this client or pilot.
 
-If an event makes the core raise, the state may be partly changed. The server then journals an `EventRefused` instead
-and restarts the manager.
+If an event makes the core raise an exception, the state may be partly changed. The server then writes an `EventRefused`
+to the journal instead of the event, and restarts the manager.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received_results(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare a client's count of received results with the journal. Return True if the journal lost ends."""
+    """Compare a client's number of received results with the journal. Return True if the journal has lost results."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # later ends get new numbers, because the client never received them
+    if known is not None and received > known:  # number the later results anew, because the client never received them
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
@@ -120,7 +120,7 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
 def find_submit_failure(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why calls are not accepted, or None. `is_known`: True if the calls' group exists."""
+    """Return the failure of submitted calls that are not accepted, or None. `is_known`: True if their group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
@@ -151,7 +151,7 @@ def find_submit_failure(
 
 
 def remove_ended_calls(client: Client, message: Submit) -> Submit:
-    """Remove resubmitted calls whose results are in transit."""
+    """Return the message without the resubmitted calls whose results are already on the way to the client."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -172,14 +172,16 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 
 # ---- leaving
-KEPT_S = 86_400.0  # Seconds that a kept session keeps the results of an absent program
-MOST_KEPT_BYTES = 64_000_000  # Maximum size of the kept results of a program; files of large results do not count
-SETTLE_S = 60.0  # Seconds until the size of kept results is checked; cancelled calls have ended by then
-KEPT_BANNED = 1000  # Banned programs that the manager remembers
+KEPT_S = 86_400.0  # Seconds that a session of `stoker up` keeps the results of a disconnected program
+MOST_KEPT_BYTES = 64_000_000  # Maximum bytes of a disconnected program's results, without large results in files
+SETTLE_S = 60.0  # Seconds until the size of the kept results is checked. Cancelled calls have ended by then
+KEPT_BANNED = 1000  # Number of banned programs that the manager remembers
 
 
 def handle_gone_client(manager: Manager, id: ClientId) -> None:
-    """Cancel the calls of a client that did not reconnect. The last client ends a session that is not kept."""
+    """Cancel the calls of a client that did not reconnect. If no other client remains, end the session, except a
+    session of `stoker up`.
+    """
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -201,7 +203,8 @@ def handle_gone_client(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a gone client if they are too large. After a day, remove unused records."""
+    """Drop the results of a disconnected client if the results are too large. After a day, remove the client, and the
+    records that no other client uses."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -287,7 +290,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- holes in the journal
 def mark_journal_records_lost(state: State) -> None:
-    """Accept all frames of each peer until its next hello."""
+    """Record that the journal has lost records. All frames of a client or pilot are accepted until its next hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
@@ -300,7 +303,7 @@ def store_kept_results(state: State, ends: list[CallEnd]) -> None:
 
 
 def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """Send the kept results of ended calls. Return the other calls."""
+    """Send the client the kept results of those calls that have already ended. Return the other calls."""
     state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
@@ -315,7 +318,7 @@ def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]
 
 # ---- refused events
 ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose last round raised an exception
-MOST_OF_ONE = 3  # Refused events after which a client is banned
+MOST_OF_ONE = 3  # A client is banned after this number of refused events
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:
@@ -336,7 +339,7 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
 
 
 def handle_refused_event(manager: Manager, event: EventRefused) -> None:
-    """Handle a refused event: fail its calls, lose its pilot, or ban its peer."""
+    """Fail the calls of a refused event, treat the pilot that sent the event as lost, or ban the sender."""
     state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"

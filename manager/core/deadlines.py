@@ -1,15 +1,17 @@
-"""Deadlines of calls, forecasts for clients, and work that fits before a walltime.
+"""Deadlines of calls, forecasts for clients, and calls and loads that fit into the remaining walltime of a pilot.
 
-*Deadlines* count if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if it
-started now and took the shortest run time of its function (known after `KNOWN_RUNS` runs). A lost call with
+*Deadlines* are used if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if
+it started now and took the shortest run time of its function (known after `KNOWN_RUNS` runs). A lost call with
 `late="drop"` is dropped. Other lost calls wait until the calls that can meet their deadlines have started.
 
-*Forecasts*: a change, or a miss of the deadline, of up to `forecast_tolerance_s` does not count.
+*Forecasts* are sent to the client if they change by more than `forecast_tolerance_s`. A call that misses its deadline
+by less than this tolerance counts as in time.
 
-*Walltime*: only this file compares run times with the remaining time of a pilot. A pilot drains `drain_margin_s` before
-its end. A call that is expected to outlast a pilot is not sent to it unless no pilot has more time. A call that was cut
-off needs a pilot with more time than the call ran, or with about the longest walltime. After two cut-off loads, the
-longer load counts as the load time until a load is measured.
+*Walltime*: only this module compares run times with the remaining time of a pilot. A pilot stops taking calls
+`drain_margin_s` before its end. A call that is expected to outlast a pilot is sent to this pilot only if no pilot has
+more time. A call that was cut off by a walltime needs a pilot with more time than the call ran, or with about the
+longest walltime. If two loads of a context were cut off, the time of the longer load counts as the load time until a
+load is measured.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-KNOWN_RUNS = 3  # Runs before the shortest time counts, so that a slow first run does not make later calls look lost
+KNOWN_RUNS = 3  # A function's shortest run time counts after this number of runs, because a first run may be slow
 _TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires early is not set again immediately
 
 
 def filter_calls_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop lost calls or mark them as late. Return the calls that were not dropped."""
+    """Drop new calls that can no longer meet their deadlines, or mark these calls as late. Return the calls that were
+    not dropped.
+    """
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
@@ -120,7 +124,9 @@ def apply_forecast_action(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """True if a call misses its deadline by less than the forecast tolerance. `due_at`: the deadline; 0 = none."""
+    """Return True if a call meets its deadline, or misses the deadline by less than the forecast tolerance. `due_at`:
+    the deadline; 0 = none.
+    """
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -137,7 +143,7 @@ def send_forecasts(manager: Manager) -> None:
             manager.tell(client, Forecasts(said, manager.state.now))
 
 
-MARGIN_S = 20.0  # Remaining seconds of walltime at which a pilot with short calls drains
+MARGIN_S = 20.0  # A pilot with short calls stops taking calls this many seconds before its walltime ends
 MOST_OF_IT = 0.25  # Maximum part of the walltime that the drain margin may use, so that short jobs do some work
 CAUTION = 1.5  # Safety factor on the expected run time of a call
 _GRACE_S = 2.0
@@ -145,9 +151,9 @@ _LOAD_CAUTION = 1.2  # Safety factor on the measured load time
 _CUT_LOADS = 2
 SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its walltime) counts as ended by its walltime
 _SLACK_SHARE = 0.25
-_FRESH_SHARE = 0.9  # A pilot counts as fresh with this part of its own, or of the longest, walltime left
-_WHOLE_CUT_SHARE = 0.6  # A cut counts if the call ran for this part of its pilot's walltime
-_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its own exit when it hands on objects
+_FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own, or of the longest, walltime is left
+_WHOLE_CUT_SHARE = 0.6  # Being cut off counts against a call that ran for this share of its pilot's walltime
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after handing over its objects
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -155,7 +161,8 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 def expected_run_s(library: Library, call: Call) -> float:
-    """Return the expected seconds of a call in a library; the mean of its context if unmeasured; 0 = unknown."""
+    """Return the expected run time of a call in a library, in seconds; 0 = unknown. If the call's function was not
+    measured, the mean of the context's calls counts."""
     cost, context = call.group.cost, library.context
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
@@ -174,7 +181,7 @@ def has_time_for_run(view: View, pilot: Pilot, run_s: float) -> bool:
 
 
 def has_time_for_retry(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """True if a pilot has enough time left for a call that was cut off."""
+    """Return True if the library's pilot has enough walltime left for a call that was cut off by a walltime before."""
     pilot = library.pilot
     if not has_time_for_run(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False
@@ -221,7 +228,7 @@ def _load_s(context: Context, kind: str) -> float:
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
-    """Return how many seconds before its end a pilot drains."""
+    """Return the number of seconds before the end of its walltime at which a pilot stops taking calls."""
     return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
 
 

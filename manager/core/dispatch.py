@@ -1,7 +1,7 @@
-"""Move calls between queues and libraries: submit, place, feed, end, requeue.
+"""Move calls between queues and libraries when calls are submitted, sent, ended or requeued.
 
-This is the hot path. A call that may have killed its library (`kills`) runs alone in a library. A call that may have
-killed its pilot gets a whole pilot (`retries`).
+This module is performance-critical. A call that may have killed its library (`kills`) runs alone in a library. A call
+that may have killed its pilot gets a whole pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def feed_library(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
-    # To save time, a library is relisted once, after it is filled. Until then its index entry is outdated. If a policy
-    # returns no call for the library, the library is relisted and the policy runs again.
+    # To save time, the index entry of a library is updated only once, after the library is filled. If a policy
+    # returns no call for the library, the entry is updated before that, and the policy is asked again.
     apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
     listed = library.stuck or not queue.count or queue.gangs or apart
     if listed:
@@ -108,7 +108,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Offer the calls of a queue to libraries with capacity, in the policy's order."""
+    """Send the calls of a context's queue to libraries with free slots, in the order that the policy chooses."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -164,7 +164,7 @@ def _place_or_queue(manager: Manager, context: Context, fresh: list[Call]) -> No
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask the policy for the library of a call. `again`: the call was sent before."""
+    """Ask the policy which library runs a call. `again`: True if the call was sent to a library before."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):
@@ -280,7 +280,7 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
         still_open is not None
         and options is not None
         and options.gang[1] == 1
-        and not options.stream  # the client may lack result pieces from this library
+        and not options.stream  # the client may not have all pieces of this result
         and not any(device.fault for device in library.devices)
     ):
         still_open.note(manager.state.now, f"{library.pilot.id}, which had been counted as lost, finished it")

@@ -1,4 +1,4 @@
-"""End each call exactly once; record its cost and failure.
+"""End each call exactly once, and record the run time and the failure of the call.
 
 `stoker calls` shows failed calls grouped by function, exception and line.
 """
@@ -24,7 +24,7 @@ from stoker.protocol.ids import CallId, format_library_id, show_call
 from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
-MOST = 200  # Maximum failure groups; further kinds of failures count in one group
+MOST = 200  # Maximum number of failure groups. Further kinds of failures are counted in one group
 _OTHER_FAILURES = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
@@ -67,7 +67,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-MOST_SLOW = 10  # Slowest runs that are kept
+MOST_SLOW = 10  # Number of slowest runs that are kept
 _BY_RUN_TIME = operator.attrgetter("run_s")
 
 
@@ -89,11 +89,12 @@ def list_slowest(state: State) -> tuple[SlowCall, ...]:
     )
 
 
-KEPT_FAILURES = 1000  # Failed calls kept for `stoker explain`
+KEPT_FAILURES = 1000  # Number of failed calls that are kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call; `dispatch.calls_ended` has a faster path. `waits`: False if the call is in no queue."""
+    """End a call. Most successful calls end in the faster `dispatch.calls_ended`. `waits`: False if the call is in no
+    queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -121,7 +122,7 @@ def end_call_without_result(manager: Manager, call: Call) -> None:
 
 
 def uncount_call_failure(state: State, outcome: CallEnd) -> None:
-    """Uncount a failure whose result the client already has."""
+    """Subtract a failed call from the counts of failures, because the client already has the result."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
@@ -223,9 +224,10 @@ def account_runs(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float,
     failed: bool = False,
 ) -> int:  # fmt: skip
-    """Count a group's runs, deliver the ends in `good`, and return the number of runs.
+    """Count runs of a group's calls, send the results in `good` to the client, and return the number of runs.
 
-    `others`: number of runs not in `good`. `failed`: a run failed, so the times do not measure the device.
+    `others`: number of runs whose results are not in `good`. `failed`: True if a run failed, so that the run times do
+    not measure the device.
     """
     count = len(good) + others
     if good:
@@ -299,7 +301,7 @@ def apply_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) ->
 
 
 def apply_run_time_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Record advice on a function that never ran. Return True if the advice contains a run time."""
+    """Record the advised run time of a function that has never run. Return True if the advice contains a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

@@ -17,20 +17,20 @@ from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, Library
 
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
-    """Subject: the load time and memory of a context."""
+    """Subject of advice: the load time and the memory of a context."""
 
     recipe: RecipeKey
 
 
 class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
-    """Subject: the cost of a function's calls on a context."""
+    """Subject of advice: the run time of a function's calls on a context."""
 
     function: FunctionKey
     recipe: RecipeKey
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Subject: the cause of a failed call or load (`call` is -1 for a load)."""
+    """Subject of advice: the cause of a failed call or of a failed load. For a load, `call` is -1."""
 
     pilot: PilotId
     library: LibraryId
@@ -39,7 +39,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Subject: the progress of a running call, read from its output."""
+    """Subject of advice: the progress of a running call, which the advisor reads from the output of the call."""
 
     library: LibraryId
     call: CallId
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame from a client. `sequence`: frame number; 0 = not numbered."""
+    """The server received a frame of messages from a client. `sequence`: number of the frame; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -62,7 +62,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame from a pilot. `sequence`: frame number; 0 = not numbered."""
+    """The server received a frame of messages from a pilot. `sequence`: number of the frame; 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -91,11 +91,12 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 
 
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
-    """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
+    """Expected times (in seconds) and memory (in bytes) of a context on a device kind; 0 = unknown.
 
-    `*_sd_s`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of
-    a gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: relative to the
-    fastest kind. `cache`: memory by cached tokens.
+    `*_sd_s`: standard deviation of a time. `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`:
+    seconds until the ranks of a gang have connected. `slots`: number of concurrent calls of a library. `steps`: step
+    times of the inference engine. `speed`: speed of the device kind relative to the fastest kind. `cache`: memory that
+    cached tokens need.
     """
 
     load_s: float = 0.0
@@ -113,31 +114,32 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """The sources of the session. `lease_s`: seconds that pilots wait for an absent manager (0 = unknown)."""
+    """The server defined the sources (sites) of the session. `lease_s`: seconds that pilots wait for an absent manager;
+    0 = unknown."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
 
 
 class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
-    """The session continues without clients (`stoker up`)."""
+    """The session was started by `stoker up`, so it continues without clients."""
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The server ends the session: it is unused, or `stoker down` ran."""
+    """The server ends the session, because the session is unused or because `stoker down` ran."""
 
     reason: str
 
 
 class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
-    """Expected cost by device kind; the key `""` means any kind."""
+    """Expected times and memory of a context or function, by device kind. The key `""` means any kind."""
 
     by_kind: dict[str, ContextAdvice]
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`: confidence, 0 to 1. `proof`: log
-    lines.
+    """The advisor's verdict on the cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`:
+    certainty from 0 to 1. `proof`: log lines that show the cause.
     """
 
     kind: str
@@ -148,9 +150,9 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress of a call, read from its output; 0 = unknown.
+    """The progress of a running call, according to the output of the call; 0 = unknown.
 
-    `slowed`: relative loss since the best rate. `best_ago_s`: seconds since that rate.
+    `slowed`: share of the best rate that the call has lost. `best_ago_s`: seconds since the call had its best rate.
     """
 
     done: float
@@ -166,7 +168,7 @@ Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
-    """Advice on a subject. `source`: where the advice comes from."""
+    """Advice on a subject has arrived. `source`: where the advice comes from."""
 
     about: About
     advice: Advice
@@ -174,7 +176,7 @@ class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
 
 
 class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
-    """Advice on a context in journals of older versions."""
+    """Advice on a context has arrived. Only journals of older versions contain this event."""
 
     recipe: RecipeKey
     by_kind: dict[str, ContextAdvice]
@@ -182,25 +184,27 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal. `lost`: damaged bytes in the journal."""
+    """The manager restarted from its journal. `lost`: number of damaged bytes in the journal."""
 
     lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """Why no factory is connected; empty if a factory is connected."""
+    """A factory has connected or is missing. `reason`: why no factory is connected, or empty if one is connected."""
 
     reason: str
 
 
 class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
-    """A notice for `stoker status`."""
+    """The server has a message that `stoker status` shows."""
 
     text: str
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise, and the manager restarted without it. `role`, `name`: its sender."""
+    """An event made the core raise an exception, and the manager restarted without this event. `role`, `name`: the
+    sender of the event.
+    """
 
     role: str
     name: str
@@ -210,33 +214,33 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
 
 
 class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
-    """Number of frames that the server refused, by kind."""
+    """The server refused frames. `counts`: number of refused frames, by kind."""
 
     counts: dict[str, int]
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """The journal has lost `bytes` bytes here."""
+    """At this position, the journal has lost `bytes` bytes."""
 
     bytes: int
     reason: str
 
 
 class NodesHeard(_Event, frozen=True, array_like=True, tag="nodes"):
-    """Nodes that other sessions excluded or allowed again."""
+    """Other sessions excluded nodes or allowed nodes again."""
 
     records: tuple[NodeRecord, ...]
 
 
 class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
-    """This session may probe a node; no other session probed it lately."""
+    """The session may probe a node, because no other session has probed the node recently."""
 
     source: str
     node: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """A new journal begins with these call ends of the old journal."""
+    """The results of ended calls that the first record of a new journal takes over from the old journal."""
 
     ends: list[CallEnd]
 
@@ -261,17 +265,17 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Deliver `TimerFired(key)` at this time. Replaces an earlier timer."""
+    """Deliver `TimerFired(key)` at the time `at`. A later `SetTimer` with the same key replaces this timer."""
 
     at: float
     key: str
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Ask the advisor a question. `AdviceArrived` follows later or never.
+    """Ask the advisor a question. The answer, `AdviceArrived`, follows later or never.
 
-    `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output (`end` 0 =
-    unknown). `said`: text of a failure.
+    `name`: name of the function or context. `log`, `start`, `end`: log file, and byte range of the call's output in
+    this file (`end` 0 = unknown). `said`: text of the failure.
     """
 
     about: About
@@ -283,7 +287,9 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Record the cost of a load, in seconds and bytes. `slots`: 0 = unknown."""
+    """Record the time (in seconds) and the memory (in bytes) of a load. `slots`: number of concurrent calls; 0 =
+    unknown.
+    """
 
     recipe: RecipeKey
     name: str
@@ -297,7 +303,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Record the number and total run time of calls since the last record."""
+    """Record the number of a function's calls since the last record, and the total run time of these calls."""
 
     recipe: RecipeKey
     function: str
@@ -308,7 +314,7 @@ class RecordRuns(msgspec.Struct, frozen=True):
 
 
 class RecordPace(msgspec.Struct, frozen=True):
-    """Record the seconds per unit of work that gangs of `size` ranks need."""
+    """Record the seconds per unit of work of gang calls that run on `size` libraries."""
 
     recipe: RecipeKey
     kind: str
@@ -317,7 +323,7 @@ class RecordPace(msgspec.Struct, frozen=True):
 
 
 class RecordSpeed(msgspec.Struct, frozen=True):
-    """Record the ratio of equal calls' run times on two device kinds."""
+    """Record the ratio of the run times of equal calls on two device kinds."""
 
     recipe: RecipeKey
     kind: str
@@ -326,7 +332,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record a block's queue time, the time until its first pilot, and that pilot's devices."""
+    """Record how long a block was queued, how long its first pilot took to join, and the devices of this pilot."""
 
     source: str
     wait_s: float
@@ -353,26 +359,28 @@ class RecordPilots(msgspec.Struct, frozen=True):
 
 
 class RecordNode(msgspec.Struct, frozen=True):
-    """Keep a node's record for later and other sessions."""
+    """Store the record of a node for later sessions and for other sessions."""
 
     record: NodeRecord
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Request to probe a node `every_s` seconds after its last probe. `ProbeClaimed` grants it."""
+    """Request permission to probe a node `every_s` seconds after the node's last probe. `ProbeClaimed` is the
+    permission.
+    """
 
     record: NodeRecord
     every_s: float
 
 
 class DiscardObject(msgspec.Struct, frozen=True):
-    """Remove the file of an unwanted result."""
+    """Remove the file of a result that no client wants any more."""
 
     path: str
 
 
 class EndManager(msgspec.Struct, frozen=True):
-    """Send the remaining messages, then exit."""
+    """Send the remaining messages, and then end the manager process."""
 
     reason: str
 
@@ -398,11 +406,11 @@ Command = ToPilot | ToClient | SetTimer | AskAdvice | ClaimProbe | Record | Disc
 
 
 # ---- messages of the advisor
-LONGEST_MESSAGE = 65_536  # Maximum bytes of a message; longer messages are not sent
+LONGEST_MESSAGE = 65_536  # Maximum bytes of a message to the advisor. Longer messages are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of the advisor. `found`: the advice, or None."""
+    """An answer of the advisor. `found`: the advice, or None if the advisor has no advice."""
 
     about: About
     found: AdviceArrived | None

@@ -1,9 +1,9 @@
-"""Handle calls that run on several libraries at once.
+"""Handle gang calls, which run on several libraries at once. Each library runs one rank of the call.
 
-Rank 0 reports its address, and the manager sends it to the other ranks. When the last member ends, the call ends with
-the result of rank 0. When a member is lost, the call is requeued with the last checkpoint of rank 0. If a rank ends
-because it lost another rank (`FailureKind.GANG`), the call is requeued up to `MOST_BREAKS` times. No library waits for
-an incomplete gang, so gangs cannot deadlock.
+Rank 0 reports its address, and the manager sends the address to the other ranks. When the last rank ends, the call ends
+with the result of rank 0. When a library is lost, the call is requeued with the last checkpoint of rank 0. If a rank
+ends because it lost the connection to another rank (`FailureKind.GANG`), the call is requeued, at most `MOST_BREAKS`
+times. No library waits for an incomplete gang, so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang
 
-_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Failures of a rank that break its gang; the call runs again
-MOST_BREAKS = 10  # A call fails after this number of breaks, even if its libraries still run
+_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Failures of a rank after which the gang call runs again
+MOST_BREAKS = 10  # A gang call fails after this number of broken runs, even if its libraries still run
 
 
 def forward_rank0_address(manager: Manager, library: Library, message: GangMeets) -> None:
@@ -43,7 +43,8 @@ def resend_rank0_address(manager: Manager, library: Library) -> None:
 
 
 def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Learn the pace of a gang from the reports of rank 0. The first report may only start the measurement."""
+    """Measure the speed of a gang call from the progress reports of rank 0. The first report may only start the
+    measurement."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _seconds_until_first_item(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
@@ -56,7 +57,8 @@ def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallP
 
 
 def record_gang_member_end(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """Record the end of a gang member. A failure, or the end of the last member, ends the call."""
+    """Record that one rank of a gang call has ended. If the rank failed or was the last to end, end the call or run it
+    again."""
     gang = call.holder
     if not isinstance(gang, Gang):
         manager.state.refuse("end of a gang member for a call that is not a gang call")
@@ -73,7 +75,7 @@ def record_gang_member_end(manager: Manager, call: Call, library: Library, outco
 
 
 def count_memory_killed_rank(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count a rank that was killed for lack of memory. Return True if the call ended."""
+    """Count that a rank of a gang call was killed for lack of memory. Return True if the call ended because of this."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _fail_if_broken_too_often(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)

@@ -1,8 +1,8 @@
-"""Record which library holds which call, and the facts of open calls. Only this file writes these records.
+"""Record which library holds which call, and other records of open calls. Only this module writes these records.
 
-A withdrawn call keeps its slot as a *zombie* until the pilot reports the slot free. Calls, and orders to drop calls,
-are sent at the end of the event. Facts that few calls have (progress, forecasts, broken gangs) are in dicts of the
-state.
+A call that the manager has withdrawn from a library occupies its slot as a *zombie* until the pilot reports that the
+slot is free. Calls, and orders to drop calls, are sent to the pilots at the end of the event. Records that few calls
+have (progress, forecasts, broken gangs) are in dicts of the state.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _GROUP = attrgetter("group")
 
 
 def mark_special_placement_due(manager: Manager, context: Context) -> None:
-    """Note that calls apart (see `retries`) may find a library."""
+    """Record that calls that wait apart from the queue (see `retries`) may find a library now."""
     manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
 
 
 def get_or_create_trial(manager: Manager, call: Call) -> Trial:
-    """Return a call's losses, cuts and faults since it last saved progress."""
+    """Return the record of a call's lost libraries, walltime cuts and faults since the call last saved its progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial.reset_after_progress(call.spec.progress)
@@ -91,7 +91,9 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Return the new count of a gang call's broken runs. `by_ranks`: True if the ranks lost their connection."""
+    """Count one more broken run of a gang call, and return the number of its broken runs. `by_ranks`: True if a rank
+    lost its connection to the others.
+    """
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at
@@ -99,14 +101,14 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
 
 
 def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return the gang calls of a dead library whose runs other ranks had already broken."""
+    """Return the gang calls of a dead library whose current run another rank had already ended."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
-    # Ranks that die together count once, and only in the run in which they died.
+    # If several ranks die together, only one death counts, and only for the run in which they died.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def forgive_broken_gangs(state: State, library: Library) -> None:
-    """Uncount one break of each gang call that a lost library ran."""
+    """Subtract one broken run from the count of each gang call that a lost library ran."""
     breaks = state.breaks
     for id in library.zombies:
         if id in breaks:
@@ -133,7 +135,7 @@ def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
 
 
 # ---- calls of libraries
-# Seconds that a withdrawn rank has to end before its library is killed.
+# If a rank of a withdrawn gang call does not end within this many seconds, its library is killed.
 GANG_GRACE_S = 10.0
 
 
@@ -141,7 +143,7 @@ def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
     state, calls = manager.state, manager.state.calls
     now = state.now
     fresh: list[Call] = []
-    for spec in specs:  # the hot path
+    for spec in specs:  # this loop must be fast
         id = spec.call
         if id in calls:
             if group.client.unnamed is None:
@@ -170,7 +172,7 @@ def give(manager: Manager, library: Library, call: Call) -> None:
 
 
 def assign_calls_to_library(manager: Manager, library: Library, calls: list[Call]) -> None:
-    """Assign unqueued calls to a library. The caller relists the library."""
+    """Assign calls that are in no queue to a library. The caller must update the library's entry in the load index."""
     held, now, is_held = library.held, manager.state.now, CallState.HELD
     for call in calls:
         call.state = is_held
@@ -192,7 +194,7 @@ def offer(manager: Manager, library: Library, call: Call) -> None:
 
 
 def assign_call_to_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
-    """Assign a call to a gang. The caller sends it."""
+    """Assign a call to the libraries of a gang. The caller must send the call."""
     call.state = CallState.HELD
     call.holder = Gang(members)
     call.sent_at = manager.state.now
@@ -223,10 +225,11 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 def end_successful_calls(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
-    """End successful calls of one group: the hot path.
+    """End calls of one group that succeeded. This function is performance-critical.
 
-    Return the number of ended calls; the removed call of the next end, or None if it is not held or no end is left; the
-    group; and `seconds` plus the run times.
+    Stop at the first result that failed or belongs to another group. Return four values: the number of ended calls, the
+    call of this result (None if the library does not hold the call, or if no result is left), the group, and `seconds`
+    plus the run times of the ended calls.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -333,7 +336,7 @@ def record_last_call_end(manager: Manager, library: Library) -> None:
 
 # ---- slots of withdrawn calls
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Order a library to drop a call. `running`: drop the call even if it runs."""
+    """Order a library to drop a call. `running`: True if a call that already runs is dropped, too."""
     library.zombies[id] = running
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
@@ -343,7 +346,7 @@ def occupy_library_slot(library: Library, id: CallId) -> None:
 
 
 def free_withdrawn_slot(library: Library, id: int) -> bool:
-    """Free the slot of a withdrawn call. Return False if the call had no slot."""
+    """Free the library slot that a withdrawn call occupies. Return False if the call occupies no slot."""
     return library.zombies.pop(id, None) is not None
 
 
@@ -356,7 +359,7 @@ def remove_unlisted_calls(library: Library, listed: Container[int]) -> list[Call
 
 
 def free_unlisted_slots(library: Library, listed: Container[int]) -> None:
-    """Free the slots of withdrawn calls that are not in the pilot's list of a library."""
+    """Free the slots of withdrawn calls that are not in `listed`, the pilot's list of the library's calls."""
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
     library.taking = 0
 
@@ -383,7 +386,7 @@ def send_calls(manager: Manager) -> None:
         if not given:
             continue
         group = given[0].group
-        specs = [call.spec for call in given if call.group is group]  # the hot path: usually all calls
+        specs = [call.spec for call in given if call.group is group]  # fast; usually all calls
         if len(specs) == len(given):
             _send(manager, library, group, specs)
         else:
@@ -406,7 +409,7 @@ def take_unsent_function_blob(library: Library, group: Group) -> FunctionBlob | 
 
 
 def forget_sent_functions(library: Library, *functions: FunctionKey) -> None:
-    """Forget that functions were sent to a library (default: all)."""
+    """Forget that these functions were sent to a library. Without `functions`, forget all functions."""
     library.functions.difference_update(functions or tuple(library.functions))
 
 

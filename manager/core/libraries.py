@@ -1,10 +1,10 @@
-"""Manage libraries from load to end: promised memory, failed loads, snapshots.
+"""Manage libraries from their load to their end, with their promised memory, failed loads and snapshots.
 
-Waiting calls of a context fail after `LOAD_TRIES` failed loads in a row, or `LOADS` pilots lost while they only loaded
-it.
+The waiting calls of a context fail if `LOAD_TRIES` loads in a row have failed, or if `LOADS` pilots in a row were lost
+while they loaded only this context.
 
-*Snapshots* (`stoker.contexts.snapshot`) are stored by recipe and device kind. The first library that makes a snapshot
-offers it to others. A pilot waits for a snapshot no longer than its creation took.
+*Snapshots* of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. The first library that
+makes a snapshot offers it to other libraries. A pilot waits for a snapshot no longer than the snapshot's creation took.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
 LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
-LOADS = 4  # Pilots lost in a row while they only loaded a context, after which its waiting calls fail
+LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading it
 
 
 def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -37,7 +37,7 @@ def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *,
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
     if slots and not context.recipe.slots and not context.loads:
-        context.slots = min(slots)  # the device kind of the next load is unknown
+        context.slots = min(slots)  # the smallest, because the device kind of the next load is unknown
     for kind, advice in by_kind.items():
         context.advice.setdefault(kind, advice)
         if not context.load_s:
@@ -99,7 +99,8 @@ def undo_load_lost_with_pilot(state: State, pilot: Pilot) -> None:
 
 
 def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that were lost while they loaded this context; empty if fewer than `LOADS`."""
+    """Return the pilots that were lost while they loaded the context. Return an empty list if fewer than `LOADS` pilots
+    were lost."""
     counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
     if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
         return []
@@ -131,8 +132,8 @@ def _is_snapshot_available(manager: Manager, snapshot: Snapshot) -> bool:
     return object is not None and bool(object.whole)
 
 
-_MOST_MEASURED = 64  # Latest memory measurements kept for a library
-KEPT_LIBRARIES = 200  # Ended libraries kept for their histories
+_MOST_MEASURED = 64  # Number of newest memory measurements that are kept for each library
+KEPT_LIBRARIES = 200  # Number of ended libraries whose histories are kept
 
 
 def promise(library: Library, memory_bytes: int) -> None:
@@ -159,13 +160,15 @@ def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
 
 
 def change_promised_memory(library: Library, memory_bytes: int) -> None:
-    """Change the memory promised to a library, without an order to its pilot."""
+    """Change the memory that is promised to a library, without sending an order to the library's pilot."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
 
 
 def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
-    """Change the memory promised to a library as its pilot did, within the budget of its devices."""
+    """Record that the pilot has changed the memory promised to a library. The promise stays within the free memory of
+    the library's devices.
+    """
     room = max(0, min(device.budget_bytes for device in library.devices))
     promise(library, min(memory_bytes, library.promised_bytes + room))
     library.resizing.append(memory_bytes)
@@ -195,7 +198,7 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
 
 
 def holds(manager: Manager, library: Library, size: int) -> None:
-    """Promise a library the memory that it uses, within the budget of its devices."""
+    """Promise a library the `size` bytes of memory that it uses, but at most the free memory of its devices."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     if size > library.promised_bytes + room:
         library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
@@ -394,7 +397,7 @@ def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *,
 
 
 def peak_memory_since(library: Library, at: float) -> int:
-    """Return the maximum memory used since a time; 0 = unknown."""
+    """Return the maximum memory in bytes that a library has used since the time `at`; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
 

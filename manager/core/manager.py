@@ -1,7 +1,7 @@
-"""The state, the policies and the output of one event, used by every step.
+"""The state, the policies, and the output of the current event. Every step of an event uses this `Manager` object.
 
-At the end of an event, policies decide once about all marked changes (`reactor.settle`). Then messages, calls and
-results are sent.
+At the end of an event, policies decide once about all changes that the steps have marked (`reactor.settle`). Then
+messages, calls and results are sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """Data of every step. `strict`: raise on illegal actions. `watch`: calls whose records are kept."""
+    """The data that every step of an event uses. `strict`: True if an illegal action of a policy raises an exception.
+    `watch`: ids of the calls whose records are kept."""
 
     def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
@@ -29,13 +30,13 @@ class Manager:
         self.out: list[Command] = []
         self.sends: dict[Library, list[Call]] = {}  # Calls sent to libraries at the end of the event (`holding`)
         self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries must drop (`holding`)
-        self.results: dict[Client, list[CallEnd]] = {}  # Ends sent to clients at the end of the event
+        self.results: dict[Client, list[CallEnd]] = {}  # Results sent to clients at the end of the event
         self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts sent to clients at the end of the event
         self.returned: dict[Context, None] = {}  # Contexts whose queues must be served
-        self.dirty: dict[Context, None] = {}  # Contexts for which residency must decide
+        self.dirty: dict[Context, None] = {}  # Contexts for which the residency policy must decide
         self.supply_changed = False  # True if devices joined, left or have more free memory
         self.apart_due = False  # True if calls that wait apart (`retries`) may find a library, or end
-        self.demand_changed = False  # True if provisioning must decide, after residency
+        self.demand_changed = False  # True if the provisioning policy must decide, after the residency policy
         self.seams: dict[str, Rounds] = {
             "dispatch": policies.dispatch,
             "residency": policies.residency,
@@ -64,7 +65,7 @@ class Manager:
         self.state.timers.pop(key, None)
 
     def report_illegal_action(self, error: PolicyError, *, seam: str) -> None:
-        """Count an illegal action of a policy; if `strict`, raise the error."""
+        """Count an illegal action of a policy. If `strict` is True, raise the error instead."""
         if self.strict:
             raise error
         self.state.refuse(f"plan of {seam}: {error}")

@@ -1,15 +1,15 @@
 """Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
-If all devices of one kind of a pilot are quarantined, its node is excluded and its block released.
+If all devices of one kind of a pilot are quarantined, the pilot's node is excluded, and the pilot's block is released.
 
-Every `probe_nodes_s` one of the sessions starts a one-minute block on the node, whose pilot only tests its devices. The
-node stays excluded until a probe finds no fault, an operator clears the node, or no report about the node arrives for
-`FORGET_NODE_S`.
+Every `probe_nodes_s`, one of the sessions starts a one-minute block on the node. The pilot of this block only tests its
+devices. The node stays excluded until a probe finds no fault, an operator clears the node, or no report about the node
+arrives for `FORGET_NODE_S`.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
 no node for `probe_nodes_s`.
 
-Sessions share their records of nodes (`NodesHeard`); the newer record counts.
+Sessions share their records of nodes (`NodesHeard`). Of two records of a node, the newer record counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.protocol.to_manager import BlockUpdate
 from stoker.units import show_seconds
 
 NODES_TIMER = "nodes"
-AGAIN_S = 600.0  # Seconds until the next check if a probe is due but no work needs the source
+AGAIN_S = 600.0  # Seconds until the next check if a probe is due, but there are no calls or blocks
 
 
 # ---- faults of pilots
@@ -48,7 +48,8 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
 
 
 def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
-    """Judge a pilot after it tested its devices. If all devices work again, allow its node again."""
+    """Exclude the node of a pilot if the pilot's test found failed devices. If all devices work again, allow blocks on
+    the node again."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
@@ -57,7 +58,7 @@ def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
 
 
 def useless_pilot_reason(pilot: Pilot) -> str:
-    """Return the fault if all devices of one kind of a pilot failed, else an empty text."""
+    """Return the fault of the devices if all devices of one kind of a pilot failed. Otherwise return an empty text."""
     of_kind: dict[str, list[Device]] = {}
     for device in pilot.devices.values():
         of_kind.setdefault(device.facts.kind, []).append(device)
@@ -128,7 +129,8 @@ def check_nodes_of_all_sources(manager: Manager) -> None:
 
 
 def check_nodes_of_source(manager: Manager, name: str) -> None:
-    """Remove old records of a source, end unneeded probes, request due probes, and schedule the next check."""
+    """Remove a source's old node records, end probes that are not needed, request probes that are due, and schedule the
+    next check."""
     state, now = manager.state, manager.state.now
     source = state.sources.get(name)
     if source is None or state.ending or not state.nodes:
@@ -166,7 +168,9 @@ def _next_probe_time(source: SourceState, record: NodeRecord) -> float:
 
 
 def judge_pilot_at_hello(manager: Manager, pilot: Pilot) -> None:
-    """Judge the devices of a pilot at its hello. If the pilot belongs to a probe, release its block."""
+    """Exclude the node of a pilot that joins if the pilot's devices have failed. If the pilot's block is a probe,
+    record the result of the probe and release the block.
+    """
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
         judge_pilot(manager, pilot)
@@ -187,7 +191,7 @@ def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
 
 
 def record_ended_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
-    """If the block of a probe has ended, record its cost, and why it ended without an answer."""
+    """If a block that probes a node has ended, record the run time of the block, and why the probe had no answer."""
     record = _record_of_probed_node(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
@@ -209,7 +213,8 @@ def _record_of_probed_node(state: State, block: Block) -> NodeRecord | None:
 
 
 def allow_nodes_if_none_left(manager: Manager, message: BlockUpdate) -> None:
-    """If the batch system has no node for a block, exclude no node for a while, and replace waiting blocks."""
+    """If the batch system has no node for a block, allow all excluded nodes of the source for a while, and replace the
+    waiting blocks."""
     state = manager.state
     block = state.blocks.get(message.block)
     if block is None or not message.no_node or not block.allowed.exclude or block.leaving:

@@ -1,4 +1,4 @@
-"""Records of the manager: calls, contexts, libraries, pilots, devices and clients. Policies only read them.
+"""The manager's records of calls, contexts, libraries, pilots, devices and clients. Policies only read these records.
 
 A waiting call has no holder. The holder of a held call is a `Library` or a `Gang`.
 """
@@ -49,7 +49,7 @@ class PilotState(enum.Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class MapRecord:
-    """The last report of an open map, and the pace of the map."""
+    """The last progress report of an open map (one function called for many inputs), and the speed of the map."""
 
     report: MapReport
     began_at: float
@@ -70,7 +70,7 @@ class Client:
     first_unacked: int = 0
     defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that this client defined
     refusals: int = 0  # Number of the client's events that made the core raise an exception
-    known_ends: int | None = None  # Results of the client in the journal; set from a restart until the next hello
+    known_ends: int | None = None  # Number of results in the journal, from a restart until the client's hello
     unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
     last_call: int = -1  # Highest id of the client's calls
     maps: dict[int, MapRecord] = field(default_factory=dict)  # Open maps that the client has reported
@@ -80,12 +80,12 @@ class Client:
 # A time and the text of an event.
 Note = tuple[float, str]
 
-KEPT_CALL_NOTES = 200  # Maximum notes of a call: the first half and the latest half are kept
-KEPT_PILOT_NOTES = 100  # Latest notes kept of a pilot, in addition to its first note
+KEPT_CALL_NOTES = 200  # Maximum number of notes of a call. If there are more, the first and the newest are kept
+KEPT_PILOT_NOTES = 100  # Number of newest notes of a pilot that are kept, in addition to the first note
 
 
 class Group:
-    """Facts shared by all calls of one function, context, client and options."""
+    """Data that all calls with the same function, context, client and options share."""
 
     __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
 
@@ -100,7 +100,7 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run at the last sort; 0 = unknown."""
+        """Expected run time of a call in seconds, when the queue was last sorted; 0 = unknown."""
         return self.cost.ordered_s
 
 
@@ -116,7 +116,7 @@ class CallPast:
 class Call(msgspec.Struct, gc=False, eq=False):
     """One invocation of a function.
 
-    The garbage collector does not track calls: their end clears `holder`, their only cycle.
+    The garbage collector does not track calls. When a call ends, its only reference cycle, `holder`, is cleared.
     """
 
     id: CallId
@@ -138,7 +138,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     @property
     def kills(self) -> int:
-        """Libraries that died while they ran this call."""
+        """Number of libraries that died while they ran this call."""
         return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
@@ -175,18 +175,18 @@ class Context:
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
         self.index: LoadIndex[Library] = LoadIndex()  # Ready libraries of the context, by load
-        self.advice: dict[str, ContextAdvice] = {}  # Costs by device kind, measured or advised
+        self.advice: dict[str, ContextAdvice] = {}  # Times and memory by device kind, measured or advised
         self.advised_by = ""  # Source of the advice that arrived before any measurement; empty without such advice
         self.paces = Paces()  # Seconds per unit of work, by gang size
         self.ask_at = 1  # Number of waiting calls at which the residency policy runs again
         self.asked_at = 0.0  # Time at which the residency policy last ran for this context
-        self.load_failures = 0  # Failed loads since the last successful load
+        self.load_failures = 0  # Number of failed loads since the last successful load
         self.last_failure: Failure | None = None
-        self.failed_on: dict[PilotId, int] = {}  # Failed loads on each pilot since its last successful load
+        self.failed_on: dict[PilotId, int] = {}  # Number of failed loads by pilot since the pilot's last success
         self.refusals: dict[str, int] = {}  # Number of refused offers by case (`RefusalCase`)
         self.cut_loads = 0  # Loads that the walltime of a pilot cut off since the last successful load
         self.apart_lacks = False  # True if no library fits a call that waits apart (see `retries`)
-        self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since its last successful load
+        self.lost_loads: list[Pilot] = []  # Pilots lost while loading only this context, since the last success
         self.cut_after_s = 0.0  # Seconds of the longest load that was cut off
         self.starved_since: float | None = None  # Time at which calls began to wait without a usable library
         self.slots = recipe.slots or 1  # Concurrent calls of one library, from the recipe or the last load
@@ -198,28 +198,29 @@ class Context:
         self.sleep_failure = ""  # Why `sleep` or `wake` failed; if set, the context never sleeps again
         self.resident_bytes = 0
         self.ended = 0  # Number of ended calls, including cancelled calls
-        self.served = 0  # Calls that its libraries ran to their end; a gang call counts once for each library
+        self.served = 0  # Calls that libraries of the context ran to their end. A gang call counts once per library
         self.rate: Counts = deque()  # Number of calls that ended in each recent second
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
         self.by_kind: dict[str, KindRuns] = {}  # Runs by device kind, recorded while kinds are compared
         self.speeds = Speeds()  # Relative speeds of device kinds
-        self.submitted_at = 0.0  # Time at which its last call was submitted
+        self.submitted_at = 0.0  # Time at which the last call of the context was submitted
         self.unsent: int | None = None  # Calls that open maps will still submit (-1: unknown); None without a map
-        self.limits = NO_LIMITS  # Limits on the number of its libraries, combined over all programs
+        self.limits = NO_LIMITS  # Limits on the number of libraries, combined over all programs
         self.reported_limits: dict[ClientId, LibraryLimits] = {}  # Limits by program, including absent programs
         self.lists: dict[str, Context] = {}  # By recipe key: variants that the calls of this context accept
-        self.listed_by: dict[str, Context] = {}  # By recipe key: contexts whose calls accept this context as a variant
+        self.listed_by: dict[str, Context] = {}  # Contexts whose calls accept this context as a variant, by recipe key
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:
-        """Libraries with a free slot. The last library is the hottest."""
+        """Libraries of the context with a free slot. The last library in this dict is used first."""
         return self.index.free
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key if the first call lacks libraries, else None. The smallest key gets devices first."""
+        """Sort key of the context if its first waiting call lacks libraries, else None. The context with the smallest
+        key gets devices first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -250,7 +251,7 @@ class SlowRun(NamedTuple):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict on a failed call or load (`call` is -1 for a load) on a pilot."""
+    """The advisor's verdict on a failed call, or on a failed load (`call` is -1), on a pilot."""
 
     at: float
     call: CallId
@@ -259,7 +260,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """One device; `promised_bytes` includes stopping libraries."""
+    """A device of a pilot. `promised_bytes`: memory promised to libraries, including libraries that are stopping."""
 
     __slots__ = (
         "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since",
@@ -300,7 +301,7 @@ class Library:
         self.context = context
         self.pilot = pilot
         self.devices = devices
-        self.kind = devices[0].facts.kind  # Kind of its devices
+        self.kind = devices[0].facts.kind  # Kind of the library's devices
         self.promised_bytes = 0
         self.slots = context.slots  # Concurrent calls; the value of the context until the library reports its own
         self.state = LibraryState.LOADING
@@ -330,7 +331,7 @@ class Library:
         self.memory_bytes = 0
         self.device_bytes = 0
         self.measured: list[tuple[float, int]] = []  # Times and sizes of the latest memory measurements
-        self.batch: EngineLoad | None = None  # Last report on the batch of its engine; None without a report
+        self.batch: EngineLoad | None = None  # Last report on the engine's batch; None without a report
         self.batch_at = now
         self.notes: list[Note] = [(now, f"starts on {', '.join(d.id for d in devices)}")]
 
@@ -344,16 +345,17 @@ class Library:
 
     @property
     def suspect(self) -> Call | None:
-        """The only call in this library, if the call must run alone."""
+        """The call that runs alone in this library, or None if no such call is in the library."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
         return call if call.runs_alone else None
 
     def admits(self, call: Call) -> bool:
-        """True unless a reservation, a call that runs alone, or a zombie blocks the call."""
+        """Return True if the library may take the call. A reservation of the pilot, a call that runs alone, or a
+        withdrawn run of the call in this library prevents that."""
         reserved = self.pilot.reserved
-        if reserved is None and not self.held and not self.zombies:  # the hot path
+        if reserved is None and not self.held and not self.zombies:  # the most frequent case
             return True
         alone = call.runs_alone and self.load
         free = reserved is None or reserved is call
@@ -368,7 +370,7 @@ class Library:
 
     @property
     def usable(self) -> bool:
-        """True if the library serves calls, or will after its load."""
+        """True if the library serves calls, or will serve calls after its load."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
@@ -392,12 +394,12 @@ class Pilot:
         self.inbox = Inbox()
         self.hellos_asked = 0  # Number of requests in a row for a new hello; other frames are refused until it arrives
         self.used_at = now  # Time at which the pilot joined, or its last library ended
-        self.asked_why: dict[str, tuple[float, int]] = {}  # By failing function: time and number of questions
+        self.asked_why: dict[str, tuple[float, int]] = {}  # Time and number of questions, by failing function
         self.verdicts: list[Judged] = []  # Latest verdicts on failures on this pilot, oldest first
-        self.unfit: dict[str, Note] = {}  # By recipe key: until when, and why, the pilot is unfit (see `blame`)
-        self.unfit_times: dict[str, int] = {}  # By recipe key: number of times in a row that the pilot was unfit
-        self.source = ""  # Source of its block; empty if unknown
-        self.node = ""  # Node name in the batch system; empty if unknown
+        self.unfit: dict[str, Note] = {}  # Until when and why the pilot is unfit (see `blame`), by recipe key
+        self.unfit_times: dict[str, int] = {}  # Number of times in a row that the pilot was unfit, by recipe key
+        self.source = ""  # Name of the source of the pilot's block; empty if unknown
+        self.node = ""  # Name of the pilot's node in the batch system; empty if unknown
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
             None  # Libraries that may return with a lost pilot, their promises and states; None = it may not return
         )
@@ -409,18 +411,19 @@ class Pilot:
         self.lost_at = 0.0
         self.lasts_s = 0.0  # Largest remaining walltime ever reported, in seconds; 0 = no limit
         self.ends_at = 0.0  # Time at which the walltime ends; 0 = never
-        self.sleeper_bytes = 0  # Host memory for sleeping contexts
+        self.sleeper_bytes = 0  # Bytes of host memory for sleeping contexts
         self.ended = 0
         self.rate: Counts = deque()  # Number of calls that ended on this pilot in each recent second
         self.cache_bytes = 0
         self.refused_frames = 0
         self.troubles: tuple[str, ...] = ()  # Problems of the pilot's allocation, such as a missing GPU
-        self.lacks = ""  # Resources that its site promises and that are missing; empty if none
+        self.lacks = ""  # Resources that the site promises but the pilot does not have; empty if none
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     @property
     def free_host_bytes_for_sleep(self) -> int:
-        """Host memory not promised to sleeping libraries; stopping libraries do not count."""
+        """Bytes of host memory for sleeping contexts that are not promised to a library. Promises to libraries that are
+        stopping do not count."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 

@@ -1,19 +1,19 @@
-"""Plan transfers: one pilot reads each object from its origin, and pilots copy the object from each other.
+"""Plan transfers of objects. One pilot reads each object from its origin, and pilots copy the object from each other.
 
 Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). Here objects are sent in parts from
-several peers, as in BitTorrent.
+several peers (other pilots), as in BitTorrent.
 
-- *Bounded*: a fetch has up to three peers; a pilot serves up to four fetches (`Limits`).
-- *One reader*: while no serving pilot has the object, one pilot reads it from its origin.
-- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads it from its origin, or requested it earlier
-  than the pilot of the fetch. So pilots cannot wait for each other in a circle.
-- *Once a host*: if pilots share a cache, one of them fetches the object.
-- *Live*: a pilot reserves its last place for objects that it has or reads from their origin. Fetches that wait for a
-  sure peer come first, then rare objects.
-- *Unreachable peers*: if several peers failed a pilot, it reads the object from its origin. If no peer ever reached
-  another peer, one failure is enough. Few pilots read an origin at a time.
-- *Handed on*: if a leaving pilot has the only copy of a needed object, it stays until another pilot has a copy.
-- *Bad peers*: if a peer fails several pilots while other peers serve them, it is skipped until its next hello.
+- *Bounded*: a fetch uses at most three peers, and a pilot serves at most four fetches (`Limits`).
+- *One reader*: while no serving pilot has the object, one pilot reads the object from its origin.
+- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads the object from its origin, or requested the
+  object earlier than the pilot of the fetch. So pilots cannot wait for each other in a circle.
+- *Once a host*: if pilots share a cache, only one of these pilots fetches the object.
+- *Live*: a pilot reserves its last transfer slot for objects that the pilot has or reads from their origin. Fetches
+  that wait for a sure peer are served first, then fetches of rare objects.
+- *Unreachable peers*: if several peers could not serve a pilot, the pilot reads the object from its origin. If no peer
+  has ever reached another peer, one failure is enough. Only few pilots read from an origin at the same time.
+- *Handed on*: if a pilot has the only copy of a needed object, the pilot exits only after another pilot has a copy.
+- *Bad peers*: if a peer fails several pilots while other peers serve them, the peer is not used until its next hello.
 
 Each event updates `Transfers`. `plan_pending_transfers` plans at the end of the event, in O(log n) for n pilots.
 """
@@ -35,11 +35,12 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
-_MOST_RECEIVERS = 3  # Pilots tried in turn as receivers of an object
+_MOST_RECEIVERS = 3  # Maximum number of pilots that are tried as receivers of an object
 
 
 def begin_object_handover(manager: Manager, peer: Peer) -> float:
-    """Copy objects that only this draining pilot has to other pilots. Return the maximum seconds for this."""
+    """Start to copy a draining pilot's objects to other pilots, if no other pilot has the objects. Return the maximum
+    number of seconds that the pilot stays for this."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.seconds_left_for_handover(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
@@ -139,7 +140,7 @@ def _trouble(object: Object) -> str:
 
 
 def unreachable_peers_warning(state: State) -> str:
-    """Return a warning if pilots cannot reach each other, else an empty text."""
+    """Return a warning if pilots cannot reach each other to copy objects. Otherwise return an empty text."""
     lonely = state.transfers.lonely
     if not lonely:
         return ""
@@ -231,7 +232,7 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-_MOST_EXAMINED = 16  # Maximum waiting fetches examined to find a fetch that a peer can serve
+_MOST_EXAMINED = 16  # Maximum number of waiting fetches that are examined to find one that a peer can serve
 
 
 def plan_pending_transfers(manager: Manager) -> None:
@@ -275,7 +276,9 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
-    """Return True if a fetch has or now gets a sure source. In a full fetch it replaces another source."""
+    """Give a fetch a sure source if the fetch has none. If the fetch already has its maximum number of sources, the
+    sure source replaces another source. Return True if the fetch has a sure source.
+    """
     if any(fetch.can_rely_on_source(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -296,7 +299,7 @@ def _choose_origin_reader(transfers: Transfers, object: Object, fetch: Fetch) ->
 
 
 def _needs_origin_read(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if enough peers failed a fetch, or if no peer can be its sure source."""
+    """Return True if enough peers could not serve the fetch, or if no peer can be the sure source of the fetch."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -344,7 +347,7 @@ def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
 
 
 def replan_waiting_fetches(transfers: Transfers, peer: Peer) -> None:
-    """Plan fetches again that only a draining peer can serve."""
+    """Mark the waiting fetches of a draining peer's objects, so that these fetches are planned again."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))

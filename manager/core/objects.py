@@ -9,11 +9,11 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_MOST_BLAMED = 3  # A peer that failed this number of pilots serves none, if it failed more pilots than it served
+_MOST_BLAMED = 3  # A peer that failed this many pilots, and more pilots than it served, serves no more pilots
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """Record the objects of a pilot that joins; plan its former fetches."""
+    """Record which objects a joining pilot has, and plan the pilot's earlier fetches again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -58,7 +58,9 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
-    """Exclude a draining pilot from fetches that other pilots can serve. Return the seconds until its exit."""
+    """Let other pilots serve the fetches that a draining pilot would serve. Return the maximum number of seconds that
+    the draining pilot stays to copy its objects.
+    """
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -79,7 +81,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches that a pilot requests, or send existing plans again."""
+    """Plan the fetches of objects that a pilot requests. If a fetch is already planned, send the plan again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -95,7 +97,7 @@ def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects)
 
 
 def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan fetches of a recipe's objects that a pilot lacks. Return the objects' names."""
+    """Plan the fetches of those objects of a recipe that a pilot does not have. Return the names of these objects."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
@@ -186,7 +188,7 @@ def handle_failed_fetch(manager: Manager, pilot: Pilot, message: FetchFailed) ->
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None
     if fetch is None:
-        return  # the plan has dropped it
+        return  # the fetch is no longer planned
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:

@@ -1,9 +1,10 @@
-"""Track open maps and forecast when calls are done.
+"""Track open maps (one function called for many inputs), and forecast when the calls of a session are done.
 
-A map submits calls when earlier calls end, so its program reports its length, progress and unsent calls. The rate of a
-context is measured if enough calls ended lately, else it is slots divided by run time. Contexts share devices, so the
-session needs the time of its slowest context, and at least the total device time divided by the number of devices. With
-measured `speeds`, the last calls on slow devices may end later.
+A map submits calls when earlier calls end, so the program reports the map's length, progress and unsent calls. If
+enough calls of a context have ended recently, the calls per second of the context are measured. Otherwise this rate is
+the number of slots divided by the run time. Contexts share devices, so the session needs the time of its slowest
+context, and at least the total device time divided by the number of devices. With measured `speeds`, the last calls on
+slow devices may end later.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stoker.protocol.pace import WorkPace
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
 
-MOST_MAPS = 1000  # Maximum open maps remembered per program
+MOST_MAPS = 1000  # Maximum number of open maps that are remembered per program
 
 
 def record_map_report(state: State, client: Client, report: MapReport) -> None:
@@ -85,13 +86,14 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
     )  # fmt: skip
 
 
-_MEASURED_ROUNDS = 2  # A measured rate counts once each slot could run this number of calls in the window
-_MEASURED_S = 5.0  # Seconds after the first result before a measured rate counts
+_MEASURED_ROUNDS = 2  # A measured rate is used if at least this number of calls per slot have ended recently
+_MEASURED_S = 5.0  # A measured rate is used from this many seconds after the first result
 _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 class Outlook(NamedTuple):
-    """Seconds of work after the first pilot arrives, and seconds until it arrives; 0 = unknown."""
+    """A forecast for all open calls. `left_s`: seconds that the calls need after the first pilot has arrived.
+    `pilot_in_s`: seconds until the first pilot arrives. 0 = unknown."""
 
     left_s: float = 0.0
     pilot_in_s: float = 0.0
@@ -130,7 +132,8 @@ def seconds_until_context_done(state: State, context: Context) -> float:
 
 
 def _seconds_until_held_calls_end(state: State, context: Context) -> float:
-    """Return the seconds until the last held call ends; 0 without known speeds, or if calls wait."""
+    """Return the seconds until the last running call of the context ends. Return 0 if the speeds of device kinds are
+    unknown, or if calls are waiting."""
     if not context.speeds.of or context.queue.count or _count_unsubmitted_calls(state, context):
         return 0.0
     running = [x for x in context.libraries.values() if x.slots == len(x.held) == 1]
@@ -139,13 +142,13 @@ def _seconds_until_held_calls_end(state: State, context: Context) -> float:
 
 
 def seconds_until_call_start(state: State, context: Context, before: int) -> float:
-    """Return the seconds until a call with `before` calls ahead starts; 0 = unknown."""
+    """Return the seconds until a call starts that has `before` calls ahead of it in the queue; 0 = unknown."""
     rate, _ = _rate(state, context)
     return _seconds_until_library_ready(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
 
 
 def count_held_calls(context: Context) -> int:
-    """Return the number of held calls. A gang counts once."""
+    """Return the number of calls that the libraries of the context hold. A gang call counts once."""
     return sum(_held(library) for library in context.libraries.values())
 
 

@@ -1,12 +1,14 @@
-"""Measurements of a context: loads of libraries, paces of work, costs of functions.
+"""Measurements of a context: the number of calls in each library, the seconds per unit of work, and the run times of
+functions.
 
-*Load index*, O(1): one level contains ready libraries with a free slot, the other levels group libraries by number of
-waiting calls. The last library of the free level, the *hottest*, is used first, so that unneeded libraries stay idle.
-No call may wait in a *closed* library.
+*Load index*: sorts the ready libraries of a context by their number of calls, in O(1). One level contains the libraries
+with a free slot. The other levels group libraries by number of waiting calls. The last library of the free level, the
+*hottest*, is used first, so that libraries that are not needed stay idle. No call may wait in a *closed* library.
 
-*Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) uses the longest iteration, but then one
-slow iteration makes every job look late. Our bound is the mean plus twice the mean deviation. The pace of an unmeasured
-size follows from the nearest measured size by Amdahl's law with a small serial part (§2.2).
+*Paces*: seconds per unit of work (`work_of`), by number of ranks of a gang. PromptTuner (§4.4) uses the longest
+iteration, but then one slow iteration makes every job look late. Our bound is the mean plus twice the mean deviation.
+For a number of ranks that was not measured, the pace follows from the nearest measured number by Amdahl's law with a
+small serial part (§2.2).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ L = TypeVar("L", bound=IndexedLibrary)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Burst(Generic[L]):
-    """Calls that a library received at one time, in one frame."""
+    """The number of calls that a library received at the same time, in one frame."""
 
     library: L
     at: float
@@ -46,7 +48,8 @@ class Burst(Generic[L]):
 
 
 class LoadIndex(Generic[L]):
-    """Ready libraries by load. `free`: with a free slot, hottest last. `of_kind`: all, by device kind."""
+    """Ready libraries, sorted by number of calls. `free`: libraries with a free slot, of which the last is used first.
+    `of_kind`: all libraries, by device kind."""
 
     __slots__ = ("_level_of", "_levels", "_order", "_ranked", "_speeds", "burst", "free", "of_kind")
 
@@ -54,7 +57,7 @@ class LoadIndex(Generic[L]):
         # OrderedDict, because a plain dict needs O(n) to find its first or last entry.
         self.free: OrderedDict[LibraryId, L] = OrderedDict()
         self._levels: dict[int, OrderedDict[LibraryId, L]] = {CLOSED: OrderedDict(), FREE: self.free}
-        self._order: list[int] = []  # Levels from `FULL` upwards, in ascending order
+        self._order: list[int] = []  # Load levels from `FULL` upwards, in ascending order
         self._level_of: dict[LibraryId, int] = {}
         self.of_kind: dict[str, dict[LibraryId, L]] = {}
         self._speeds: Mapping[str, float] = {}  # Speeds by device kind; empty if all kinds are equally fast
@@ -65,7 +68,8 @@ class LoadIndex(Generic[L]):
         return len(self._level_of)
 
     def load_level_of(self, library: L) -> int | None:
-        """Return `FREE`, `CLOSED` or the number of waiting calls; None if the library is not listed."""
+        """Return `FREE`, `CLOSED`, or the number of calls that wait in the library. Return None if the library is not
+        listed."""
         return self._level_of.get(library.id)
 
     def put(self, library: L, level: int) -> None:
@@ -138,23 +142,27 @@ class LoadIndex(Generic[L]):
         return reversed(self.free.values())
 
     def free_libraries_by_speed(self) -> list[Iterator[L]]:
-        """Return the free libraries of each speed, fastest first; empty if all kinds are equally fast."""
+        """Return the free libraries of each speed, the fastest speed first. Return an empty list if all device kinds
+        are equally fast.
+        """
         return [reversed(free.values()) for free in self._ranked.values()]
 
     def least_loaded(self) -> Iterator[L]:
-        """Yield open libraries without a free slot, the least loaded first."""
+        """Yield libraries that have no free slot but in which calls may wait. The library with the fewest calls is
+        first.
+        """
         for level in self._order:
             yield from self._levels[level].values()
 
     def most_backlogged(self) -> Iterator[L]:
-        """Yield libraries with waiting calls, the largest backlog first."""
+        """Yield libraries in which calls wait. The library with the most waiting calls is first."""
         for level in reversed(self._order):
             if level > FULL:
                 yield from self._levels[level].values()
 
 
 _NEW_WEIGHT = 0.2  # Minimum weight of the latest measurement in the mean
-_SERIAL_SHARE = 0.05  # Serial part of the time of a unit, used until it is measured
+_SERIAL_SHARE = 0.05  # Share of the work that is not parallel (Amdahl's law), for gang sizes that were not measured
 _REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, number of kinds kept
 _Kind = tuple[str, bool]  # Declared kind of the call, and whether work precedes its first item
 _CAUTION = 2.0  # Mean deviations between the mean and the bound
@@ -203,7 +211,8 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Return the largest share of its items that a call may still process. `learn`: use ended calls."""
+        """Return the largest share of its items that a call may still process. `learn`: True if the shares of ended
+        calls are used."""
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
@@ -219,7 +228,7 @@ class Paces:
 
     @property
     def measured(self) -> Mapping[int, tuple[float, float, int]]:
-        """By gang size: seconds per unit of work, mean deviation, number of measurements."""
+        """Seconds per unit of work, mean deviation and number of measurements, by gang size."""
         return self._known
 
     def _predict(self, size: int, work: float, *, caution: float) -> float | None:
@@ -239,12 +248,12 @@ def _kind(features: Features) -> _Kind:
 
 
 def work_of(features: Features | None) -> float:
-    """Return the work of a call in tokens, or in items if its length is unknown."""
+    """Return the amount of work of a call in tokens, or in items if the length of the items is unknown."""
     return float(features.items * max(1, features.input_length)) if features is not None else 1.0
 
 
 def _time_relative_to_one_replica(size: int) -> float:
-    """Return the time of a unit on `size` replicas relative to one replica (Amdahl's law)."""
+    """Return the time per unit of work on `size` replicas, relative to the time on one replica (Amdahl's law)."""
     return _SERIAL_SHARE + (1 - _SERIAL_SHARE) / size
 
 
@@ -254,6 +263,6 @@ class Cost:
     recipe: RecipeKey
     runs: int = 0
     run_s: float = 0.0
-    ordered_s: float = 0.0  # Expected seconds of a run when the queue was last sorted
+    ordered_s: float = 0.0  # Expected run time of a call in seconds, when the queue was last sorted
     least_s: float = math.inf  # Shortest mean run time of calls that ended together, in seconds
-    by_kind: dict[str, KindRuns] = field(default_factory=dict)  # Runs by device kind
+    by_kind: dict[str, KindRuns] = field(default_factory=dict)  # Numbers and times of runs, by device kind

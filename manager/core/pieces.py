@@ -1,7 +1,7 @@
-"""Forward pieces of results (`stoker.stream`) and their acknowledgements.
+"""Forward pieces of results (`stoker.stream`) to clients, and acknowledgements of pieces to pilots.
 
-Pieces are not in the journal, so they affect no decision and never enter `Core.handle`. Pilots repeat unacknowledged
-pieces and clients request missed ones, so a client has every piece when a call ends.
+Pieces are not in the journal, so pieces affect no decision and never enter `Core.handle`. Pilots repeat pieces that are
+not acknowledged, and clients request pieces that they missed, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations

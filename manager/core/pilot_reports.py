@@ -1,7 +1,7 @@
-"""Process reports of pilots and libraries: hellos, heartbeats, loads and ends.
+"""Process the reports of pilots and libraries: hellos, heartbeats, loaded libraries and ended libraries.
 
-A disconnected pilot counts as lost after a second. If a pilot's object cache is too full for a context, the manager
-stops idle libraries, least recently used first.
+A disconnected pilot counts as lost after a second. If the object cache of a pilot is too full for a context, the
+manager stops idle libraries, the least recently used library first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
-MOST_HELLOS = 4  # Maximum requests in a row for a newer hello
+MOST_HELLOS = 4  # Maximum number of requests in a row for a newer hello
 
 
 def pilot_refusal_reason(state: State, id: PilotId, message: PilotHello) -> str:
@@ -79,9 +79,10 @@ def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Request a newer hello if frames sent after this hello were processed. Return True if requested.
+    """Request a newer hello if frames that the pilot sent after this hello were already processed. Return True if a
+    newer hello was requested.
 
-    An old hello would leave wrong records.
+    An outdated hello would leave wrong records.
     """
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
@@ -197,7 +198,8 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: Libra
 
 
 def handle_hello_device_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """Record the device faults in a hello. `lost`: the manager may have missed a repair."""
+    """Record the device faults that a pilot's hello reports. `lost`: True if the manager may have missed that a device
+    works again."""
     for device in list(pilot.devices.values()):
         pilots.record_device_health(
             manager, device, faults.get(device.id, device.facts.fault if lost else device.reported)
@@ -214,8 +216,8 @@ def handle_device_fault(manager: Manager, pilot: Pilot, message: DeviceFault) ->
 
 
 _CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
-_LEAST_BYTES = 16 << 20  # and by at least these bytes
-RECORD_S = 5.0  # Minimum seconds between two records of run costs
+_LEAST_BYTES = 16 << 20  # Minimum difference in bytes at which a memory measurement is recorded
+RECORD_S = 5.0  # Minimum seconds between two records of run times
 
 
 def is_heartbeat(event: FromPilot) -> bool:
@@ -223,7 +225,9 @@ def is_heartbeat(event: FromPilot) -> bool:
 
 
 def needs_heartbeat_record(state: State, event: FromPilot, now: float) -> bool:
-    """True if a heartbeat has new values, or run costs are due."""
+    """Return True if a heartbeat must be recorded, because its values have changed or because run times must be
+    recorded.
+    """
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -253,10 +257,10 @@ def handle_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None
     ending.record_runs(manager)
 
 
-# With these failures one call or the pilot ended the library, so the other calls are not blamed.
+# Failures with which one call or the pilot ended the library. The other calls of the library are not blamed.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 
-# With these failures one call ended the library, and that call is already withdrawn.
+# Failures with which one call ended the library. This call is already withdrawn from the library.
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
@@ -308,7 +312,7 @@ def _start_serving(manager: Manager, library: Library) -> None:
 
 
 def handle_ended_library(manager: Manager, library: Library, message: LibraryGone) -> None:
-    """Requeue the calls of an ended library, or fail the calls that killed it."""
+    """Requeue the calls of a library that has ended, or fail the calls that killed the library."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
     broken = holding.pop_broken_gang_calls(state, library, message.running)
@@ -362,8 +366,8 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
 
 
 def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library was killed because other processes used the memory. If False, the caller requeues the
-    call.
+    """Requeue or fail a call whose library was killed because other processes used the memory. Return False if the
+    caller must requeue the call.
     """
     if call.group.options.gang[1] > 1:
         return gangs.count_memory_killed_rank(manager, library, call, failure)
@@ -397,7 +401,7 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
 
 
 ENDING_S = 2.0  # Seconds after which an ending library has usually freed its files
-BUSY_S = 10.0  # Seconds between tries while busy libraries use their files
+BUSY_S = 10.0  # Seconds until the next attempt to load a context, if busy libraries use the files in the cache
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:

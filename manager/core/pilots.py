@@ -1,11 +1,13 @@
-"""Handle pilots that join, disconnect, drain or are lost. Quarantine devices. Repair the state after a lost journal.
+"""Handle pilots that join, disconnect, drain or are lost. Quarantine devices. Repair the state after a loss of journal
+records.
 
-*Quarantine* (`Device.fault`): if a device fails its probe, its calls run elsewhere immediately. If a policy quarantines
-a device, its running calls finish first.
+*Quarantine* (`Device.fault`): if a device fails its probe, the calls on the device run elsewhere immediately. If a
+policy quarantines a device, the running calls on the device finish first.
 
-*Lost journal*: after a host crash, the journal may lack acknowledged events. So peers report their state in their
-hellos: clients their open calls, pilots their libraries and calls, the factory its blocks. A call that only a pilot
-knows is an *orphan*; its slot and end are kept for its client. New ids skip lost ids.
+*Lost journal records*: after a crash of the host, events that were acknowledged may be missing in the journal. So
+clients report their open calls in their hellos, pilots report their libraries and calls, and the factory reports its
+blocks. A call that only a pilot knows is an *orphan*. The slot and the result of an orphan are kept for the orphan's
+client. New ids skip ids that may have been lost.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving, WalltimeUpdate
 from stoker.units import show_seconds
 
-KEPT_PILOTS = 1000  # Ended pilots kept for their histories, and in case they reconnect
+KEPT_PILOTS = 1000  # Number of ended pilots that are kept for their histories, and in case they reconnect
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
@@ -100,7 +102,8 @@ def pilot_lost(
 ) -> None:
     """Remove a lost pilot and requeue its calls.
 
-    `loss`: why the pilot was lost; None if it left properly. `may_return`: readmit the pilot if it reconnects.
+    `loss`: why the pilot was lost, or None if the pilot exited properly. `may_return`: True if the pilot is readmitted
+    when it reconnects.
     """
     state = manager.state
     pilot = state.pilots.pop(id, None)
@@ -261,11 +264,12 @@ def _update_fault(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
-KEPT_FORGOTTEN = 100_000  # Ended calls remembered because their clients have the results
+KEPT_FORGOTTEN = 100_000  # Number of ended calls that are remembered, whose results the clients already have
 
 
 def begin_client_resubmission(manager: Manager, client: Client) -> None:
-    """Note a client's calls before it submits them again. Calls that it omits have ended."""
+    """Remember the calls of a client that is about to submit its calls again. Calls that the client then omits have
+    ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
@@ -298,7 +302,7 @@ def end_client_resubmission(manager: Manager, client: Client) -> None:
 
 
 def is_unsubmitted_call_id(state: State, id: int) -> bool:
-    """True if no client has submitted a call with this id."""
+    """Return True if no client has submitted a call with this id."""
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
     if client is None:
@@ -338,7 +342,8 @@ def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan_call(state: State, outcome: CallEnd) -> bool:
-    """Keep the end of an orphan, or drop the orphan after a fault. Return False if the call is no orphan."""
+    """Keep the result of an orphan (a call that only a pilot knows). If the infrastructure failed the call, drop the
+    orphan. Return False if the call is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     orphan = state.orphans.get(outcome.call)

@@ -1,10 +1,11 @@
-"""Manage the waiting calls of each context, and the index of libraries with capacity. Only this file changes them.
+"""Manage the queue of waiting calls of each context, and the index of libraries by load. Only this module changes
+queues and indexes.
 
-*Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them. The library gets
-no more of them until one of its calls ends.
+*Stuck libraries*: if a long call blocks calls that were sent to the library in advance (`Dispatch.window`), a timer
+requeues the blocked calls. The library gets no more calls in advance until one of its calls ends.
 
-*Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
-with capacity and an empty queue accepts calls that list its context (`Dispatch.pull_others`).
+*Variants*: a call may list other contexts that can serve the call. The call waits in the queue of its own context. A
+library with free capacity and an empty queue accepts calls that list the library's context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LINGERS = 4  # After this multiple of the usual run time, the end of a call cann
 
 
 def is_unlikely_to_free_slot(now: float, library: Library, *, load_s: float) -> bool:
-    """True if another library may be loaded, because this one may not free a slot soon."""
+    """Return True if the library will probably not free a slot soon, so that loading another library is useful."""
     full = all_slots_occupied_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
@@ -53,7 +54,7 @@ def has_room(manager: Manager, library: Library) -> bool:
 
 
 def update_load_index(manager: Manager, library: Library) -> bool:
-    """Update the load index. Return True if the library has capacity."""
+    """Update the entry of a library in the load index. Return True if the library can take more calls."""
     index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
     held = len(library.held)
@@ -121,7 +122,7 @@ def contexts_serving_group(group: Group) -> Iterator[Context]:
 
 
 def libraries_serving_context(context: Context) -> Iterator[Library]:
-    """Yield the libraries that can run a context's calls, its own libraries first."""
+    """Yield the libraries that can run the calls of a context. The context's own libraries come first."""
     yield from context.libraries.values()
     for other in context.lists.values():
         yield from other.libraries.values()
@@ -162,7 +163,9 @@ def mark_late(call: Call) -> None:
 
 
 def record_queue_growth(manager: Manager, context: Context) -> None:
-    """Record that calls wait. If the number of waiting calls doubled, run the policies."""
+    """Record that calls wait in a context's queue. If the number of waiting calls has doubled, the policies decide
+    again.
+    """
     if context.recipe.key not in manager.state.waiting_contexts:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True
@@ -184,7 +187,7 @@ def record_queue_shrinkage(manager: Manager, context: Context) -> None:
 
 
 def update_starved_since(manager: Manager, changed: Context) -> None:
-    """Update the time since which the calls of a context lack a usable library."""
+    """Update the time since which the waiting calls of a context have had no usable library."""
     for context in (changed, *changed.listed_by.values()):
         if not context.queue.count or any(library.usable for library in libraries_serving_context(context)):
             context.starved_since = None

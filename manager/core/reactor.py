@@ -75,7 +75,7 @@ class Core:
         return self.manager.policies
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Handle an event and return commands. `now` is in seconds and must not decrease."""
+        """Handle an event, and return the commands to carry out. `now`: time in seconds, which must not decrease."""
         manager = self.manager
         manager.state.now = now
         react(manager, event)
@@ -96,11 +96,11 @@ class Core:
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def discard_pending_commands(self) -> None:
-        """Drop the commands of an event that raised, so that no part of it is carried out."""
+        """Drop the commands of an event that raised an exception, so that no part of the event is carried out."""
         self.manager.out.clear()
 
 
-_SETTLE_TURNS = 100  # Maximum policy decisions at the end of an event
+_SETTLE_TURNS = 100  # Maximum number of times that the policies decide at the end of an event
 _LACKS_NOTHING = (math.inf, 0.0, 0)
 
 
@@ -411,7 +411,7 @@ def on_block_update(manager: Manager, message: to_manager.BlockUpdate) -> None:
 
 # ---- timers
 def on_timer(manager: Manager, key: str) -> None:
-    """Handle a timer. The first part of its key names its owner."""
+    """Handle a timer that has fired. The first part of the timer's key determines which function handles the timer."""
     manager.drop_timer(key)
     owner, _, rest = key.partition("/")
     if owner in manager.seams:
@@ -423,8 +423,8 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_policy_round(manager: Manager, name: str) -> None:
-    """Run the round of a policy with the changes since its last round. A policy that rests gets no timer until
-    something changes.
+    """Run a round of a policy, with the changes since the policy's last round. If the policy wants to skip rounds, no
+    timer is set until something changes.
     """
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
@@ -453,7 +453,7 @@ _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
 
 # ---- the end of an event
 def settle(manager: Manager) -> None:
-    """Finish an event: serve queues, run policies, and send messages."""
+    """Serve queues, run policies, and send messages at the end of an event."""
     if manager.state.reserved and retries.has_idle_reserved_pilot(manager.state):
         manager.apart_due = True
     if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
@@ -472,8 +472,9 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat until no work is left: serve queues of requeued calls, place the calls that the core places, mark contexts
-    if devices changed, run residency for contexts that lack libraries, run provisioning.
+    """Repeat these steps until no work is left. Serve the queues of requeued calls. Place the calls that the core
+    places. Mark contexts if devices have changed. Run the residency policy for contexts that lack libraries. Run the
+    provisioning policy.
     """
     for _ in range(_SETTLE_TURNS):
         if manager.returned:

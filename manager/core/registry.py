@@ -1,9 +1,10 @@
-"""Register clients, functions, contexts, groups of calls, and limits on a context's libraries.
+"""Register clients, functions, contexts, groups of calls, and limits on the number of a context's libraries.
 
-A definition is kept while a known client has defined it, an open call needs it, or a library has it loaded.
+The definition of a function or context is kept while a known client has defined it, an open call needs it, or a library
+has loaded it.
 
-*Limits* of programs are combined: the largest `least`, the smallest `most` (which has precedence), and the longest
-`keep_alive_s`. The limits of an absent program, except `least`, remain until another program sets limits.
+The *limits* of several programs are combined: the largest `least`, the smallest `most` (which has precedence), and the
+longest `keep_alive_s`. The limits of an absent program, except `least`, remain until another program sets limits.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_NUMBERS = 10_000  # Numbers of removed clients that are kept, so that their calls on pilots are not orphans
-KEPT_GROUPS = 1000  # Groups kept without open calls, because clients may submit more of their calls
+KEPT_NUMBERS = 10_000  # Removed clients whose numbers are kept, so that their calls on pilots are not orphans
+KEPT_GROUPS = 1000  # Number of groups without open calls that are kept, because clients may submit more calls
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
@@ -101,7 +102,9 @@ def forget_closed_group(state: State, group: Group) -> None:
 
 
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """Drop functions of a client. Return all functions without definition or use."""
+    """Remove a client's definitions of functions. Return the functions that no client defines and no call uses any
+    more.
+    """
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -185,7 +188,8 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """Combine limits after a program left or returned. Return the changed contexts."""
+    """Combine the limits of all programs again after a program left or returned. Return the contexts whose limits
+    changed."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
     return [context for context in said_some if _update_limits(manager, context)]
 

@@ -1,17 +1,17 @@
-"""Handle calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
+"""Handle calls that lost their library, pilot or device. Such a call is requeued, runs alone, or fails with evidence.
 
-*Faults* (`FailureKind.INFRASTRUCTURE`): after a fault the call waits apart, and avoids that pilot or device for some
-seconds. The call fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
+*Faults* (`FailureKind.INFRASTRUCTURE`): after a fault, the call waits apart from the queue, and avoids the faulty pilot
+or device for some seconds. The call fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
 
-*Losses*: if a pilot is lost without a harmless reason, each call that may have run on it gets a loss, because a call
-that kills its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that
-pilot or its library also dies, the call fails as poison. The death of a library alone is better evidence
-(`blame_call_for_library_death`), unless the process was killed from outside while other libraries ran.
+*Losses*: if a pilot is lost and no harmless reason is known, each call that may have run on the pilot gets a loss,
+because a call that kills its node leaves no evidence. After `ALONE_AFTER` losses, the call runs alone on a reserved
+pilot. If the reserved pilot or its library also dies, the call fails as poison. The death of only a library is better
+evidence (`blame_call_for_library_death`), unless the process was killed from outside while other libraries ran.
 
-*Cuts*: a call fails after two cuts by walltimes, if it had most of the walltime each time.
+*Cuts*: a call fails if the walltimes of two pilots cut it off, and the call had most of the walltime each time.
 
-Saved progress (`stoker.progress(state=...)`) resets losses, cuts and faults. Policies with rounds reserve no pilot;
-their calls fail after `MOST_LOSSES` losses.
+If a call saves its progress (`stoker.progress(state=...)`), its losses, cuts and faults no longer count. Policies with
+rounds reserve no pilot. With these policies, calls fail after `MOST_LOSSES` losses.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from stoker.units import show_seconds
 
 MOST_PILOTS = 3  # A call fails after faults on this number of pilots
 MOST_THERE = 3  # A call fails after this number of faults on one pilot
-AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault on it; the last value repeats
+AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault. The last value repeats
 PAUSE_S = (0.0, 10.0)  # Seconds that a call pauses after its first fault, and after each later fault
 FAULTS_TIMER = "fault"
 
 
 def is_fault(outcome: CallEnd) -> bool:
-    """True if the infrastructure failed a call."""
+    """Return True if a call failed because of a fault of the infrastructure."""
     return outcome.failure is not None and outcome.failure.kind is FailureKind.INFRASTRUCTURE
 
 
@@ -116,7 +116,8 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
-    """Record the losses and cuts of a pilot's calls before the calls are requeued."""
+    """Record that the calls of a pilot lost their pilot, or that its walltime cut the calls off. The calls are requeued
+    afterwards."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_walltime_end(pilot, manager.state.now)
@@ -159,12 +160,12 @@ def remove_call_losses_of_pilot(state: State, pilot: Pilot) -> None:
 
 
 def has_idle_reserved_pilot(state: State) -> bool:
-    """True if a reserved pilot has no running calls."""
+    """Return True if a pilot that is reserved for a call has no running calls."""
     return any(not _load(pilot) for pilot in state.reserved.values())
 
 
 def send_call_to_retry(manager: Manager, library: Library) -> None:
-    """Send a free library a call that was cut off or failed on another pilot."""
+    """Send a call that was cut off, or that failed on another pilot, to a library with a free slot."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]

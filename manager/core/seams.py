@@ -1,7 +1,9 @@
-"""The seams: the interface of each policy, its actions, and the *wishes* (options of calls) that a policy honours.
+"""The interfaces of the policies (*seams*), the actions that policies return, and the *wishes* (options of calls) that
+a policy honours.
 
-A policy reads a view and returns actions. A policy changes nothing directly. A generator of actions sees the effect of
-each action that it yields. A policy that plans in rounds sets `period_s`.
+A policy reads a `View` of the manager's state and returns actions. A policy changes nothing directly. A policy that
+yields its actions from a generator sees the effect of each action before it yields the next action. A policy that plans
+in rounds sets `period_s`.
 
 | seam | question |
 |---|---|
@@ -10,7 +12,7 @@ each action that it yields. A policy that plans in rounds sets `period_s`.
 | `Dispatch` | which queued call runs in which library? |
 | execution | which library runs on a device now? `stoker.pilot.core` decides |
 
-A call with a wish that no policy honours (`honours`) is refused in its program.
+The client refuses a call with a wish that no policy lists in `honours`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class View(Protocol):
 
     @property
     def ends_per_s(self) -> int:
-        """Calls that ended in the last whole second."""
+        """Number of calls that ended in the last whole second."""
 
     @property
     def contexts(self) -> Mapping[str, Context]:
@@ -74,7 +76,7 @@ class View(Protocol):
 
     @property
     def sources(self) -> Mapping[str, SourceState]:
-        """Sources of pilots, by name."""
+        """Sites that provide pilots (sources), by name."""
 
     @property
     def blocks(self) -> Mapping[BlockId, Block]:
@@ -82,18 +84,19 @@ class View(Protocol):
 
     @property
     def most_pilots(self) -> Mapping[ClientId, int]:
-        """Maximum pilots in blocks that each client starts itself; 0 = no maximum."""
+        """Maximum number of pilots in the blocks that each client starts itself; 0 = no maximum."""
 
     def devices(self) -> Iterator[Device]:
-        """Devices that can get work."""
+        """Devices without a fault, of connected pilots that are not reserved for a call."""
 
 
 # ---- actions
 class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library.
 
-    `offer`: the pilot may refuse the call. `reserve_bytes`: new reservation of the library; 0 = unchanged. `preempts`:
-    libraries on the same devices that stop, and whose calls are evicted, if the pilot accepts the offer.
+    `offer`: True if the pilot may refuse the call. `reserve_bytes`: new memory reservation of the library in bytes; 0 =
+    unchanged. `preempts`: libraries on the same devices. If the pilot accepts the call, these libraries stop and their
+    calls are evicted.
     """
 
     call: CallId
@@ -104,7 +107,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class SendGang(msgspec.Struct, frozen=True):
-    """Start a waiting call on several libraries. The position of a library is its rank."""
+    """Start a waiting call on several libraries. The rank of a library is its position in `libraries`."""
 
     call: CallId
     libraries: tuple[LibraryId, ...]
@@ -144,7 +147,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Unload(msgspec.Struct, frozen=True):
-    """Stop a library after its running calls."""
+    """Stop a library after its running calls have ended."""
 
     library: LibraryId
     reason: str
@@ -157,13 +160,13 @@ class Sleep(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Wake a sleeping library with its earlier reservation."""
+    """Wake a sleeping library. The library reserves as much device memory as before its sleep."""
 
     library: LibraryId
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Change the reservation of a library on each device."""
+    """Change the bytes of memory that a library reserves on each of its devices."""
 
     library: LibraryId
     memory_bytes: int
@@ -184,7 +187,7 @@ class FailWaiting(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """Inform a client when a call will end and whether it meets its deadline."""
+    """Tell a client when a call will end and whether the call will meet its deadline."""
 
     call: CallId
     ends_at: float
@@ -192,28 +195,28 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Call `timer(view, key)` at time `at`."""
+    """Call the policy's method `timer(view, key)` at time `at`."""
 
     at: float
     key: str
 
 
 class WantBlocks(msgspec.Struct, frozen=True):
-    """Request more blocks of a source."""
+    """Request `count` more blocks from a source."""
 
     source: str
     count: int
 
 
 class ReleaseBlock(msgspec.Struct, frozen=True):
-    """Cancel the job of a block after its running calls."""
+    """Cancel the batch job of a block after the block's running calls have ended."""
 
     block: BlockId
     reason: str
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Load nothing on a device for `for_s` seconds. `device`: None = all devices of the pilot."""
+    """Load no context on a device for `for_s` seconds. `device`: None = all devices of the pilot."""
 
     pilot: PilotId
     device: DeviceId | None
@@ -222,7 +225,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Request advice, which arrives later or never."""
+    """Request advice from the advisor process. The advice arrives later or never."""
 
     about: About | RecipeKey
 
@@ -234,7 +237,7 @@ Action = (
 
 
 class Changes(msgspec.Struct):
-    """Ids of records that changed since a policy's last round."""
+    """Ids of the calls, libraries, pilots and contexts that changed since a policy's last round."""
 
     calls: set[int] = set()
     libraries: set[int] = set()
@@ -245,29 +248,29 @@ class Changes(msgspec.Struct):
 
 # ---- seams
 class Rounds(Protocol):
-    """Methods of every policy."""
+    """Methods that every policy has."""
 
     @property
     def period_s(self) -> float:
-        """Seconds between rounds; 0 = no rounds."""
+        """Seconds between planning rounds; 0 = the policy has no rounds."""
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:
-        """Return a complete plan. `changes`: changes since the last round."""
+        """Return the actions of one complete plan. `changes`: records that changed since the last round."""
 
     def rests(self, view: View) -> bool:
-        """True if no round is needed until something changes."""
+        """Return True if no planning round is needed until the manager's state changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Return actions after a timer of this policy."""
+        """Return the actions to take after a timer of this policy has expired."""
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """Return actions after advice on a context."""
+        """Return the actions to take after advice on a context has arrived."""
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """Return actions after a verdict on a failure; `pilot.verdicts` contains it."""
+        """Return the actions to take after the advisor has judged a failure. `pilot.verdicts` contains the verdict."""
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """Return actions after new progress of a running call."""
+        """Return the actions to take after the advisor has read a running call's progress from the call's output."""
 
 
 class Dispatch(Rounds, Protocol):
@@ -275,32 +278,33 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline come first, and the core drops or demotes lost calls."""
+        """True if calls with a deadline come first, and the core drops or demotes calls that will miss it."""
 
     @property
     def by_run_time(self) -> bool:
-        """True if calls with a short expected run time come first within a priority."""
+        """True if, among calls of equal priority, calls with a shorter expected run time come first."""
 
     @property
     def honours(self) -> frozenset[str]:
-        """The honoured subset of `stoker.manager.core.seams.WISHES`. Calls with other wishes are refused."""
+        """Wishes in `stoker.manager.core.seams.WISHES` that the policy honours. Calls with other wishes are refused."""
 
     @property
     def asks_every_call(self) -> bool:
-        """True if `place` also gets calls that arrive while no library has capacity."""
+        """True if the core calls `place` even for calls that arrive while no library has capacity."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Maximum number of calls that go to `place` if they arrive together at an empty queue."""
+        """Maximum number of calls for which the core calls `place` if the calls arrive together at an empty queue."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with room for the call, or actions, or None to let the call wait. O(1)."""
+        """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls of its queue's first group a library with room gets, or actions. O(1)."""
+        """Return how many calls a library with free capacity gets from the first group of its queue, or return actions.
+        Runs in O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
-        """Return `Send`s for calls of contexts that list this library's context (`context.listed_by`)."""
+        """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         """Yield the libraries that may get a context's waiting calls, in order; O(1) for each.
@@ -320,16 +324,16 @@ class Residency(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Honoured wishes about contexts: `max_libraries`, `min_libraries`, `keep_alive`."""
+        """Wishes about contexts that this policy honours, out of `max_libraries`, `min_libraries` and `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return actions for a context with waiting calls, after its demand or devices changed."""
+        """Return actions for a context with waiting calls, after the demand for the context or its devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes to reserve on each device for a loaded library, up to its reservation."""
+        """Return the bytes to reserve on each device for a loaded library, at most the bytes that are reserved now."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
-        """Return actions for an idle library whose context has limits."""
+        """Return actions for an idle library whose context has limits (`LibraryLimits`)."""
 
 
 class Provisioning(Rounds, Protocol):
@@ -345,8 +349,8 @@ class Provisioning(Rounds, Protocol):
 class Policies(msgspec.Struct, frozen=True):
     """One policy for each seam.
 
-    `awareness`: limit on what contexts keep between calls; None = the value of the recipe. `compares_kinds`: measure
-    the speeds of device kinds.
+    `awareness`: limit on what contexts keep between calls; None = the value of the recipe. `compares_kinds`: True if
+    the manager measures the speeds of device kinds.
     """
 
     dispatch: Dispatch
@@ -357,7 +361,7 @@ class Policies(msgspec.Struct, frozen=True):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes that the policies honour together."""
+        """Wishes that the dispatch policy or the residency policy honours."""
         return self.dispatch.honours | self.residency.honours
 
 
@@ -380,7 +384,8 @@ WISHES = {
 def wishes_in_options(
     options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
 ) -> Iterator[str]:
-    """Yield the wishes that these options express. `deadline`: True if the calls get a deadline later."""
+    """Yield the names of the wishes that a call's options express. `deadline`: True if the call gets a deadline
+    later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,
@@ -406,7 +411,7 @@ def refusal(
     features: Features | None = None,
     limits: LibraryLimits = NO_LIMITS,
 ) -> str:
-    """Return why calls with these options are refused; empty if accepted."""
+    """Return why calls with these options are refused; an empty string if the calls are accepted."""
     ignored = [
         wish
         for wish in wishes_in_options(options, deadline=deadline, features=features, limits=limits)

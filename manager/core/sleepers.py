@@ -1,7 +1,8 @@
-"""Manage libraries that sleep: estimates of their memory, orders, and answers (docs/decisions/063).
+"""Manage sleeping libraries: estimate their memory, order sleep and wake-up, and record the pilots' answers
+(docs/decisions/063).
 
 A library that was ordered to wake counts as loading. A library cannot be woken before its pilot has answered the order
-to sleep (`Library.slept`). After a failed `sleep` or `wake`, its context never sleeps again in the session.
+to sleep (`Library.slept`). If `sleep` or `wake` of a library fails, its context never sleeps again in the session.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryFacts
 from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
 from stoker.units import show_bytes, show_seconds
 
-_ESTIMATE_FACTOR = 1.1  # Factor from a measurement to an estimate
+_ESTIMATE_FACTOR = 1.1  # The estimate is the measured memory times this factor
 
 
 def asleep_bytes(library: Library) -> int:
@@ -23,7 +24,7 @@ def asleep_bytes(library: Library) -> int:
     known = context.asleep.get(facts.kind)
     if known is not None:
         keeps = known[0]
-    elif facts.on_host:  # its weights; estimated by the memory that it used after its load
+    elif facts.on_host:  # a CPU library keeps its weights, estimated from the memory used after the load
         keeps = int(_ESTIMATE_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
     else:
         keeps = facts.process_bytes
@@ -82,7 +83,7 @@ def _send_wake_order(manager: Manager, library: Library) -> None:
 
 
 def _mark_library_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
-    for call in tuple(library.held.values()):  # only after a lost journal; the pilot refuses these calls
+    for call in tuple(library.held.values()):  # held calls exist only if the journal was lost; the pilot refuses them
         holding.withdraw(manager, call, running=True)
         holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
     library.slept = slept
@@ -121,7 +122,7 @@ def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> 
 
 
 def mark_library_awake(library: Library) -> None:
-    """Record that a waking library is awake, because its pilot has calls of it."""
+    """Record that a waking library is awake, because its pilot reports calls of the library."""
     library.host_bytes = 0
 
 
@@ -140,7 +141,8 @@ def set_sleep_support(library: Library, sleeps: bool) -> None:
 
 
 def compare(manager: Manager, library: Library, facts: LibraryFacts) -> bool:
-    """Compare a library with its pilot's hello; repeat unanswered orders. Return True if it sleeps or wakes."""
+    """Compare a library's state with the hello message of its pilot, and repeat unanswered orders. Return True if the
+    library sleeps or wakes."""
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes
         _mark_library_asleep(manager, library, library.promised_bytes, slept=False)

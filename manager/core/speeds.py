@@ -17,20 +17,21 @@ from typing import Protocol
 from stoker.contexts.speeds import Pair, relative_speeds
 
 NEW_WEIGHT = 0.2  # Minimum weight of the latest runs in a mean run time
-_ROUND_CALLS = 2  # Calls of each kind in a round
-_LEAST_ROUNDS = 5  # Minimum number of rounds for a ratio
-_KEPT_ROUNDS = 31  # Latest rounds kept for two kinds
-_RECENT_CALLS = 64  # Calls of a kind in a round after which older calls lose weight
-_MOST_OPEN_ROUNDS = 64  # Maximum functions with an open round
-_SHORTEST_RUN_S = 0.001  # Shorter calls measure the overhead, not the device
-_KNOWN_RUNS = 3  # Runs after which the mean of a kind counts
+_ROUND_CALLS = 2  # Minimum calls of each device kind in a round
+_LEAST_ROUNDS = 5  # Minimum number of rounds before a speed ratio is used
+_KEPT_ROUNDS = 31  # Number of latest rounds kept for each pair of device kinds
+_RECENT_CALLS = 64  # After this many calls of a device kind in a round, older calls lose weight
+_MOST_OPEN_ROUNDS = 64  # Maximum number of functions with an unfinished round
+_SHORTEST_RUN_S = 0.001  # Shorter calls are ignored, because their run time is mostly overhead
+_KNOWN_RUNS = 3  # Runs on a device kind after which their mean run time is used
 
-_Work = tuple[str, int]  # Function key and items per call
+_Work = tuple[str, int]  # Function key and number of items per call
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class KindRuns:
-    """Runs on one device kind: `calls`, `seconds` and `items` since the last record, and the mean of recent runs."""
+    """Statistics of runs on one device kind: `calls`, `seconds` and `items` that are not recorded yet, and the mean run
+    time of recent runs."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -51,7 +52,7 @@ class KindRuns:
 
 
 class Runs(Protocol):
-    """Runs of a function or a context."""
+    """Statistics of the runs of a function or a context."""
 
     @property
     def run_s(self) -> float:
@@ -59,19 +60,20 @@ class Runs(Protocol):
 
     @property
     def by_kind(self) -> Mapping[str, KindRuns]:
-        """Runs by device kind."""
+        """Statistics of the runs, by device kind."""
 
 
 class Speeds:
-    """Speeds of device kinds for one context. `of`: speed relative to the fastest kind; empty if equal."""
+    """Speeds of device kinds for one context. `of`: each kind's speed relative to the fastest kind; empty if all kinds
+    are equally fast."""
 
     __slots__ = ("_advised", "_logs", "_open", "_present", "_unrecorded", "of")
 
     def __init__(self) -> None:
         self.of: dict[str, float] = {}
         self._advised: dict[Pair, tuple[float, float]] = {}
-        self._logs: dict[Pair, deque[float]] = {}  # Logarithms of the ratios of the latest rounds
-        self._open: dict[_Work, dict[str, list[float]]] = {}  # Number of calls and seconds by kind in open rounds
+        self._logs: dict[Pair, deque[float]] = {}  # Logarithms of the run time ratios of the latest rounds
+        self._open: dict[_Work, dict[str, list[float]]] = {}  # By device kind: calls and seconds of unfinished rounds
         self._present: frozenset[str] = frozenset()
         self._unrecorded: dict[Pair, None] = {}
 
@@ -82,7 +84,7 @@ class Speeds:
         return any(kind in pair and len(logs) >= _LEAST_ROUNDS for pair, logs in self._logs.items())
 
     def advise(self, speeds: Mapping[str, float]) -> None:
-        """Set speeds of earlier sessions, which count until measured rounds replace them."""
+        """Set the speeds that earlier sessions measured. These speeds are used until measured rounds replace them."""
         known = {kind: speed for kind, speed in speeds.items() if speed > 0}
         if not known:
             return
@@ -93,7 +95,9 @@ class Speeds:
         self._update_relative_speeds()
 
     def learn(self, work: _Work, kind: str, *, calls: int, seconds: float, present: Collection[str]) -> bool:
-        """Count calls of one function and size; return True if speeds changed. `present`: kinds of ready libraries."""
+        """Add measured calls of one function with one number of items. Return True if a speed changed. `present`:
+        device kinds of the ready libraries.
+        """
         if seconds < calls * _SHORTEST_RUN_S:
             return False
         if self._present != present:

@@ -1,4 +1,4 @@
-"""The manager's state: sources and blocks, evidence of losses, the session."""
+"""The manager's state: sources and blocks of pilots, losses of pilots and libraries, and the session's records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_BLOCK_NOTES = 50  # Latest notes kept of a block, in addition to its first note
+KEPT_BLOCK_NOTES = 50  # Number of latest notes kept for a block, in addition to its first note
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -80,21 +80,21 @@ class Block:
         self.allowed = allowed
         self.phase = BlockPhase.ASKED
         self.since = now
-        self.runs_since = 0.0  # Time at which its job last started
+        self.runs_since = 0.0  # Time at which the block's job last started
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
-        self.emptied_at: float | None = None  # Time at which its last pilot left although its job runs
-        self.held_for = ""  # Why the batch system last held its job; empty if the job was not held
-        self.holds = 0  # Number of times that the batch system has held its job
+        self.emptied_at: float | None = None  # Time at which the block's last pilot left although the job runs
+        self.held_for = ""  # Why the batch system last held the block's job; empty if the job was not held
+        self.holds = 0  # Number of times that the batch system has held the block's job
         self.abandoned = False  # True if the block was released because its pilots were lost
-        self.loss: LossReason | None = None  # Why its job has ended, as reported by the batch system
+        self.loss: LossReason | None = None  # Why the block's job has ended, as reported by the batch system
         self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots for which the batch system has not given a reason yet
         self.leaving = ""  # Why the block was released; empty if it was not released
         self.pilots: dict[PilotId, None] = {}  # Pilots of the block that have not ended
         self.brought = 0  # Number of pilots of the block that have ever joined
-        self.brought_at = 0.0  # Time at which its first pilot joined
-        self.proved = False  # True if a context was loaded on one of its pilots
+        self.brought_at = 0.0  # Time at which the block's first pilot joined
+        self.proved = False  # True if a context was loaded on one of the block's pilots
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
         if self.probes:
             self.note(now, f"probes node {self.probes}")
@@ -134,14 +134,16 @@ class Loss:
     pilot: Pilot
     library: LibraryId
     ran_s: float
-    alone: bool  # True if no other work on the pilot can be the cause
+    alone: bool  # True if no other work on the pilot can be the cause of the loss
     failure: Failure | None  # Failure of the library; None if its pilot was lost
     memory_bytes: int  # Maximum measured memory while the call ran; 0 = unknown
     printed: Printed | None  # Output of the call in the log, if its start is known
 
     @property
     def counts(self) -> bool:
-        """True unless the pilot returned or its loss has a harmless reason."""
+        """True if the loss counts against the call. Losses for a harmless reason, and losses of pilots that returned,
+        do not count.
+        """
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
@@ -152,7 +154,7 @@ class Loss:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Cut:
-    """A run of a call that a walltime cut off."""
+    """A run of a call that ended because the walltime of its pilot expired."""
 
     ran_s: float
     walltime_s: float
@@ -175,7 +177,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """Losses, cuts and faults of an open call."""
+    """Losses, walltime cuts and device faults that interrupted the runs of an open call."""
 
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
@@ -202,12 +204,12 @@ class Trial:
 
 
 JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
-KEPT_REFUSALS = 200  # Kinds of refusals that are counted separately
-KEPT_NOTICES = 20  # Latest notices that a session keeps
+KEPT_REFUSALS = 200  # Maximum number of kinds of refused messages that are counted separately
+KEPT_NOTICES = 20  # Number of latest notices for users that a session keeps
 
 
 class State:
-    """The state of the manager. Policies read it through a `seams.View`."""
+    """The state of the manager. Policies read the state through a `seams.View`."""
 
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session
@@ -221,7 +223,7 @@ class State:
         self.functions: dict[FunctionKey, FunctionBlob] = {}
         self.unused_functions: dict[FunctionKey, None] = {}  # Functions without a definition that open calls may need
         self.groups: dict[object, Group] = {}
-        self.costs: dict[tuple[str, str], Cost] = {}  # Costs by function key and recipe key
+        self.costs: dict[tuple[str, str], Cost] = {}  # Run costs, by function key and recipe key
         self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
         self.recorded_at = 0.0  # Time at which run costs were last recorded
         self.contexts: dict[str, Context] = {}
@@ -237,12 +239,12 @@ class State:
         self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest ended or lost pilots, which may reconnect
         self.libraries: dict[LibraryId, Library] = {}
         self.gone_libraries: dict[LibraryId, Library] = {}  # Latest ended libraries, for their histories
-        self.transfers = Transfers()  # Objects and their transfers
+        self.transfers = Transfers()
         self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
         self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that sent a report
         self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that send no reports
         self.forecasts: dict[int, CallForecast] = {}  # Expected ends of calls, as sent to clients
-        self.trials: dict[int, Trial] = {}  # Losses, cuts and faults, by call
+        self.trials: dict[int, Trial] = {}  # Losses, walltime cuts and faults, by call id
         self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
         self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
         self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
@@ -253,16 +255,16 @@ class State:
         self.ended_blocks: dict[str, int] = {}  # Number of ended blocks, by how they ended
         self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes with failed devices, by source and node
         self.next_block = 1
-        self.factory_trouble = ""  # Why no factory submits blocks; empty if a factory does
+        self.factory_trouble = ""  # Why no factory submits blocks; empty if a factory submits blocks
         self.reported_blocks: dict[str, str] = {}  # States of the blocks that clients start themselves
         self.most_pilots: dict[ClientId, int] = {}  # Maximum pilots in each client's own blocks; 0 = no maximum
-        self.notices: dict[str, float] = {}  # Notices for users, with the last time of each; oldest first
+        self.notices: dict[str, float] = {}  # Notices for users, with the time of the last occurrence; oldest first
         self.refused: dict[str, int] = {}  # Number of refused or ignored messages, by kind
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
         self.next_library = 1
         self.done = 0
         self.failures = 0
-        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # By function, error and line
+        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # Failures, by function, error and line
         self.slowest: list[SlowRun] = []  # Longest successful runs, shortest first
         self.cancelled = 0
         self.losses: dict[LossReason, int] = {}  # Number of lost pilots, by reason
@@ -314,7 +316,7 @@ class State:
         return found[: source.source.exclude_nodes]
 
     def notice(self, text: str) -> None:
-        """Keep a notice for `stoker status`, with its last time."""
+        """Keep a notice for `stoker status`, with the time at which the notice last occurred."""
         self.notices.pop(text, None)
         self.notices[text] = self.now
         if len(self.notices) > KEPT_NOTICES:
@@ -328,7 +330,7 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Counts of a call's result pieces, for its history."""
+    """Numbers of result pieces that a call has sent and its client has acknowledged, for the call's history."""
 
     run: int
     sent: int = 0  # Number of pieces that the library has sent

@@ -100,7 +100,7 @@ IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful cal
 _SLOW_READER_S = 1.0  # A call that waits for its reader for fewer seconds is not shown as waiting
 PAYLOAD_BYTES = 64_000  # Larger arguments are not included in an answer
 
-_HeadlineAndNotes = tuple[str, list[Note]]  # A headline and a list of events
+_HeadlineAndNotes = tuple[str, list[Note]]
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:

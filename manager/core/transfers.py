@@ -1,4 +1,4 @@
-"""Peers, objects and fetches of the transfer plan (`object_plan`).
+"""Records of the transfer plan (`object_plan`): peers, objects, and fetches of objects by pilots.
 
 The operations keep the records consistent: a fetch and its source refer to each other, sources are listed where fetches
 look for them, and each fetch is in the queue of its `Way`.
@@ -25,15 +25,15 @@ class Limits(msgspec.Struct, frozen=True):
 
     sources: int = 3  # Maximum peers from which a pilot fetches one object at a time
     close: int = 8  # The first 8 pilots use `sources` peers; later pilots use one peer less, to keep the tree shallow
-    serves: int = 4  # Number of transfers that a pilot serves at a time; the last place is reserved for whole objects
+    serves: int = 4  # Number of transfers that a pilot serves at a time; the last slot is reserved for whole objects
     readers: int = 4  # Maximum pilots that read an origin at a time because no peer could serve them
-    tries: int = 6  # Number of peers that may fail a pilot before the pilot reads the origin itself
-    origin_tries: int = 8  # Number of pilots that may fail to read an origin before it counts as unreadable
+    tries: int = 6  # Number of failed peers after which a pilot reads the origin itself
+    origin_tries: int = 8  # Number of pilots that may fail to read an origin before the origin counts as unreadable
     small_bytes: int = 16 << 20  # An object up to this size is fetched from one peer, because more peers are not faster
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A loaded context that is stored as an object in a named form."""
+    """A loaded context that is stored as an object. `form` names the format of the object."""
 
     form: str
     object: ObjectRef
@@ -41,7 +41,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Way(enum.Enum):
-    WAITING = "waiting"  # No sure peer has a free place; other peers may send parts of the object
+    WAITING = "waiting"  # No sure peer (`object_plan`) has a free slot; other peers may send parts of the object
     PEERS = "peers"  # The object is fetched from peers; one of them is sure (`object_plan`)
     READER = "reader"  # The pilot reads the origin for all pilots
     STRANDED = "stranded"  # No peer could serve the pilot, so it waits to read the origin for itself
@@ -51,7 +51,7 @@ class Way(enum.Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """The transfer of an object to a pilot. `number`: position among all fetches."""
+    """The transfer of an object to a pilot. `number`: position of this fetch in the order of all fetches."""
 
     object: Object
     peer: Peer
@@ -71,7 +71,7 @@ class Fetch:
 
     @property
     def rank(self) -> int:
-        """Order in which pilots get the object, smallest first."""
+        """Rank of the fetch: pilots get the object in the order of their ranks, smallest first."""
         return _READER_RANK if self.way is Way.READER else self.number
 
     def can_rely_on_source(self, source: Peer) -> bool:
@@ -81,7 +81,7 @@ class Fetch:
         return other is not None and other.rank < self.rank
 
     def can_fetch_from(self, peer: Peer) -> bool:
-        """True unless the peer is the fetch's own pilot, is already a source, or failed it."""
+        """Return True unless the peer is the fetch's own pilot, is already a source, or failed to serve this fetch."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
@@ -95,10 +95,10 @@ class Peer:
     has: dict[str, Object] = field(default_factory=dict)
     fetches: dict[str, Fetch] = field(default_factory=dict)
     serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
-    parked: dict[str, Object] = field(default_factory=dict)  # Objects that the peer will serve when it has a free place
+    parked: dict[str, Object] = field(default_factory=dict)  # Objects that the peer will serve when it has a free slot
     wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that the peer was fetching when it disconnected
-    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of objects that only it has
-    blamed: int = 0  # Number of pilots that this peer failed although other peers served them
+    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of objects only this peer has
+    blamed: int = 0  # Number of pilots that this peer could not serve although other peers served them
     served: int = 0  # Number of pilots that received an object with the help of this peer
 
     @property
@@ -118,8 +118,8 @@ class Object:
         self.manifest = b""
         self.holders: dict[PilotId, Peer] = {}
         self.whole: dict[PilotId, Peer] = {}  # Holders of the whole object that serve other pilots
-        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free place, used round robin
-        self.relays: list[tuple[int, PilotId]] = []  # Heap by rank of fetching pilots that may have a free place
+        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free slot, used round robin
+        self.relays: list[tuple[int, PilotId]] = []  # Heap (by rank) of fetching pilots that may have a free slot
         self.queued: dict[PilotId, int] = {}
         self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches in the order of their numbers
         self.able: dict[PilotId, Fetch] = {}  # Fetches whose pilots could read the origin for other pilots
@@ -140,7 +140,8 @@ class Object:
 
 
 class Transfers:
-    """All records of the plan. Events change them; then `plan_pending_transfers` plans."""
+    """All records of the transfer plan. After events have changed the records, `plan_pending_transfers` plans the
+    transfers."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -150,9 +151,9 @@ class Transfers:
         self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or with fetches that may use more peers
         self.leaving: dict[PilotId, Peer] = {}  # Leaving pilots that stay until other pilots have their objects
         self.unsettled: dict[Fetch, None] = {}  # Fetches that must be planned
-        self.freed: dict[Peer, None] = {}  # Peers that have a free place
+        self.freed: dict[Peer, None] = {}  # Peers that have a free slot for a transfer
         self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get a new plan
-        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # By recipe key and device kind, then by form
+        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # Keys: (recipe key, device kind), then form
         self.fetches = 0  # Number of all fetches so far
         self.peer_bytes = 0
         self.lonely: dict[PilotId, None] = {}  # Pilots that found no peer for one of their objects
@@ -181,7 +182,8 @@ class Transfers:
             self._list_reliable_source(peer, object)
 
     def _list_reliable_source(self, peer: Peer, object: Object) -> None:
-        """List a new sure source. Plan the waiting fetches that it serves again."""
+        """List a new sure source (`object_plan`) of an object. The waiting fetches that this source serves are planned
+        again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -189,7 +191,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """Remove an object from a pilot. Fetches from this copy get another source."""
+        """Remove an object from a pilot. Fetches that read this pilot's copy get another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -215,7 +217,7 @@ class Transfers:
         """Start a fetch, or follow an earlier fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._find_leading_fetch(fetch)  # before the fetch is listed
+        fetch.leader = self._find_leading_fetch(fetch)  # find the leader before the new fetch is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
@@ -230,7 +232,7 @@ class Transfers:
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """Make a follower the leader, because it reported a failed source and so is active."""
+        """Make a following fetch the leader. Its pilot reported a failed source, so the fetch is active."""
         near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -375,7 +377,7 @@ class Transfers:
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves
 
     def list_peer_as_source(self, peer: Peer, object: Object) -> None:
-        """List a peer as a source, or park the object until the peer has a free place."""
+        """List a peer as a source of an object, or park the object until the peer has a free slot."""
         if not peer.serving or peer.draining:
             return
         fetch = object.fetches.get(peer.id)
@@ -388,7 +390,7 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """Return a peer that can serve this fetch now, or None. `root`: a sure peer."""
+        """Return a peer that can serve this fetch now, or None. `root`: only a sure peer (`object_plan`)."""
         below = fetch.rank if root else self.fetches + 1
         return (
             self._find_peer_with_whole_object(fetch)
@@ -398,7 +400,7 @@ class Transfers:
 
     def _find_peer_with_whole_object(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # few candidates are skipped: current sources, and peers that failed it
+        for _ in range(len(candidates)):  # few peers are skipped: current sources, and peers that failed this fetch
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]

@@ -74,7 +74,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""A function that receives the packed bytes and the total bytes."""
+"""A function that receives the number of bytes packed so far and the total number of bytes."""
 
 
 def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
@@ -108,15 +108,15 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
         data = Path(member.path).read_bytes()
         if member.kind is MemberKind.SCRIPT:
             data = _make_script_relocatable(data)
-        else:  # write the source's new time into the header of bytecode
+        else:  # bytecode: set the source's modification time in the header to TIME_S
             data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
         facts.size = len(data)
         tar.addfile(facts, io.BytesIO(data))
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Return a script that runs with the Python in its folder. Python reads the added lines as a string, the shell as a
-    program."""
+    """Return a script that runs with the Python in the script's folder. Python reads the added lines as a string; the
+    shell runs the added lines as a program."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
@@ -267,7 +267,7 @@ def pilot_files_folder(folder: SessionFolder, site: Site) -> Path:
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files that nodes of a site need. Raises SessionError."""
+    """Write the files that a site's compute nodes need to start pilots. Raises SessionError."""
     place = pilot_files_folder(folder, site)
     root = Path(startup.__file__).parent
     try:

@@ -107,7 +107,7 @@ def file_listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""Part of the key. Change this text if the layout of archives changes."""
+"""Part of the environment's key. Change this text if the layout of archives changes."""
 
 
 class Editable(msgspec.Struct, frozen=True):
@@ -250,7 +250,8 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Files of a conda environment that are packed separately, or needed only to compile or read."""
+"""Files of a conda environment that are omitted, because they are packed separately, or are needed only for compiling
+or as documentation."""
 
 
 class MemberKind(enum.Enum):
@@ -259,11 +260,11 @@ class MemberKind(enum.Enum):
     SCRIPT = "script"
     """A file whose first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """A bytecode file. Packing rewrites the source time in its header."""
+    """A bytecode file. Packing changes the source's modification time in the header."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file in the archive. `path`: the source, or the target of a link."""
+    """A file in the archive. `path`: path of the file to pack, or the target of a link."""
 
     name: str
     path: str

@@ -365,7 +365,8 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options of single calls. If `with_options` changes only these options, the new app shares all other state."""
+"""Options that apply to single calls. If `with_options` changes only these options, the new app shares all other state
+with the old app."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 
@@ -419,7 +420,7 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
 
 
 def resolve_stream_option(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """True if calls send pieces. Raises ConfigError for a gang, which cannot send pieces."""
+    """Return True if calls send their results in pieces. Raises ConfigError for a gang, which cannot send pieces."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = is_generator_function(bare) if stream is None else stream
     if streams and gang[1] > 1:

@@ -41,7 +41,7 @@ STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0  # seconds that pilots on this machine have to exit after the session's end
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""Seconds with a free factory lock after which the factory counts as dead."""
+"""Seconds for which the factory lock must be free before the factory counts as dead."""
 _LAST_LINES = 20
 
 
@@ -139,7 +139,7 @@ def end_all(executor: BlockOwner, *, told: set[str]) -> None:
 def _unfinished_jobs(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
     try:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
-    except OSError:  # missing status files: cancelling an ended job is harmless
+    except OSError:  # the status files are missing; cancelling an ended job is harmless
         return list(jobs)
 
 

@@ -121,8 +121,8 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` receives its result, and `inbox` its pieces. Raises SessionError if the session has
-        ended."""
+        """Send a call. `waiter` receives the call's result, and `inbox` receives the call's pieces. Raises SessionError
+        if the session has ended."""
         if self.over is not None:
             raise self.over
         number = CallId(self._first_id | next(self._sequence))
@@ -248,14 +248,14 @@ class Link:
             return bool(self._out.queue) or self._out.has_unacknowledged
 
     def _flush(self) -> bool:
-        """Send the queue; return True if a frame was sent. The caller holds the lock."""
+        """Send the queued messages. Return True if a frame was sent. The caller must hold `_lock`."""
         if not self._joined.is_set() or self._socket.closed:
             return False
         sent = False
         for frame in self._out.frames(time.monotonic()):
             self._socket.send(frame, 0, len(frame) < COPY_BELOW)
             sent = True
-        if self._may_lack_pieces:  # request pieces after calls that were resubmitted
+        if self._may_lack_pieces:  # request the lost pieces after the resubmitted calls were sent
             self._may_lack_pieces = False
             asked = [
                 call.inbox.request_lost_pieces()
@@ -284,7 +284,7 @@ class Link:
             poll.register(fd, select.POLLIN)
         try:
             self._turn(everything)
-            while not self._stop:  # a turn consumes the wake-up of `close`, so check after each turn
+            while not self._stop:  # `_turn` consumes the wake-up of `close`, so check after each `_turn`
                 wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:
@@ -411,7 +411,7 @@ class Link:
             call.waiter.fail(message.call, error)
             return
         if taken is not None:
-            self._taken.append(taken)  # the end of this turn sends the acknowledgement
+            self._taken.append(taken)  # the end of `_turn` sends the acknowledgement
 
     def _handle_welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:

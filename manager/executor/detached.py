@@ -48,7 +48,7 @@ def is_session_starting(folder: Path) -> bool:
 
 
 def wait_for_starting_sessions(name: str = "") -> None:
-    """Wait while a session is starting whose id begins with `name`."""
+    """Wait while a session whose id begins with `name` is starting."""
     links = state_folder() / "sessions"
     while any(is_session_starting(link) for link in links.glob("*") if link.name.startswith(name)):
         time.sleep(_POLL_S)
@@ -198,7 +198,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                 raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
-        if _session_file_mtime_ns(folder) == said_before:  # otherwise commands find the session by id
+        if _session_file_mtime_ns(folder) == said_before:  # do not end a manager that commands can find
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)

@@ -88,8 +88,8 @@ def local_provider(site: Site) -> LocalProvider:
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Write TaskVine's plans into a new session's folder. `python_path`: import folders outside this environment.
-    `kept`: True for a session that outlives programs. Raises OSError."""
+    """Write the TaskVine plan of each TaskVine site into a new session's folder. `python_path`: import folders outside
+    this environment. `kept`: True for a session that outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.make_vine_plan(

@@ -377,7 +377,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
-        """Return False: a process runs a whole library, so Parsl cannot monitor single calls."""
+        """Return False, because one process runs all calls of a library, so that Parsl cannot monitor single calls."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
@@ -461,7 +461,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return status
 
     def send_block_states(self) -> None:
-        """Send the states of the blocks to the manager."""
+        """Send the states of this executor's blocks to the manager."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
 

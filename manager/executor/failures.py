@@ -54,7 +54,7 @@ _NAMES_SOMETHING = b"\x93"
 
 
 def can_unpickle_without_user_code(end: CallEnd) -> bool:
-    """True if unpickling this end runs only Stoker's code and reads no file."""
+    """Return True if unpickling the result of this call end runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -77,7 +77,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
             error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
             text = f"call {call} raised {error!r}, which would end the loop that receives the call's result"
-            raise RuntimeError(text) from error  # Python does this for generators
+            raise RuntimeError(text) from error  # as Python does for a StopIteration raised in a generator
         raise error
     # Exceptions that do not inherit from Exception (SystemExit) would end this program.
     raise RemoteCallError(

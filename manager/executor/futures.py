@@ -228,11 +228,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """As `CallFuture.add_done_callback`."""
+        """Behave like `CallFuture.add_done_callback`."""
         add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
-        """As `CallFuture.cancel`."""
+        """Behave like `CallFuture.cancel`."""
         record = self.task_record
         with self._update_lock:
             if self.done():
@@ -246,7 +246,6 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return True
 
     def cancelled(self) -> bool:
-        """True if the call was cancelled."""
         return self._was_cancelled
 
     def __iter__(self) -> NoReturn:
@@ -258,11 +257,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """As `Future.set_result`. A cancelled future keeps its state."""
+        """Behave like `Future.set_result`, but keep the state of a cancelled future."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """As `Future.set_exception`. A cancelled future keeps its state."""
+        """Behave like `Future.set_exception`, but keep the state of a cancelled future."""
         if not self._was_cancelled:
             super().set_exception(exception)

@@ -31,7 +31,7 @@ _JOIN_S = 5.0
 
 
 class KeptItem(NamedTuple):
-    """An item, or a batch of `items`, whose result is stored from an earlier run."""
+    """An item, or a batch of `items` items, whose result an earlier run has stored."""
 
     file: KeptFile
     at: int
@@ -46,7 +46,7 @@ class KeepingInbox(MapInbox):
         super().__init__()
         self.file = file
         self.error: StokerError | None = None
-        """Error that stopped the storage of results; the map raises this error."""
+        """Error after which no more results are stored; the map raises this error."""
         self.sending = threading.Lock()
         """Lock held from sending calls until their keys are stored, because calls may end in between."""
         self._keys: dict[CallId, tuple[str, int]] = {}
@@ -115,7 +115,7 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """Open the file of a map. Raises ConfigError if another map wrote the file."""
+    """The open file in which a map keeps its results. Raises ConfigError if another map wrote the file."""
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()

@@ -223,7 +223,7 @@ class KeptFile:
         self.damaged = 0
         self.added = 0
         self._file = descriptor
-        self._reader: BinaryIO = path.open("rb")  # has a separate file offset, which writes do not move
+        self._reader: BinaryIO = path.open("rb")  # reads have their own file offset, which writes do not move
         self._index = _Index()
         self._end = 0
 

@@ -108,14 +108,14 @@ class MapCalls:
             by_name=self._by_name,
             brought=self._brought,
         )
-        if self._brought:  # send modules that the arguments need once, with the function
+        if self._brought:  # send the modules that the arguments need only once, together with the function
             self._prepared.add_modules_to_pickle(self._brought)
             self._brought.clear()
             self._renew_submission()
         return packed
 
     def header(self) -> KeptHeader:
-        """Return the facts that determine the map's results, except the items."""
+        """Return everything that determines the map's results, except the items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
@@ -135,7 +135,7 @@ class MapCalls:
         )
 
     def submission(self) -> Submission:
-        """Return the submission for calls that are sent now. The deadline counts from now."""
+        """Return the submission for calls that are sent now. The time to the calls' deadline starts now."""
         return self._due(self._submission)
 
     def submission_for_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:

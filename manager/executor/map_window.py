@@ -1,11 +1,11 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
 The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
-each). Each call in flight is expected to return a result of the last results' mean size. If few large results would
-leave pilots idle, each wait for a result permits more calls.
+each). Each call in flight is expected to return a result of the last results' mean size. If results are so large that
+this limit could leave pilots idle, the limit rises each time that the program waits for a result.
 
-Before the first result, the window permits the calls whose results fill a quarter of `most_bytes` at the maximum inline
-size. The window doubles every GROW_S seconds. An empty window permits one call.
+Before the first result, the window permits as many calls as fill a quarter of `most_bytes` if each result has the
+maximum inline size. The window doubles every GROW_S seconds. An empty window permits one call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Window:
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Extra calls in flight, beyond the limit that result bytes set."""
+        """Number of calls in flight that are permitted beyond the limit set by result bytes."""
         self._clock = clock
         self._began_at = 0.0
 
@@ -71,7 +71,7 @@ class Window:
         return self._room(ready, self._current_call_limit())
 
     def call_count_worth_sending(self, *, ready: int) -> int:
-        """Return `room`, or 0 if only few calls could be sent."""
+        """Return how many calls can be sent now (see `room`), or 0 if too few calls could be sent together."""
         most = self._current_call_limit()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
@@ -124,7 +124,7 @@ _numbers = itertools.count()
 
 
 class MapReports:
-    """Reports of one map, at most one per second. `items`: length of the input, or None."""
+    """Sends reports on one map to the manager, at most one a second. `items`: input length; None if unknown."""
 
     def __init__(
         self,

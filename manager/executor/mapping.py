@@ -136,8 +136,8 @@ class _NotSent(msgspec.Struct, eq=False):
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Packed calls that are sent together. `submissions`: one per call to a family. `last`: number of items in the last
-    call. `unsent`: the error or stored result after these calls."""
+    """Packed calls that are sent together. `submissions`: one submission per call, if the context is a family. `last`:
+    number of items in the last call. `unsent`: the error or stored result that follows these calls."""
 
     packed: list[Payload] = []
     submissions: list[Submission] = []

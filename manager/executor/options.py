@@ -151,7 +151,7 @@ KEYS = {
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """A subclass of Parsl's InvalidResourceSpecification, with the facts `key` and `invalid_keys`."""
+    """A subclass of Parsl's InvalidResourceSpecification, with the attributes `key` and `invalid_keys`."""
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))
@@ -179,7 +179,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """Options of calls to a family, by the key of the shortest sufficient context."""
+    """For a family, the options of its calls, by the key of the shortest context that is sufficient for the call."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -187,14 +187,14 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `Family.count`: libraries unpickle functions that call apps, and count no input lengths."""
+        """Pickle without `Family.count`. Libraries unpickle functions that call apps but count no input lengths."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose_context(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """True if the calls have a family and the input length is known: as a feature, or from an argument."""
+        """Return True if the calls have a family and the input length is known from a feature or from an argument."""
         return self.family is not None and (
             _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
         )

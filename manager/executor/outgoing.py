@@ -63,7 +63,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """Devices that a call requests: its largest gang size if it has a deadline, else its smallest."""
+        """Number of devices that a call requests: the largest gang size if it has a deadline, else the smallest."""
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
@@ -282,7 +282,7 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """Time at which the seconds to deadlines were computed, by number of the unacknowledged frame."""
+        """Time at which a frame's seconds to deadlines were computed, by the number of the unacknowledged frame."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` message lists them."""
@@ -311,7 +311,7 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames of the current queue. Later entries wait."""
+        """Yield frames with the current entries of the queue. Entries that are added later stay in the queue."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -334,8 +334,8 @@ class Outgoing:
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
-        """Requeue all open calls and unacknowledged messages first, because the manager has lost part of its journal.
-        The caller prevents other threads from using `frames`."""
+        """Put all open calls and unacknowledged messages at the front of the queue, because the manager has lost part
+        of its journal. The caller must prevent other threads from using `frames`."""
         frames = self._outbox.take_unacknowledged_frames()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()
@@ -399,7 +399,7 @@ class Outgoing:
                 continue
             if entry.submission is not submission:
                 definitions = self._definitions(entry.submission)
-                if definitions:  # queue definitions: each must count towards the frame's bytes
+                if definitions:  # put the definitions into the queue, so that their bytes count towards the frame
                     queue.appendleft(entry)
                     queue.extendleft(reversed(definitions))
                     self._dequeued -= len(definitions) + 1

@@ -53,7 +53,7 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's function without all wrappers of Parsl."""
+    """Return the user's function without any of Parsl's wrappers."""
     for _ in range(_MOST_WRAPPERS):
         if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
             function = function.args[0]
@@ -72,7 +72,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same_function(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """True if both arguments are one function, perhaps in two walltime wrappers of Parsl."""
+    """Return True if both arguments are the same function, perhaps in two separate walltime wrappers of Parsl."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
@@ -112,8 +112,8 @@ class _PicklingOptions(NamedTuple):
 
 
 class _Pickled:
-    """A function's current and earlier bytes. `captured` is None if a captured object may change; each use then pickles
-    again."""
+    """A function's current and earlier bytes. `captured` is None if a captured object may change; the function is then
+    pickled at each use."""
 
     def __init__(self, function: Callable[..., Any], before: Mapping[_PicklingOptions, FunctionBlob]) -> None:
         self.blobs: dict[_PicklingOptions, FunctionBlob] = {}
@@ -123,7 +123,8 @@ class _Pickled:
 
 
 class FunctionCache:
-    """Cache of pickled functions. When a function's bytes change, it calls `on_replaced(old, new)` with the keys."""
+    """Cache of pickled functions. When a function's bytes change, the cache calls `on_replaced(old, new)`
+    with the keys of the bytes."""
 
     def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
         self._on_replaced = on_replaced
@@ -141,7 +142,7 @@ class FunctionCache:
         with self._lock:
             try:
                 known = self._known.get(function)
-            except TypeError:  # unhashable or without weak references: pickled every time
+            except TypeError:  # pickle an unhashable function, or one without weak references, every time
                 known = None
             if known is None or known.captured is None or known.captured.changed(function):
                 known = _Pickled(function, {**known.before, **known.blobs} if known is not None else {})

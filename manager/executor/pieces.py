@@ -44,7 +44,7 @@ class PieceInbox:
         self._may_differ = may_differ
         self._items: list[Any] | deque[Any] = [] if keeps_all else deque()
         self._holds_values = False
-        """True if the items are values instead of their bytes."""
+        """True if the items are unpickled values instead of pickled bytes."""
         self._bytes = 0
         self._taken = 0
         self._digests: array[int] = array("Q")

@@ -53,7 +53,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
             data = wire.encode([message])
             wrong = describe_invalid_message(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = _invalid_field(message) or str(error).partition(" - at `$")[0]  # users do not know the path
+            wrong = _invalid_field(message) or str(error).partition(" - at `$")[0]  # users do not know msgspec's path
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
@@ -253,7 +253,7 @@ class Preparer:
     def function(self, function: Callable[..., Any]) -> PreparedFunction:
         try:
             known = self._functions.get(function)
-        except TypeError:  # unhashable or without weak references
+        except TypeError:  # the function is unhashable or has no weak references
             known = None
         if known is None:
             known = PreparedFunction(function, self)

@@ -226,7 +226,7 @@ def error_with_log_tail(what: str, log: Path, *, said_at: int = 0) -> SessionErr
         said = log.read_bytes()
     except OSError:
         said = b""
-    if len(said) >= said_at:  # a smaller log was full and has been restarted
+    if len(said) >= said_at:  # a log that is smaller than before was full and has been restarted
         said = said[said_at:]
     lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
     text = "".join(f"\n  {line}" for line in lines) or (

@@ -145,10 +145,11 @@ _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Watches a session on a separate thread while calls wait, and logs the reason.
+    """Watches a session on a separate thread while calls wait, and logs why the calls wait.
 
-    `ask` returns the session's status, or None. `is_ours`: True for a context key of this program's calls. `why_silent`
-    and `journal_trouble` return a fault of the manager, or "". With `faults_only`, only faults are logged.
+    `ask` returns the session's status, or None. `is_ours` returns True for a context key of this program's calls.
+    `why_silent` and `journal_trouble` describe a fault of the manager, or return "". With `faults_only`, only faults
+    are logged.
     """
 
     def __init__(

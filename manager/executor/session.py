@@ -118,7 +118,7 @@ def load(
         interrupted = False
         try:
             _current = Session(_load_parsl(config), executor)
-        except BaseException as error:  # Ctrl-C too: end started processes immediately
+        except BaseException as error:  # also after Ctrl-C, end the started processes immediately
             with _print_message_if_slow("stoker: the session that was starting is being ended"):
                 kernel = DataFlowKernelLoader._dfk
                 if kernel is not None:

@@ -59,7 +59,7 @@ class LargeArguments:
             self._users[ref.name] += 1
             if self._users[ref.name] == 1 or not place.exists():
                 draft.replace(place)
-            else:  # the file of another call must not change
+            else:  # another call uses the existing file, so do not replace it
                 draft.unlink()
             # No process writes to this file again, so size, time and inode stay valid.
             facts = place.stat()
@@ -93,7 +93,7 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
 
 
 MOST_BYTES = 4_000_000
-"""Maximum bytes of a manifest that is sent."""
+"""Maximum size in bytes of a manifest that is sent."""
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 STUCK_S = 0.05
-"""Seconds without newly started work after which another thread starts, if work waits."""
+"""If work waits and no thread has started work for this many seconds, another thread starts."""
 SLOW_S = 0.05
 MANY_THREADS = 64
 IDLE_S = 10.0
@@ -32,8 +32,8 @@ Work = Callable[[], object]
 
 
 class WorkerThreads:
-    """Threads for one kind of work, `what`. Any thread may call every method. With `has_slow_callbacks` these threads
-    set the results of all futures."""
+    """Threads for one kind of work; `what` names the work. Any thread may call every method. With `has_slow_callbacks`
+    these threads set the results of all futures."""
 
     def __init__(self, what: str) -> None:
         self.what = what

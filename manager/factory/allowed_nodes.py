@@ -55,7 +55,8 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the nodes of `--exclude`. A value with a slash is a file of node names; None if it cannot be read."""
+    """Return the node names in a value of `--exclude`. A value with a slash is the path of a file with node names.
+    Return None if this file cannot be read."""
     if "/" not in value:
         return [value] if value else []
     try:

@@ -48,8 +48,8 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
 
     `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the expected start, 0 if
     unknown. `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`, `holds`: cause,
-    remedy and number of the job's holds. `leaving`: cancelled but not ended. `absent`: not listed, with an unknown end.
-    `no_node`: no node remains on which the job may run.
+    remedy and number of the job's holds. `leaving`: True if the job is cancelled but has not ended. `absent`: True if
+    the job is not listed and nobody knows how it ended. `no_node`: True if no node remains on which the job may run.
     """
 
     phase: BlockPhase
@@ -75,13 +75,15 @@ class Batch(Protocol):
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the states of jobs, with few commands. Omit jobs of unknown state."""
+        """Return the states of jobs, by job id, with few commands. Omit jobs whose state is unknown."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the session's listed jobs that have not ended, also jobs that other processes submitted."""
+        """Return the blocks of the session's listed jobs that have not ended, by job id. Include jobs that other
+        processes submitted.
+        """
 
 
 @runtime_checkable
@@ -115,7 +117,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""Kind of loss by the first words of the reason why a job ended."""
+"""Kind of loss, by the first words of the text that says why a job ended."""
 
 
 def loss_reason_from_text(how: str) -> LossReason | None:

@@ -53,7 +53,7 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Why the command failed: its last output lines, joined."""
+        """Why the command failed: the last lines of the command's output, joined."""
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, no output"
 
 

@@ -252,7 +252,8 @@ def in_short(said: CommandResult) -> str:
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the error of a submission. The reason of a failed commit follows the error of condor_submit."""
+    """Return the error for a failed submission. If the commit failed, `words` contains the reason after the error of
+    condor_submit."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

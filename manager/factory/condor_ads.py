@@ -70,7 +70,9 @@ class JobStatus(enum.IntEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A job's status. `remove`: remove the job. `force`: remove the job without an answer of its machine."""
+    """A job's status, and whether the factory removes the job (`remove`). `force`: True if the factory does not wait
+    for an answer of the job's machine.
+    """
 
     status: BatchJobStatus
     remove: bool = False
@@ -95,8 +97,8 @@ def job_id_of_ad(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return the verdict on a job. `ran`: an earlier query saw the job run. `memory_bytes`: the site file's value,
-    which HTCondor rounds."""
+    """Return a job's status and whether to remove the job. `ran`: True if an earlier query saw the job run.
+    `memory_bytes`: the memory in the site file, which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     status = _add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -142,7 +144,7 @@ def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
-        elif how.startswith("held"):  # attributes depend on HTCondor's version
+        elif how.startswith("held"):  # the attributes that are set depend on HTCondor's version
             prefix = "Last" if "HoldReasonCode" not in ad else ""
             status = BatchJobStatus(BlockPhase.ENDED, how, loss=loss_reason_of_hold(ad, prefix=prefix))
             return _add_hold_to_status(status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -157,7 +159,8 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """True if an idle job has run and was not held afterwards. A slot's rejection also leaves a code."""
+    """Return True if an idle job has run and was not held afterwards. A VacateReasonCode alone does not prove a run,
+    because a slot that rejects the job also leaves a code."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -165,7 +168,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_reason_of_eviction(ad: Ad) -> LossReason:
-    """Return the loss of an evicted job; VACATED before HTCondor 24, which introduced vacate codes."""
+    """Return why an evicted job was lost. Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
     code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -226,8 +229,9 @@ def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
 
 
 def summarize_match_analysis(text: str) -> str:
-    """Read `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions. Return an empty
-    text if slots match. HTCondor before 24.4 considers only the free part of a partitionable slot."""
+    """Summarize `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions no slot
+    meets. Return an empty text if slots match. HTCondor before 24.4 considers only the free part of a partitionable
+    slot."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -253,7 +257,8 @@ def is_every_slot_excluded(analysis: str) -> bool:
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the smallest conditions that no slot meets, without parts of an `||`."""
+    """Return the conditions that no slot meets. Omit conditions that contain another such condition, and parts of an
+    `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -281,7 +286,7 @@ def _end_reason(ad: Ad) -> str:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
-        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # the set attribute depends on HTCondor's version
+        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # which one is set depends on HTCondor's version
         if ad.get("LastJobStatus") == JobStatus.HELD and held:
             return f"held by HTCondor: {_line(held)}"
         return f"removed {why}".strip()

@@ -41,10 +41,10 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""Seconds to open a batch system, after which trouble is reported."""
+"""If opening a batch system takes more than this many seconds, the factory reports an error."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""Seconds after which an unanswered hello is repeated, and a missing manager is logged."""
+"""Seconds without an answer after which the hello message is repeated and the missing manager is logged."""
 
 
 class Ending(enum.IntEnum):
@@ -67,8 +67,8 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects
-        this factory's key."""
+        """Return True if the connection is new; the caller must then call `greet`. Raises SessionError if the manager
+        rejects this factory's key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
@@ -99,7 +99,7 @@ class FactoryLink:
         return out
 
     def tell(self, messages: Iterable[FactoryUpdate]) -> None:
-        """Send updates now; without a connection, after the next connection."""
+        """Send updates to the manager now or, without a connection, after the next connection."""
         batch = list(messages)
         if batch:
             sequence = self.outbox.next()
@@ -233,7 +233,7 @@ class Factory:
                 continue
             updates.append(said)
             if isinstance(said, BlockUpdate):
-                if said.source:  # needed to cancel the block at its site
+                if said.source:  # the block's site is needed to cancel the block
                     self._owners.setdefault(said.block, said.source)
                 if said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
                     revoke_block_key(self._folder, said.block)

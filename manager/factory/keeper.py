@@ -45,9 +45,9 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
 _LONGEST_PAUSE = 6.0
-"""Maximum pause after an error, in polls."""
+"""Maximum pause after an error, in poll periods (`poll_s`)."""
 _OVERDUE = 6.0
-"""If a query is late by this many polls, it has priority over submissions."""
+"""A query that is late by this many poll periods (`poll_s`) has priority over submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
 CANCEL_AGAIN_S = 30.0
@@ -57,8 +57,8 @@ MOST_UNANSWERED = 6
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report. `again`: why the block's job was requeued. `is_unknown`: the
-    manager did not name the block. `cancel`: the reason for cancelling the block."""
+    """A block that is not over. `told`: the last report to the manager. `again`: why the block's job was requeued.
+    `is_unknown`: True if the manager did not name the block. `cancel`: the reason for cancelling the block."""
 
     block: BlockId
     job: str = ""
@@ -94,14 +94,14 @@ class Absences:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """Number of consecutive listings without the job, and the time of the first, by job."""
+        """By job: number of consecutive listings without the job, and time of the first of these listings."""
 
     def listed(self, job: Hashable) -> None:
         """Reset the count of a job that is listed or has ended."""
         self._missed.pop(job, None)
 
     def missed(self, job: Hashable) -> bool:
-        """Count a listing without the job. Return True if the job is lost."""
+        """Count a listing that lacks the job. Return True if the job is lost."""
         now = self._clock()
         count, since = self._missed.get(job, (0, now))
         self._missed[job] = count + 1, since
@@ -138,10 +138,10 @@ class BlockKeeper:
         self._pacer = pacer
         self._clock = clock
         self._over: dict[BlockId, BlockUpdate] = {}
-        """Ends of blocks, kept to be reported again if the manager loses them."""
+        """Last updates of ended blocks, kept to be reported again if the manager loses these updates."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True after the manager has named its blocks. Before that, the keeper cannot match jobs with blocks."""
+        """True after the manager has named its blocks. Until then, the keeper cannot match jobs with blocks."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
@@ -173,7 +173,7 @@ class BlockKeeper:
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
-        if last is not None and last not in theirs:  # reported, so that its number is not reused
+        if last is not None and last not in theirs:  # report this end, so that the manager does not reuse the number
             self._updates.append(self._over[last])
         if self.trouble:
             self._updates.append(SourceTrouble(self.name, self.trouble))
@@ -195,7 +195,7 @@ class BlockKeeper:
         self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
 
     def due_in(self) -> float | None:
-        """Return the seconds until the next step; None if no step is due before an order."""
+        """Return the seconds until the next step; None if no step is due until the keeper receives an order."""
         now = self._clock()
         if self._told and self._updates:
             return 0.0
@@ -409,7 +409,7 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # after this, each block is submitted only once
+        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # now each block is submitted only once
             text = (
                 f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
                 " found: the block is not submitted again, because each try may have made a job that Stoker does not"

@@ -77,7 +77,7 @@ class KubernetesBatch:
 
 
 class KubernetesClient:
-    """Adds a time limit to requests, and adds walltime and GPU type, which Parsl's provider omits, to pods."""
+    """Adds a time limit to requests. Adds walltime and GPU type to pods, because Parsl's provider omits them."""
 
     def __init__(self, client: Any, given: Provider) -> None:
         self._client = client

@@ -45,8 +45,8 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A listed job. `expected_at`: wall-clock time of the job's expected start, 0 if unknown. `failed`: its output may
-    show the cause."""
+    """A job in the batch system's list. `expected_at`: wall-clock time of the job's expected start, 0 if unknown.
+    `failed`: True if the job failed, so that the job's output may show the cause."""
 
     name: str
     phase: BlockPhase

@@ -27,7 +27,8 @@ def shell_command_for_pilot(worker_init: str, command: str) -> str:
 
 
 class LocalBatch:
-    """Pilots on this machine. `folder`: for output. `worker_init`: shell code that runs before the pilot."""
+    """Pilots on this machine. `folder`: folder for the pilots' output. `worker_init`: shell code that runs before the
+    pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session

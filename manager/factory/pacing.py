@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""Burst and requests per minute for a poll of `_POLL_S`: slightly below the limits of strict sites, 40 and 4."""
+"""Burst and requests per minute for a poll period of `_POLL_S`. Both are slightly below the limits of strict sites,
+which are 40 and 4."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
-"""The next query waits `_STRETCH` polls if less than half of the tokens are left, and at least `_SLOW` times as long as
-the last query took."""
+"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left. It always waits at least
+`_SLOW` times as long as the last query took."""
 _ROUNDING = 1e-6
 _LEAST_WAIT_S = 0.01
 

@@ -33,8 +33,8 @@ _AT_ONCE = 100
 
 
 class SlurmBatch:
-    """Slurm: submits with `sbatch` (`submitting.Submitter`, through Parsl's SlurmProvider), runs `squeue` and
-    `sacct`."""
+    """Slurm as a batch system. Submits with `sbatch` (`submitting.Submitter`, through Parsl's SlurmProvider), and
+    queries with `squeue` and `sacct`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SlurmBatch:
         self._accounting = True
         self._cancelled: set[str] = set()
         self._ran: dict[str, str] = {}
-        """Nodes of jobs that were seen running, by job."""
+        """Nodes on which each job was seen running, by job id."""
         self._tries: dict[str, int] = {}
         self._again: dict[str, tuple[str, LossReason]] = {}
 
@@ -93,7 +93,7 @@ class SlurmBatch:
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
     def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """Add the reason why a job waits again after a run. Only the accounting lists earlier runs."""
+        """Return the status with the reason why a job waits again after a run. Only `sacct` lists earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
             words, loss = self._again.get(job) or self._requeue_reason(job, row) or _VACATED
             self._forget(job)

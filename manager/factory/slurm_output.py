@@ -26,7 +26,7 @@ _NEVER = (
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
     (r"PartitionInactive|PartitionDown", ""),
 )
-"""Reasons that keep a job pending until a person changes a setting, and the setting."""
+"""Reasons that keep a job pending until a person changes a setting, and advice on the setting to change."""
 _NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.are.DOWN", re.IGNORECASE)
 """Reasons of a pending job if no available node can run it."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"

@@ -45,9 +45,9 @@ _SENTENCES = {
     ProviderKind.LSF: re.compile(r"\bJob <(\d+)> is submitted to\b", re.IGNORECASE),
 }
 _LINES = {
-    ProviderKind.SLURM: re.compile(r"(\d+)(?:;\S+)?"),  # sbatch --parsable, with the cluster's name
+    ProviderKind.SLURM: re.compile(r"(\d+)(?:;\S+)?"),  # `sbatch --parsable` may add the cluster's name
     ProviderKind.PBS: re.compile(r"(\d+(?:\[\])?(?:\.[A-Za-z][\w.-]*)?)"),
-    ProviderKind.GRID_ENGINE: re.compile(r"(\d+)(?:\.\d+-\d+:\d+)?"),  # -terse; an array also prints its tasks
+    ProviderKind.GRID_ENGINE: re.compile(r"(\d+)(?:\.\d+-\d+:\d+)?"),  # `qsub -terse` adds the tasks of an array
 }
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -77,7 +77,7 @@ _NOT_NOW = re.compile(
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors after which the scheduler may have accepted the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""`sbatch` waits for space in Slurm's queue, or fails. Slurm has not accepted the job."""
+"""Errors of `sbatch` while Slurm's queue is full. Slurm has not accepted the job."""
 _FULL = re.compile(
     # Slurm prints the limit's name since 20.11; earlier versions print all limits in one sentence.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
@@ -177,7 +177,7 @@ class NotSubmitted(Exception):
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
-    """A provider with a time limit on commands. Without `shell`, it only renders scripts (`text`)."""
+    """A Parsl provider with a time limit on commands. Without `shell`, the provider only renders scripts (`text`)."""
 
     shell: Callable[[str], CommandResult] | None = None
     job = ""
@@ -189,7 +189,7 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         self.job, self.said = job, None
 
     def execute_wait(self, cmd: str, timeout: float | None = None) -> tuple[int, str, str]:
-        """Run a command. Raises BatchTrouble if it does not answer in time."""
+        """Run a command. Raises BatchTrouble if the command does not answer in time."""
         del timeout  # the site's time limit applies
         if self.shell is None:
             if self.text:
@@ -206,7 +206,7 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         ours = {"submit_script_dir": ".", "job_stdout_path": out, "job_stderr_path": err, "jobname": self.job}
         self._given = script_filename
         text = Template(template).substitute({**configs, **ours})
-        # Scripts of LSF and Grid Engine contain these names.
+        # Scripts of LSF and Grid Engine contain Parsl's own names of the output files.
         self.text = text.replace(f"./{self.job}.submit.stdout", out).replace(f"./{self.job}.submit.stderr", err)
         if self.shell is not None:
             (Path(self.script_dir) / f"{self.job}.sh").write_text(self.text, errors="surrogateescape")

@@ -1,7 +1,7 @@
 """Check the keys of peers, and limit the connections that prove no key.
 
-A stranger's silent connections could use up all file descriptors. Above a limit, the manager closes the oldest unproven
-connection of the address with the most.
+A stranger's silent connections could use up all file descriptors. Above a limit, the manager closes an unproven
+connection: the oldest one of the address that has the most unproven connections.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why a block's key may not send for this pilot, or an empty text."""
+    """Return why the owner of a block's key may not send messages for this pilot; an empty text if it may."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -126,7 +126,7 @@ Peer = tuple[str, int]
 
 
 class UnprovenConnections:
-    """Connections that have proved no key. Raises SessionError if this process may open too few files."""
+    """Connections whose peers have not proved a key. Raises SessionError if this process may open too few files."""
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
@@ -165,7 +165,7 @@ class UnprovenConnections:
 
 
 def _connection_peer_address(descriptor: int) -> Peer | None:
-    """Return the peer of a connection; None if closed. Opens no descriptor."""
+    """Return the peer's address and port; None if the connection is closed. Opens no new file descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

@@ -39,9 +39,9 @@ PAUSE_S = 2.0
 """Seconds between two starts of the advisor. The pause doubles each time the advisor dies without an answer."""
 LONGEST_PAUSE_S = 300.0
 _MOST_SLOW_SENT = 2
-"""Maximum number of slow questions sent at a time."""
+"""Maximum number of slow questions that wait for the advisor's answer at a time."""
 _MOST_SENT = 16
-"""Maximum number of questions sent at a time."""
+"""Maximum number of questions that wait for the advisor's answer at a time."""
 
 
 def performance() -> PerformanceStore:
@@ -141,7 +141,9 @@ class _Question:
 
 
 class AdvisorLink:
-    """Sends questions to the advisor. `watch` and `unwatch` add and remove its descriptor in the manager's loop."""
+    """Sends questions to the advisor. `watch` and `unwatch` add and remove the advisor's file descriptor in the
+    manager's loop.
+    """
 
     def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self.limit_s = LIMIT_S
@@ -161,7 +163,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Queue a question, unless it is already open, too long, or above the limit."""
+        """Queue a question, unless the question is already open or too long, or too many questions are open."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
@@ -196,7 +198,7 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start the advisor for open questions, send them, and kill the advisor if it does not answer."""
+        """Start the advisor if questions are open, send the questions, and kill the advisor if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:

@@ -1,7 +1,7 @@
-"""Compact the journal while the session continues: a forked process writes a snapshot of the core.
+"""Compact the journal while the session continues: a forked process writes a snapshot of the manager's core.
 
-The manager begins a new segment of the journal and forks. If the child succeeds, the manager removes the files that the
-snapshot replaces.
+The manager begins a new segment of the journal and forks a child process. When the child has written the snapshot,
+the manager removes the journal files that the snapshot replaces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("stoker.manager")
 
 LEAST_BYTES = 16 << 20
 GROWTH = 2
-"""The journal is compacted after it grew by both `LEAST_BYTES` and `GROWTH` times its last snapshot."""
+"""The journal is compacted after it has grown by `LEAST_BYTES` and by `GROWTH` times the size of its last snapshot."""
 CHECK_S = 0.1
 RETRY_S = (10.0, 3600.0)
 LIMIT_S = 1800.0
@@ -48,7 +48,7 @@ class Compaction:
         self._tell = tell
         self._snapshot_bytes = snapshot_bytes
         self._before = max(0, tail_bytes - journal.size)
-        """Bytes written to earlier segments since the last snapshot."""
+        """Bytes written to earlier journal segments since the last snapshot."""
         self._now = now
         self._child = 0
         self._said = -1
@@ -66,7 +66,7 @@ class Compaction:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
     def advance(self, core: Core) -> None:
-        """Start a compaction if due, or check the child. All decisions must be in the journal."""
+        """Start a due compaction, or check the child process. The journal must already contain all decisions."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
@@ -147,7 +147,7 @@ class Compaction:
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """Write the snapshot in the child. The child closes its parent's descriptors and dies with its parent."""
+    """Write the snapshot in the child process, which closes inherited file descriptors and dies with its parent."""
     code, said = _FAILED, ""
     try:
         gc.disable()

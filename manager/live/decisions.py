@@ -1,10 +1,10 @@
-"""Compute a 32-bit *check* of a core's decisions about an event. Equal decisions give equal checks.
+"""Compute a 32-bit checksum (a *check*) of the core's decisions about an event. Equal decisions give equal checks.
 
 A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Ids
 and keys represent calls, functions and results, so a check contains no user data.
 
-The cost of a check is limited. Of many calls for one library it covers their number, the last call and a sample; of
-results, their number and the last result.
+To limit the cost, a check covers only parts of long messages. For many calls to one library, a check covers the number
+of calls, the last call and a sample. For results, a check covers their number and the last result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
 }  # fmt: skip
-"""The parts of a message to a pilot that are decisions. `decision_checksum` covers calls to run."""
+"""By type of message to a pilot: the function that returns its decisions. `decision_checksum` covers calls to run."""
 
 
 def _order(order: BlockOrder) -> tuple[object, ...]:
@@ -83,12 +83,12 @@ NO_DECISIONS = frozenset(
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:
-    """Return the check of a core's commands for one event; 0 = no decision."""
+    """Return the checksum of the core's commands for one event; 0 if they contain no decision."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:
             message = command.message
-            if type(message) is RunCalls:  # not in the table, because a busy manager sends mostly RunCalls and Results
+            if type(message) is RunCalls:  # handled here for speed: a busy manager sends mostly RunCalls and Results
                 calls = message.calls
                 few = len(calls) <= _SAMPLED_CALLS
                 some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SAMPLED_CALLS])]

@@ -1,8 +1,8 @@
 """Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one factory and one seed. Factory and seed exit when the session ends, so they
-outlive a killed manager. Status reports a factory that sends no hello for `TOLD_S`. After its time limit, a silent
-factory is replaced.
+A lock in the session folder allows one factory and one seed. Both processes exit when the session ends, so they
+outlive a killed manager. The session's status reports a factory that has sent no hello message for `TOLD_S`. A factory
+that stays silent beyond its time limit is killed and started again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""Seconds to wait for the hello of a factory, in addition to the time limit of batch commands."""
+"""Seconds to wait for a factory's hello message, in addition to the time limit of batch system commands."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 
@@ -60,7 +60,7 @@ class Attendant:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start the process if it does not run. Kill it if it is silent too long."""
+        """Start the helper process if it does not run. Kill the process if it has been silent too long."""
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # the process works, so its start did not fail
@@ -76,7 +76,7 @@ class Attendant:
                     "%s; it is killed after %.0f s", self._describe_process_trouble(process), self._hello_limit_s
                 )
                 process.kill()
-                self._started_at = now  # so that the next check does not kill it again
+                self._started_at = now  # so that the next check does not kill the process again
             return
         if process is not None:
             if now - self._started_at < self._pause.seconds:
@@ -85,7 +85,7 @@ class Attendant:
             self._pause.grow()
         try:
             self._start(now)
-        except OSError as error:  # temporarily out of descriptors, memory or processes
+        except OSError as error:  # the host may be out of file descriptors, memory or processes
             log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
     def trouble(self, now: float) -> str:
@@ -127,7 +127,7 @@ class HelperProcesses:
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Why no blocks are submitted, at the last check; empty if they are submitted or will be soon."""
+        """Reason why no blocks are submitted, as of the last check; empty if blocks are submitted or soon will be."""
 
     def start_missing_processes(self) -> None:
         now = time.monotonic()
@@ -163,7 +163,7 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """Return a site as a source of the manager. `kept`: the session continues without programs."""
+    """Return a site as the manager's source of blocks. `kept`: True if the session continues without programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers

@@ -1,10 +1,11 @@
-"""The journal writes every event of a session to disk before a resulting message is sent.
+"""Write every event of a session to the journal on disk before any message that results from the event is sent.
 
-One `write(2)` writes the records of one turn of the loop, so they survive a killed process. With the option `sync` they
-survive a crash of the host, because a thread calls fdatasync.
+One call of `write(2)` writes the records of one turn of the manager's loop, so the records survive if the process is
+killed. With the option `sync`, a thread also calls fdatasync, so the records survive a crash of the host.
 
 A full or failing disk does not end the session. The file is truncated to its last whole record, later records stay in
-memory, and `flush` tries again. Checks of the core's decisions (`decisions`) let a replay detect differences.
+memory, and `flush` tries again. From checksums of the core's decisions (`decisions`), a replay of the journal detects
+different decisions.
 """
 
 from __future__ import annotations
@@ -52,20 +53,20 @@ log = logging.getLogger("stoker.manager")
 
 CHECKS = 64
 CHECKS_S = 0.2
-"""Checks are written with the next turn after `CHECKS` decisions or `CHECKS_S` seconds."""
+"""Decision checksums are written in the first turn of the loop after `CHECKS` decisions or `CHECKS_S` seconds."""
 MOST_CHECKS = 10_000
-"""Maximum number of checks kept during a replay. A turn of the loop has fewer events."""
+"""Maximum number of decision checksums kept during a replay. One turn of the manager's loop handles fewer events."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""Why a journal is not safe although its disk reports no error."""
+"""Reason why a journal is not safely on disk although the disk reports no error."""
 TELL_S = 3.0
 ENDING_S = 2.0
-"""Seconds that an ending session waits for its journal."""
+"""Seconds that an ending session waits until its journal is safely on disk."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """Result of a sync: the safe journal position, the number of turns made safe, and the error."""
+    """Result of an fdatasync: the journal position that is now safe, the number of synced loop turns, and the error."""
 
     position: int
     turns: int
@@ -73,8 +74,8 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync. `wake_fd` becomes readable after each call. Only the loop's thread calls the
-    methods.
+    """A thread that calls fdatasync. `wake_fd` becomes readable after each fdatasync. Only the thread of the
+    manager's loop calls the methods.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Syncing:
         self._asked.release()
 
     def done(self) -> Synced | None:
-        """Return the last sync's result once, then results with 0 turns. Return None during a sync."""
+        """Return the last sync's result, with 0 turns if it was returned before. Return None while a sync runs."""
         if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -128,7 +129,7 @@ class Syncing:
 
 
 class JournalEnd(msgspec.Struct, frozen=True):
-    """Where writing continues: segment, number of earlier events, bytes of the segment's undamaged part."""
+    """Position where a journal continues: the segment, the number of earlier events, and the undamaged bytes."""
 
     head: SegmentHead
     events: int
@@ -136,16 +137,17 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """`write` collects events, `flush` writes them to disk. Raises SessionError if another manager has the journal.
+    """The journal file of a session. `write` collects events, and `flush` writes the events to disk.
 
-    `position` counts all bytes of this process, `written` the bytes that survive its death, `safe` the bytes that are
-    synced (without `sync`: written).
+    Raises SessionError if another manager has the journal. `position` counts all journal bytes of this process,
+    `written` the bytes that survive the death of this process, and `safe` the synced bytes (without `sync`, the
+    written bytes).
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
         self.trouble = ""
-        """Why the journal cannot be written now; empty if it can."""
+        """Reason why the journal cannot be written now; empty if it can be written."""
         self.errno = 0
         self.position = self.written = self.safe = 0
         self._pending: list[bytes] = []
@@ -156,7 +158,7 @@ class Journal:
         self._fd = _open_and_lock(path)
         self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
-        """Data of each turn since the last sync. The data is written again if the next sync fails."""
+        """Data of each loop turn since the last sync. This data is written again if the next sync fails."""
         os.ftruncate(self._fd, self.size)
         if not self.size:
             self._pending = [MAGIC, *encoded(0.0, self.head)]
@@ -169,7 +171,7 @@ class Journal:
 
     @property
     def wake_fd(self) -> int:
-        """Descriptor that is readable when `safe` may have grown; -1 = `safe` grows only in `flush`."""
+        """File descriptor that becomes readable when `safe` may have grown; -1 if only `flush` can increase `safe`."""
         return self._syncing.wake_fd if self._syncing is not None else -1
 
     @property
@@ -206,7 +208,7 @@ class Journal:
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """Write collected events. On failure set `trouble`; the next call tries again."""
+        """Write the collected events to disk. On failure set `trouble`; the next call of `flush` tries again."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -245,7 +247,7 @@ class Journal:
         done = syncing.done()
         if done is None:
             return
-        if done.error is not None:  # the kernel may have dropped these pages, so write them once more
+        if done.error is not None:  # the kernel may have dropped the unsynced pages, so write the data again
             self.size -= sum(map(len, self._unsynced))
             self.written = self.safe
             self._pending = self._unsynced + self._pending
@@ -269,8 +271,8 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a segment. Raises OSError and continues in the old segment, or SessionError if another manager has the
-        journal.
+        """Begin a new segment of the journal. On OSError, the journal continues in the old segment. Raises SessionError
+        if another manager has the journal.
         """
         self._append_checks()
         if not self.settle():
@@ -321,7 +323,7 @@ def read(path: Path) -> Iterator[tuple[float, Event]]:
 
 
 def read_events_and_checks(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield events, and after them the checks of the decisions about them."""
+    """Yield a journal file's events, and after them `Decided` records with the checksums of their decisions."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
             yield now, record
@@ -352,7 +354,7 @@ class JournalTrouble:
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
-        """The reason and a remedy; empty while the journal can be written."""
+        """Reason why the journal cannot be written, and a remedy; empty while the journal can be written."""
         self._journal = journal
         self._folder = folder
         self._since = 0.0
@@ -373,7 +375,7 @@ class JournalTrouble:
         return f"the journal can be written again, after {show_seconds(now - self._since)}"
 
     def needs_to_tell_programs(self, now: float) -> bool:
-        """True once after each change that programs must be told."""
+        """Return True once after each change that connected programs must be told."""
         if self.text == self._told or (self.text and now - self._since < TELL_S):
             return False
         self._told = self.text
@@ -420,7 +422,7 @@ class HeldCommands:
             self._batches.append((self._journal.position, commands))
 
     def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
-        """Return the commands to send before a sync, and the others."""
+        """Return the commands to send before the journal is synced, and the other commands."""
         is_written = self._journal.position <= self._journal.written
         now: list[Command] = []
         later: list[Command] = []
@@ -435,7 +437,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or the `ending` session has waited long enough."""
+        """Return True if the oldest batch's journal events are safe, or an `ending` session has waited long enough."""
         if not self._batches:
             return False
         if ending:

@@ -57,7 +57,7 @@ class Restarts:
         self._before = self._seen()
 
     def died(self) -> float | None:
-        """Return the seconds until the next start; None after too many deaths."""
+        """Record a death of the manager. Return the seconds until its next start, or None after too many deaths."""
         now = self._clock()
         if self._seen() != self._before:
             self._deaths.clear()
@@ -95,7 +95,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
         restarts.started()
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        except OSError as error:  # temporarily out of descriptors, memory or processes
+        except OSError as error:  # the host may be out of file descriptors, memory or processes
             how = f"could not be started ({error})"
         else:
             code = process.wait()

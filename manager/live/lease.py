@@ -4,8 +4,9 @@ Locks and clocks are not reliable across hosts. So the holder replaces the file 
 
 - On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder immediately.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
-  managers decide this together, both write and wait; the manager whose token is in the file wins.
-- After a freeze, a holder handles no frame until it has read the file. If it finds another token, it stops.
+  managers decide this together, both managers write and wait. The manager whose token is then in the file wins.
+- After a freeze, a holder handles no frame until it has read the lease file. If the file contains another token, the
+  holder stops.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ TAKEN_OVER = 3
 """Exit status of a manager whose session is now run by another manager."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""Seconds without a change after which another machine may take a lease."""
+"""Seconds without a change of the lease file after which a manager on another machine may take the lease."""
 SURE_S = 15.0
-"""A holder that has not read its own token for this number of seconds handles no frames."""
+"""Seconds without reading its own token in the lease file after which a holder handles no more frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -48,7 +49,7 @@ _MOST_BYTES = 1 << 16
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""Errors after which the lease is renewed in the file that is already open."""
+"""Error numbers (errno) after which the lease is written to the already open file instead of a new file."""
 
 
 class TakenError(SessionError):
@@ -62,8 +63,9 @@ class NoRoomError(SessionError):
 class LeaseHolder(msgspec.Struct, frozen=True):
     """The process that may run the session.
 
-    `machine`: equal for processes that see each other's ids. `started`: ticks since boot. `over`: why the session
-    ended. `unwritten`: why the journal lacks its last records.
+    `machine`: id that is equal for processes that see each other's process ids. `started`: start time of the process
+    in ticks since boot. `over`: reason why the session ended. `unwritten`: reason why the journal lacks its last
+    records.
     """
 
     host: str
@@ -89,7 +91,7 @@ class Lease:
         self.holder = holder
         self.follows = follows
         self.renewed: Callable[[], None] = lambda: None
-        """Called after each renewal, on the thread of the lease. The function may raise OSError."""
+        """Function called after each renewal, in the thread that renews the lease. The function may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
         self._stop = threading.Event()
@@ -103,7 +105,7 @@ class Lease:
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease on a thread. It passes a new holder to `on_lost` (None: the session folder is gone)."""
+        """Renew the lease in a thread. Pass a new holder to `on_lost`, or None if the session folder is gone."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
@@ -181,14 +183,14 @@ class Lease:
             raise
 
     def write(self) -> None:
-        """Write the lease to a new file; keep it open in case descriptors run out. Raises OSError."""
+        """Write the lease to a new file. Keep the file open in case file descriptors run out. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
             os.close(before)
 
     def overwrite_dead_lease(self) -> bool:
-        """Overwrite a dead holder's file, which works on a full disk. Return False on failure."""
+        """Overwrite the lease file of a dead holder, which works on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -218,7 +220,7 @@ class Lease:
 
 
 def _overwrite_lease_file(file: int, path: Path, data: bytes, *, before: bytes) -> None:
-    """Overwrite a lease's open file. On OSError, also if another file is at `path` now, it is unchanged."""
+    """Overwrite a lease's open file. If this fails or `path` is another file, restore the file and raise OSError."""
     try:
         if os.pwrite(file, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -248,8 +250,8 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Wait up to `patience_s` for a holder on another machine, and up to `room_s` for disk space. Raises SessionError
-    if the session has a live manager or is over, and NoRoomError.
+    """Take a lease. Wait up to `patience_s` for a renewal by another machine, and up to `room_s` for disk space.
+    Raises SessionError if the session has a live manager or is over, and NoRoomError if the disk stays full.
     """
     with _one_at_a_time(path):
         before = read(path)
@@ -294,7 +296,7 @@ def _write_initial_lease(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the holder; None without a lease. Raises OSError, or SessionError for a damaged lease."""
+    """Return the lease's holder, or None without a lease. Raises OSError, or SessionError for a damaged lease."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -319,7 +321,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """True if the process runs; None if the process is on another machine."""
+    """Return True if the holder's process runs, or None if the process is on another machine."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -330,7 +332,7 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 def copy_journal(journal: Path) -> None:
     """Replace the journal by a copy, so that late writes of the old manager are never read."""
     if journal.exists():
-        # At a restart, the suffix identifies the draft of a killed manager.
+        # A restarted manager finds the draft of a killed manager by its suffix.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)
@@ -361,7 +363,7 @@ def _taken_error(path: Path, holder: LeaseHolder | None) -> TakenError:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Serialize starts on one machine, if the file system has locks."""
+    """Allow one manager start at a time on one machine, if the file system has locks."""
     with open(path.with_suffix(".lock"), "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

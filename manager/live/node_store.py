@@ -53,12 +53,12 @@ class NodeStore:
         return self._file.is_open
 
     def record(self, record: NodeRecord) -> bool:
-        """Store a record unless the file has a newer record of its node. False if the file cannot be written."""
+        """Store a record unless the file has a newer record of its node. Return False if the file cannot be written."""
         return self._file.write((_WRITE, [astuple(record)])) is not None
 
     def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
-        """Record a probe of an excluded node, in one step. False if another session probed it within `every_s` or
-        allowed it.
+        """Record a probe of an excluded node, in one transaction. Return False if another session probed the node
+        within `every_s` or allowed the node again.
         """
         row = astuple(replace(record, probed_at=now, at=now))
         changed = self._file.write((_CLAIM, [(*row, every_s)]))

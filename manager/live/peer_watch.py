@@ -1,7 +1,7 @@
 """Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, or after a restart a peer in the journal,
-must send a message before its time limit.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer must send a message before its time
+limit. After a restart of the manager, each peer in the journal must also send a message before its time limit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ PeerKey = tuple[Role, str]
 class Patience(msgspec.Struct, frozen=True):
     """Time limits in seconds.
 
-    `silence_s`: until a silent pilot counts as lost. `pilot_back_s`, `client_back_s`, after a restart of the manager
-    `restart_s`: for peers to reconnect. `pilot_lease_s`: wait of a pilot for a lost manager. `idle_s`: until a session
-    without clients and calls ends (0 = no limit).
+    `silence_s`: time until a silent pilot counts as lost. `pilot_back_s`, `client_back_s`: time for a disconnected
+    pilot or client to reconnect. `restart_s`: time for peers to reconnect after a restart of the manager.
+    `pilot_lease_s`: time that a pilot waits for a lost manager. `idle_s`: time until a session without clients and
+    calls ends (0 = no limit).
     """
 
     heartbeat_s: float = 5.0
@@ -76,9 +77,9 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the silence limits after a time without reading.
+        """Restart the silence limits of peers after a time in which no messages were read.
 
-        `may_be_back`: also give absent peers time to reconnect.
+        `may_be_back`: also give disconnected peers time to reconnect.
         """
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:

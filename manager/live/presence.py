@@ -1,10 +1,11 @@
-"""Check whether the manager of a session runs; maintain `session.json`, in which programs find its address.
+"""Check whether the manager of a session runs; maintain `session.json`, in which programs find the manager's address.
 
-An open port is no proof, because another program may use it. So Stoker checks in this order:
+An open port is no proof, because another program may use the port. So Stoker checks in this order:
 
 - The lease: a session that is over has no manager.
-- The port: if it accepts no connections, no manager can be reached.
-- The lease again: its process on this machine must run and listen on that port, even if busy or frozen.
+- The port: if the port accepts no connections, no manager can be reached.
+- The lease again: if its holder is on this machine, the holder's process must run and listen on that port. The process
+  may be busy or frozen.
 - For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
   session's secret key, or for a renewed lease.
 
@@ -46,7 +47,7 @@ class SessionAddress:
         self._file = file
         try:
             folder.write(file)
-        except OSError:  # disk full: an equal file may stay; its new time shows that a manager listens
+        except OSError:  # on a full disk an equal file stays; its new time shows that a manager listens
             if before != file:
                 raise
             os.utime(folder.file)
@@ -69,7 +70,7 @@ def check_folder(folder: SessionFolder) -> None:
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """True if the manager of the session runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
+    """Return True if the manager of the session runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -89,7 +90,7 @@ def elsewhere(folder: SessionFolder) -> str:
 
 
 def _is_process_listening(pid: int, address: str) -> bool:
-    """True if the process listens at the address, or if this cannot be checked."""
+    """Return True if the process listens at the address, or if this cannot be checked."""
     port = urlsplit(address).port
     try:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):

@@ -36,7 +36,7 @@ from stoker.startup import RELEASE
 HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
 OLD_MAGIC = b"stoker journal 1\n"
-"""The format before segments: one file, which does not contain the version of Stoker."""
+"""First line of the journal format before segments: one file, which does not contain the version of Stoker."""
 _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
@@ -47,13 +47,13 @@ _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
 WRITER = f"{RELEASE} (protocol {VERSION})"
-"""The version that writes. Another version may decide differently about the events of a segment."""
+"""Stoker version that writes a segment. Another version may decide differently about the events of the segment."""
 
 # ---- records
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """Checks of the decisions about events, from event number `first` on (from 0): 4 bytes each, little endian."""
+    """Checksums of the decisions about events from number `first` (from 0) on, 4 bytes each, little endian."""
 
     first: int
     checks: bytes
@@ -68,8 +68,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
     """First record of a segment.
 
-    `number`: number of the segment, from 1. `first`: number of its first event. `mark`: random, also in its snapshot.
-    `stoker`: Stoker version that began the segment.
+    `number`: number of the segment, from 1. `first`: number of the segment's first event. `mark`: random text, which
+    the segment's snapshot also contains. `stoker`: Stoker version that began the segment.
     """
 
     number: int
@@ -79,7 +79,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged part. `tail`: no whole record follows. `cut`: a killed process wrote a record only in part."""
+    """A damaged part of a file. `tail`: no whole record follows. `cut`: a killed process wrote part of a record."""
 
     at: int
     length: int
@@ -106,7 +106,7 @@ def as_bytes(checks: array[int]) -> bytes:
 
 
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Yield the end, time and content of each record and damaged part. Raises SessionError."""
+    """Yield the end offset, time and content of each record and damaged part of a journal file. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -149,7 +149,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
 
 
 def _looks_like_magic(first: bytes) -> bool:
-    """True for a damaged `MAGIC`, and for zeros, the content of an unwritten page."""
+    """Return True for a damaged `MAGIC`, and for zeros, which are the content of an unwritten page."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
@@ -185,7 +185,7 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 
 def journal_exists(journal: Path) -> bool:
-    """True also if only earlier segments exist, as after a kill."""
+    """Return True also if only earlier segments exist, as after the manager was killed."""
     return journal.exists() or any(_numbered(journal, _NUMBERED))
 
 
@@ -205,7 +205,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def read_segment_head(path: Path) -> SegmentHead | None:
-    """Return a segment's first record; if damaged, only its number; None without a record."""
+    """Return a segment's head. If the record is damaged, the head has only a number. Return None without any record."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == OLD_MAGIC:
             return SegmentHead(1, 0, "", "")
@@ -214,7 +214,7 @@ def read_segment_head(path: Path) -> SegmentHead | None:
         is_empty = False
         if isinstance(record, SegmentHead):
             return record
-        if not isinstance(record, Damage) or record.at:  # after a damaged first line the record may be whole
+        if not isinstance(record, Damage) or record.at:  # after a damaged first line, the head record may be whole
             break
     if is_empty:
         return None
@@ -255,7 +255,7 @@ def _files_beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Remove old kept files, except `needed` copies of segments that are still read."""
+    """Remove the oldest damaged and renamed journal files, except `needed` copies of segments that are still read."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

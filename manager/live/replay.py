@@ -1,6 +1,6 @@
-"""Replay a journal: the same events in order at the same times give the same manager.
+"""Replay a journal: the same events in the same order at the same times lead to the same state of the manager.
 
-`verify` compares decisions and stops at a difference.
+`verify` compares the decisions with those in the journal and stops at a difference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LONGEST = 200
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """Return the history of a call or part of an ended session. Raises SessionError."""
+    """Return the history of `subject`, a call or another part of an ended session. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call_id(subject))})
     except ValueError:
@@ -59,7 +59,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def complete_story_from_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the manager's history `told`, or the journal's history of a forgotten call."""
+    """Return the history that the manager `told`, or for a forgotten call the history from the journal."""
     if told.found:
         return told
     try:
@@ -90,8 +90,8 @@ def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) 
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event that a replay decides differently. `event`: the event's number, from 0. `decides`: the new
-    decision.
+    """The first event about which a replay decides differently. `event`: the event's number, from 0. `decides`: the
+    replay's decision.
     """
 
     event: int
@@ -103,8 +103,8 @@ class FirstDifference(msgspec.Struct, frozen=True):
 class Replayed(msgspec.Struct, frozen=True):
     """Result of a replay.
 
-    `checked`: events with recorded decisions. `since`: time before which events are not in the journal (0 = all are).
-    `lost`: damaged parts.
+    `checked`: number of events whose recorded decisions were confirmed. `since`: time before which events are not in
+    the journal (0 = all events are in the journal). `lost`: number of damaged parts.
     """
 
     session: str
@@ -131,9 +131,9 @@ class _Made(msgspec.Struct, frozen=True):
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare decisions. `tell` sometimes gets the number of replayed events and their seconds.
+    """Replay a journal and compare its decisions. `tell` regularly gets the numbers of replayed events and seconds.
 
-    Raises SessionError without a journal or events, or if a policy raises.
+    Raises SessionError if the journal is missing or empty, or if a policy raises an exception.
     """
     past = JournalPast(path, session, policies)
     made: dict[int, _Made] = {}
@@ -194,7 +194,7 @@ def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[Fir
 
 
 def find_journal_and_session(path: Path) -> tuple[Path, str]:
-    """Return the journal and session at a path, which may be a session folder. Raises SessionError."""
+    """Return the journal and the session id at a path, which may be a session folder. Raises SessionError."""
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session

@@ -1,9 +1,9 @@
-"""Restore a manager from its journal: the newest snapshot and the later events, even if damaged.
+"""Restore a manager from its journal: load the newest snapshot and replay the later events, even if some are damaged.
 
-- If whole records follow a damaged record, only its event is lost. The core continues with a gap (`RecordsLost`), and
-  every peer reports its state again.
+- If whole records follow a damaged record, only the event of the damaged record is lost. The core continues with a gap
+  (`RecordsLost`), and every peer reports its state again.
 - If the beginning cannot be read, or another version of Stoker decided differently, the manager renames all files
-  (`journal.aside-*`) and starts a new core with the unconfirmed ends.
+  (`journal.aside-*`) and starts a new core with the call results that clients have not confirmed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _NO_SNAPSHOT = "its snapshot is missing"
 
 
 class JournalPast:
-    """A journal's newest readable beginning, and the later records.
+    """The newest readable snapshot of a journal, or its first segment, and the later records.
 
     `since`: time of the snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes
-    so far. `is_comparable`: False from damage until a manager restarted without the damaged events.
+    so far. `is_comparable`: False from a damaged record until the restart of a manager that also lacked the damaged
+    events.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """True if the files reach from a snapshot, or the session's beginning, to its end."""
+        """True if the journal files reach from a snapshot or from the beginning of the session to its last event."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -117,7 +118,7 @@ class JournalPast:
             self.handle(event, now)
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """Yield the events since the snapshot, and checks of the decisions. Damage yields `RecordsLost`."""
+        """Yield the events since the snapshot, and the decision checksums. For damaged records yield `RecordsLost`."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} lacks the beginning of the session: {why}")
@@ -139,7 +140,7 @@ class JournalPast:
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
-        if segment.head.mark:  # the head of an old journal, or a damaged head, lacks the number
+        if segment.head.mark:  # the head of an old journal, or a damaged head, has no event number
             self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
@@ -170,8 +171,8 @@ class JournalPast:
 class RestoredManager(msgspec.Struct):
     """Result of `restore_manager`.
 
-    `core`: None without a journal, or if the journal was renamed. `end`: where the journal continues. `ends`: for a new
-    core. `compact`: write a snapshot soon.
+    `core`: the restored core; None without a journal, or if the journal was renamed. `end`: where the journal
+    continues. `ends`: unconfirmed call results for a new core. `compact`: True if a snapshot should be written soon.
     """
 
     core: Core | None = None
@@ -189,7 +190,7 @@ class _DecidesOtherwise(Exception):
 
 
 def restore_manager(journal: Path, session: str, policies: Policies) -> RestoredManager:
-    """Restore a manager. Raises SessionError if the file is not a journal."""
+    """Restore a manager from its journal. Raises SessionError if the file is not a journal."""
     for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):
@@ -208,7 +209,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     notices += _keep_damaged(past)
     if journal.exists():
         end = JournalEnd(head, past.next_event, past.whole)
-    else:  # a manager was killed between an old segment and a new one
+    else:  # a manager was killed between the end of a segment and the start of the next
         end = JournalEnd(records.new_head(head.number + 1, first=past.next_event), past.next_event, 0)
     if is_from_snapshot:
         for path in records.older_files(journal, past.first_segment_number):
@@ -226,7 +227,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
 
 
 def _replay_and_compare(past: JournalPast, notices: list[str]) -> None:
-    """Replay and compare decisions. A difference raises if another version wrote the journal, or else adds a notice."""
+    """Replay a journal. If a decision differs, raise for a journal of another version, otherwise add a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):
@@ -291,7 +292,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep_file(path: Path, name: Path) -> str:
-    """Keep a file by a hard link or a copy. Return why this failed, or an empty text."""
+    """Keep a file under another name by a hard link or a copy. Return the reason of a failure, or an empty text."""
     try:
         name.hardlink_to(path)
         return ""
@@ -307,7 +308,7 @@ def _keep_file(path: Path, name: Path) -> str:
 
 
 def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
-    """Put all files aside, and begin a new core with the unconfirmed ends."""
+    """Rename all journal files, and return a manager without a core but with the unconfirmed call results."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     files = records.journal_files(past.journal)
     for path in files:

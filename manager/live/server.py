@@ -1,8 +1,8 @@
 """The manager's loop.
 
-A turn waits for a message or due work, reads every socket, passes each frame to the core, writes the events to the
-journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
-(`HeldCommands`).
+One turn of the loop waits for a message or due work, reads every socket, passes each received frame to the core,
+writes the events to the journal with one write, and sends one frame to each peer. The core's commands wait until the
+events that caused them are safe in the journal (`HeldCommands`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""If more bytes than this wait for disk space, the manager reads no messages."""
+"""Maximum bytes of journal data that wait for disk space. Above this limit, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`."""
@@ -67,8 +67,8 @@ class CoreFailedError(Exception):
 
 
 class ManagerServer:
-    """The server of a session. `sure`: waits until no other manager can run it. `parent`: process that started it (0 =
-    unknown).
+    """The server of a session. `sure`: function that waits until no other manager can run the session. `parent`: id
+    of the process that started this manager (0 = unknown).
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ManagerServer:
         return self._ended
 
     def _pause_reading_messages(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for `FULL_S`, and excuse the silence of peers."""
+        """Read no messages for `FULL_S` seconds, and restart the silence limits of peers."""
         time.sleep(FULL_S)
         self._peers.restart_silence_limits(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
@@ -326,7 +326,7 @@ class ManagerServer:
         self._held.hold(commands)
         if not self._trouble.has_nothing_to_report:
             self._report_journal_to_clients()
-        self._wait_until_sure()  # the write may have hung
+        self._wait_until_sure()  # the journal write may have hung
         while self._held.may_leave(self.clock.now(), ending=bool(self.core.state.ending)):
             self._carry_out(self._held.release())
 
@@ -354,7 +354,7 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands. Messages to one peer are one frame, with acknowledgements."""
+        """Carry out commands of the core. All messages to one peer go into one frame, with pending acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
@@ -440,7 +440,7 @@ def refusal_after_core_failure(
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove only a result file, because its name comes from a pilot."""
+    """Remove a result file. Refuse other files, because the name comes from a pilot."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
@@ -478,7 +478,7 @@ class EndRequest:
     def is_new(self) -> bool:
         before = self._touched_ns
         try:
-            with self._path.open("rb") as file:  # opening makes a network file system read the time again
+            with self._path.open("rb") as file:  # opening the file makes a network file system read its time again
                 self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             self._touched_ns = 0

@@ -1,8 +1,8 @@
-"""Load the policies of a session. Its site files name the policies, and its folder stores them.
+"""Load the policies of a session. The session's site files name the policies, and its folder stores them.
 
 A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
-`provisioning=`. The result is the policy at each seam whose methods it has; default policies serve the others. A file
-in a package is imported as its module.
+`provisioning=`. The result becomes the policy at each seam (dispatch, residency or provisioning) whose methods it has;
+default policies serve the other seams. A policy file in a package is imported as a module of the package.
 
 Restarted managers and replays use copies of the user's files.
 
@@ -58,7 +58,7 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""Members of a policy at each seam. A policy with the first member must have all members."""
+"""By seam: the required members of a policy. A policy that has the first member must have all members of the seam."""
 _OURS = "stoker."
 _NEAR = 0.8
 """Similarity (`difflib`) from which a name counts as misspelled."""
@@ -126,7 +126,7 @@ def _import_root(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return a folder for a package's copy, by its root, because two packages may have one name."""
+    """Return a package copy's folder, which depends on `root` because two packages may have the same name."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -304,10 +304,10 @@ def _public_attributes(classes: Iterable[type]) -> dict[str, Any]:
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """Names of policies.
+    """Names of the policies of a session.
 
-    `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found. `honours`: wishes that
-    the policies honour (None: unknown outside the manager).
+    `dispatch`, `residency`: names of these policies if they differ from `name`. `search_path`: folders in which
+    modules are found. `honours`: call options that the policies honour (None: unknown outside the manager).
     """
 
     name: str = Policy().name
@@ -346,7 +346,7 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Create these sites' policies. Raises ConfigError if sites differ or one cannot be created."""
+    """Create the policies that the sites name. Raises ConfigError if the sites differ or a policy cannot be created."""
     return _create_policies(agreed(sites), working_folder())
 
 
@@ -380,7 +380,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
 
 
 def honoured_call_options(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the wishes that the policies of a session honour; None if unknown outside the manager."""
+    """Return the call options that a session's policies honour, or None if only the manager knows them."""
     kept = read_chosen_policies(folder)
     if kept == ChosenPolicies():
         return default_policies().honours
@@ -398,7 +398,7 @@ def read_chosen_policies(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Return the names of the policies; empty for the defaults, or if unreadable."""
+    """Return the names of a session's policies; empty for the default policies, or if the names are unreadable."""
     try:
         kept = read_chosen_policies(folder)
     except SessionError as error:

@@ -1,12 +1,13 @@
-"""Snapshots of a core, so that a manager restarts without all events of the session.
+"""Snapshots of the manager's core, so that a manager restarts without all events of the session.
 
-A file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read, and the
-pickled core. A manager loads the core only if its own classes have the same fields. Otherwise the manager uses the
-facts, and peers report their state.
+A snapshot file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read,
+and the pickled core. A manager loads the core only if the manager's own classes have the same fields. Otherwise the
+manager uses the facts, and peers report their state.
 
-The state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a list.
-Each noun consists of the values of its fields, in which other nouns are references, so the depth of a pickle does not
-grow with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
+The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as
+a list. Each noun is written as the values of its fields, in which references stand for other nouns, so the depth of a
+pickle does not grow with the graph. Only classes of the core, policies, messages and a few containers are written or
+loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
 
 Layout = dict[str, list[str]]
-"""The fields of each class, in the order in which they are written. "*" means its `__dict__`."""
+"""The fields of each class, in the order in which they are written. "*" means the object's `__dict__`."""
 
 # ---- pickles
 
@@ -62,7 +63,7 @@ class Unreadable(StokerError):
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and all its references. `modules`: of custom policies. Raises Unsaveable, OSError."""
+    """Write an object and the objects it references. `modules`: custom policy modules. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -237,7 +238,7 @@ _PARTS = struct.Struct("<QIQIQI")
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """Head of a snapshot. `segment`: the next segment. `at`: time of the last event."""
+    """Head of a snapshot. `segment`: journal segment after the snapshot. `at`: time of the last event."""
 
     session: str
     stoker: str
@@ -247,7 +248,7 @@ class SnapshotHead(msgspec.Struct, frozen=True):
 
 
 class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
-    """Ends that a client has not confirmed. `first`: number of confirmed results."""
+    """Call results that a client has not confirmed. `first`: number of results that the client has confirmed."""
 
     client: ClientId
     number: int
@@ -309,7 +310,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable if the head or certain facts are damaged."""
+    """Read a snapshot. Raises Unreadable if the head or the `CertainFacts` are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:

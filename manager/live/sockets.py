@@ -1,10 +1,10 @@
 """The manager's ROUTER socket: check keys, read and send frames, and detect broken connections.
 
-CURVE refuses a peer without a key pair of the session before any byte is decoded. With each frame, ZeroMQ reports the
-owner of the peer's key pair (ZAP, RFC 27).
+ZeroMQ's CURVE refuses a peer without a key pair of the session before any byte is decoded. With each frame, ZeroMQ
+reports the owner of the peer's key pair (ZAP, RFC 27).
 
-A frame is refused if it does not follow the protocol, if its sender has no readable name, if it is a hello of another
-version or session, or if one block's key sends it for another block's pilot.
+A frame is refused if it does not follow the protocol, if its sender has no readable name, if it is a hello message of
+another version or session, or if it comes from a pilot of one block with the key of another block.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def name_of(identity: bytes) -> bytes:
 
 
 def text_of(name: bytes) -> str:
-    """Return a name as text; empty if it is not printable UTF-8."""
+    """Return a peer's name as text, or an empty text if the name is not printable UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -105,13 +105,13 @@ class ManagerSockets:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address`, else on a free port of `interface`, else, with `any_port`, on any port."""
+        """Listen on `address`, else on a free port of `ports`, or, with `any_port`, on any port of `interface`."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
         self._keys = KnownKeys(folder)
         self._users: dict[str, User] = {}
-        """Users by their text. ZeroMQ attaches this text to every frame."""
+        """Key owners by their text form, which ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
         """By peer name: the identity of the peer's connection, if it differs from the name (`take`)."""
         server = folder.read_key("server")
@@ -177,9 +177,9 @@ class ManagerSockets:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`. Return the peers whose connection broke.
+        """Wait for messages or `timeout_ms`. Return the names of peers whose connection broke.
 
-        Handle them before `frames`, which may contain a frame of a peer that reconnected.
+        Handle these peers before `frames`, which may contain a frame of a peer that reconnected.
         """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
@@ -271,7 +271,7 @@ class ManagerSockets:
 
 
 class EventReader:
-    """Decodes frames into events, and counts refusals. `state`: state of the core, read only."""
+    """Decodes frames into events, and counts refused frames. `state`: the core's state, which is only read."""
 
     def __init__(self, sockets: ManagerSockets, state: State, *, now: float) -> None:
         self.log = SeldomLog(log)
@@ -283,7 +283,7 @@ class EventReader:
         self._told_at = now
 
     def decode_peer_frame(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return a frame's event; None if the frame is refused. `user`: the owner of the key."""
+        """Return the event in a frame, or None if the frame is refused. `user`: the owner of the sender's key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

@@ -14,7 +14,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
-    """Yield disjoint sets of `count` devices: sets within an island first, then by their last device."""
+    """Yield disjoint sets of `count` devices, those within an island first, in order of the last device of each set."""
     if count == 1:
         for device in devices:
             yield (device,)

@@ -1,14 +1,17 @@
 """Default dispatch, as in Pervasive Context Management (§3): send each call to a library that has its context loaded.
 
 The free library that was used last (the hottest) comes first. If calls are shorter than a round trip to the manager, a
-library gets up to `prefetch_s` of work beyond its slots, at most its share of the queue. A library without work takes
-back calls from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
+library gets up to `prefetch_s` seconds of work beyond its slots, at most its share of the queue. For a library without
+work, calls are taken back from another library. Calls of a function that has not run yet, or runs long, are not
+prefetched.
 
 If device kinds have different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
-slow library gets a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
+slow library gets a smaller backlog, and leaves the last calls to faster libraries
+(`stoker.manager.policies.faster_kinds`).
 
-`stoker.manager.core.deadlines` contains the rules for walltimes and deadlines. A gang starts when enough libraries are
-free. If enough are ready, free libraries are kept for the next gang.
+`stoker.manager.core.deadlines` contains the rules for walltimes and deadlines. A gang (a call that runs on several
+libraries) starts when enough libraries are free. If enough libraries are ready, free libraries are kept for the next
+gang.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ _MOST_COMPARED = 8
 class HottestFirst(Quiet):
     """The default dispatch policy.
 
-    `prefetch_s`: seconds of backlog that hide the round trip. `prefetch_calls`: maximum backlog in calls. `frame_s`:
-    minimum seconds of work for a frame to another library; the value grows up to `prefetch_s` if more than `busy_per_s`
-    calls end per second.
+    `prefetch_s`: seconds of backlog that hide the round trip to the manager. `prefetch_calls`: maximum backlog in
+    calls. `frame_s`: minimum seconds of work that justify a frame to another library. This minimum grows up to
+    `prefetch_s` if more than `busy_per_s` calls end per second.
     """
 
     asks_every_call = False
@@ -51,7 +54,7 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the slots plus a backlog of short calls; for a library that retires, its remaining calls."""
+        """Return the slots plus a backlog of short calls. A library that retires gets at most its remaining calls."""
         context = library.context
         most = context.recipe.calls_per_library
         if most:
@@ -64,7 +67,7 @@ class HottestFirst(Quiet):
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return the hottest library with a free slot, or else with space for a backlog."""
+        """Return the last used library with a free slot, or else a library with space for a backlog."""
         context, group = call.group.context, call.group
         # A gang delays other calls only if as many libraries as it needs are ready.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
@@ -90,7 +93,7 @@ class HottestFirst(Quiet):
         return None
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return the free slots, plus a fair share of the queue if the next calls are short."""
+        """Return the number of free slots, plus a fair share of the queue if the next calls are short."""
         context = library.context
         load = len(library.held) + len(library.zombies)
         free = library.slots - load
@@ -180,7 +183,7 @@ def _call_quota_by_speed(library: Library) -> int:
 
 
 def _call_quota_by_load(library: Library) -> int:
-    """Return how many calls a library may take to have no more than other free libraries."""
+    """Return how many calls a library may take without having more calls than other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -189,8 +192,8 @@ def _call_quota_by_load(library: Library) -> int:
 
 
 def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot: the fastest first if speeds are known, else the hottest. With several slots,
-    the least loaded of the hottest comes first.
+    """Yield libraries with a free slot: the fastest first if speeds are known, else the last used. If libraries have
+    several slots, the least loaded of the last used libraries comes first.
     """
     hottest = context.index.hottest()
     first = next(hottest, None)
@@ -209,6 +212,6 @@ def _next_gang(context: Context) -> Call | None:
 
 
 class ShortestFirst(HottestFirst):
-    """The default policy, but the shortest expected runs come first within a priority."""
+    """The default policy, except that within a priority the calls with the shortest expected run times come first."""
 
     by_run_time = True

@@ -1,15 +1,15 @@
 """Decide when a call should wait for a faster device kind.
 
 A call waits if faster libraries would finish the remaining work before a slow library finishes this call. The remaining
-work is the queue, and the calls that open maps have not submitted yet. Without a map it is known if no call has arrived
-for two run times.
+work consists of the queue and the calls that open maps have not submitted yet. Without a map, the remaining work is
+known once no call has arrived for two run times.
 
-The forecast is list scheduling on the faster libraries: they finish their running calls, then share the remaining
-calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a library
-that hangs. A call with a deadline also waits if only a faster library meets the deadline.
+The forecast is list scheduling on the faster libraries: these libraries finish their running calls, then share the
+remaining calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a
+library that hangs. A call with a deadline also waits if only a faster library meets the deadline.
 
-No call waits without measured speeds (`stoker.manager.core.speeds`), if it is short, or if libraries have several
-slots.
+A call does not wait if it is short, if speeds are not measured (`stoker.manager.core.speeds`), or if libraries have
+several slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROUNDS = 2.0
 
 
 class _Faster(NamedTuple):
-    """Faster libraries: seconds until the first is free, until it has run a call, and until all calls have run."""
+    """Forecast for faster libraries: seconds until one is free, until one has run a call, until all calls have run."""
 
     free_in_s: float
     soonest_s: float
@@ -65,7 +65,7 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
 
 
 def _forecast_faster_libraries(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
-    """Forecast the faster libraries of a context, from the first libraries of each kind."""
+    """Forecast when the faster libraries of a context are free, from the first few libraries of each device kind."""
     context = library.context
     mine = context.speeds.get(library.kind)
     count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run

@@ -1,8 +1,8 @@
 """Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits of programs
-(`Context.limits`), `remaining_library_quota` limits loads and `KeepAlive` unloads idle libraries. While gangs or calls
-apart (`Queue.apart`) wait, `KeepAlive` waits.
+`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits that programs set
+(`Context.limits`), `remaining_library_quota` limits loads and `KeepAlive` unloads idle libraries. `KeepAlive` unloads
+no expired library while gangs, or calls whose library the core chooses (`Queue.apart`), wait.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def _is_ready_and_idle(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours with this file
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours by this module
 _MOST_CHECKS = 20  # Maximum checks of a context within one keep-alive time
 _LEAST_CHECK_S = 0.05
-_GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls apart wait
+_GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls in `Queue.apart` wait
 
 
 def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> int | None:
-    """Return how many more libraries a context may have; None = no limit, negative = too many.
+    """Return how many more libraries a context may have; None = no limit, negative = too many libraries.
 
-    Stopping libraries count. Libraries of a disconnected pilot stop counting after calls waited for `cut_s`.
+    Stopping libraries are counted. Libraries of a disconnected pilot are not counted after calls waited for `cut_s`.
     """
     most = context.limits.most
     if not most:
@@ -86,8 +86,8 @@ def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> in
 
 
 def lacks_library_for_waiting_call(context: Context) -> bool:
-    """True if no library of a context is loading or can run a waiting call. In this case one library above the limit
-    may be loaded.
+    """Return True if no library of a context is loading or can run a waiting call. In this case one library above the
+    limit may be loaded.
     """
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
@@ -194,7 +194,7 @@ class LeastNumbers:
         self._gone: Counter[Context] = Counter()
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """True if a block of these pilots may be released. Then its libraries count as gone."""
+        """Return True if the block of these pilots may be released, and then count the block's libraries as gone."""
         theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
         least = (context for context in theirs if context.limits.least)
         if any(theirs[context] > _spare_libraries(context) - self._gone[context] for context in least):
@@ -204,7 +204,7 @@ class LeastNumbers:
 
 
 def is_needed_for_minimum(library: Library) -> bool:
-    """True if a library must stay because its context has only its minimum."""
+    """Return True if a library must stay because its context has only its minimum number of libraries."""
     return (
         library.context.limits.least > 0 and _is_ready_and_connected(library) and _spare_libraries(library.context) <= 0
     )

@@ -25,7 +25,7 @@ MayLeave = Callable[[View, Library, Context], bool]
 
 class IdleKeeper(Protocol):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may be stopped to make room for a context."""
+        """Return True if a library may be stopped to make room for a context."""
 
 
 _May = Callable[[Library], bool]
@@ -76,7 +76,7 @@ def _last_used(library: Library) -> tuple[float, ...]:
 def preempt_for_starved_context(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = allow_any_unload
 ) -> list[Action]:
-    """Take a device of the context with the most libraries for a context without libraries for `patience_s`."""
+    """Take a device from the context with the most libraries for a context that lacked libraries for `patience_s`."""
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
@@ -112,7 +112,7 @@ def _libraries_to_stop_for_context(
 ) -> list[Library]:
     """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
 
-    The result is empty if memory is already being freed, or cannot be.
+    The result is empty if enough memory is already being freed, or cannot be freed.
     """
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
@@ -136,7 +136,7 @@ def _libraries_to_stop_for_context(
 def _libraries_to_stop_on_device(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Return the highest rank of the libraries to stop on this device, and these; None if impossible."""
+    """Return the highest rank of the libraries to stop on a device, and the libraries; None if impossible."""
     if not can_use_device(context, device) or holds(device, context):
         return None
     return _libraries_to_stop_for_bytes(device, minimum(context, device), may_go, rank)

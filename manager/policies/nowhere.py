@@ -122,7 +122,7 @@ def _suggest_more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the faults of the pilots if all suitable pilots are unfit and no other can join.
+    """Return the faults of the pilots if all suitable pilots are unfit and no other pilot can join.
 
     Return None for a few seconds if a disk is full, a pilot may reconnect, or a block is replaced.
     """

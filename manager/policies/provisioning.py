@@ -47,7 +47,7 @@ class TakeWhatComes(Quiet):
         return ()
 
     def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
-        """True if pilots of other kinds may still join."""
+        """Return True if pilots of other kinds may still join."""
         return self.elastic
 
 
@@ -69,7 +69,7 @@ class KeepBlocks(Quiet):
         self.late_s = late_s
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
-        """By source with surplus pending blocks: time since then, and smallest surplus since then."""
+        """By source with surplus pending blocks: time at which the surplus began, and smallest surplus since then."""
         self._has_served: set[str] = set()  # Sources that could serve a waiting call at least once
 
     def demand(self, view: View) -> Sequence[Action]:
@@ -108,7 +108,7 @@ class KeepBlocks(Quiet):
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """True if pilots of a source could load the context, or if the source has not started any pilot yet."""
+        """Return True if pilots of a source could load the context, or if a source has not started any pilot yet."""
         return any(self._could_load(source, context) for source in view.sources.values())
 
     # ---- requests
@@ -266,10 +266,10 @@ class KeepBlocks(Quiet):
 
 
 def _needed_slots(context: Context, room: int | None) -> int:
-    """Return the slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
+    """Return the number of slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
 
-    Each gang counts with the first gang's minimum size, or its maximum size with a deadline. `room`: maximum further
-    libraries.
+    Each gang counts with the minimum size of the first gang, or with its maximum size if it has a deadline. `room`:
+    maximum number of further libraries.
     """
     head = context.queue.head()
     if head is None:

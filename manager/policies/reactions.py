@@ -19,10 +19,10 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other c
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-    """Quarantine a pilot or one of its devices after this verdict.
+    """Quarantine a pilot or one of its devices after a verdict about a failed call.
 
-    `CALLS` different calls must have failed on it within `WITHIN_S`, and other pilots must be able to run them. If
-    calls fail on most pilots, no single node is the cause.
+    `CALLS` different calls must have failed on the pilot or device within `WITHIN_S`, and other pilots must be able to
+    run the calls. If calls fail on most pilots, no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames_infrastructure(verdict):

@@ -88,13 +88,13 @@ class LoadWhereWanted(Quiet):
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
         self.keeper = keeper
-        if keeper is not None:  # a keeper wakes no library
+        if keeper is not None:  # the keeper never wakes sleeping libraries
             self.lets_sleep = False
         self._keep_alive = KeepAlive(sleeps=self.lets_sleep)
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return loads that shorten the wait, evictions for a load, or a failure if none is possible."""
+        """Return loads that shorten waits, unloads that make room for a load, or a failure if no load is possible."""
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
@@ -152,7 +152,7 @@ class LoadWhereWanted(Quiet):
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the declared size, or the measured size plus 10 %, or the promised size."""
+        """Return the bytes of a library: its declared size, its measured size plus 10 %, or its promised size."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -163,7 +163,7 @@ class LoadWhereWanted(Quiet):
     # ---- how many
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """Return how many more libraries save more time than their load takes."""
+        """Return how many more libraries of a context would save more time than their loads take."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
@@ -226,7 +226,7 @@ class LoadWhereWanted(Quiet):
     # ---- sleepers
 
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
-        """Wake up to `most` sleepers. Make room for a sleeper unless a load elsewhere is faster."""
+        """Wake up to `most` sleeping libraries. Make room for a wake unless a load elsewhere is faster."""
         plan: list[Action] = []
         for sleeper in wakeable_libraries(view, context)[: max(0, most)]:
             needed = extra_bytes_to_wake(sleeper)
@@ -242,7 +242,7 @@ class LoadWhereWanted(Quiet):
         return plan
 
     def _is_load_faster_than_wake(self, view: View, context: Context) -> bool:
-        """True if a load on a free device is faster than a wake for which another library must sleep."""
+        """Return True if a load on a free device is faster than a wake for which another library must sleep."""
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
         return any(True for _ in self.open_places(view, context, desperate=False))
@@ -250,7 +250,7 @@ class LoadWhereWanted(Quiet):
     # ---- making room
 
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
-        """At the context's limit, unload a library that cannot run the next call if another pilot could."""
+        """At the library limit of a context, unload a library that cannot run the next call if another pilot could."""
         awake = wakeable_libraries(view, context)
         leaving = [
             *libraries_unfit_for_next_call(view, context),
@@ -270,12 +270,12 @@ class LoadWhereWanted(Quiet):
             for devices in self.open_places(view, context, desperate=False)
         )
         for library in leaving:
-            if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded here again
+            if is_open or not may_load(view, context, library.devices[0]):  # else the context may be loaded here again
                 return [Unload(library.id, "the next call would run longer than its pilot")]
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
-        """Unload idle libraries, or a library of another context that has several."""
+        """Make room for a context: unload idle libraries, or a library of another context that has several."""
         minimum, may_leave = self.minimum, self._unload_predicate
         leaving = idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
@@ -293,7 +293,7 @@ class LoadWhereWanted(Quiet):
         return allow_any_unload if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
-        """Return the load that replaces `leaving`; empty if its size is still unknown."""
+        """Return the load that replaces the `leaving` libraries; empty if the size of the load is still unknown."""
         _, rooms = plan_stops_and_sleeps({}, leaving, why="", sleeps=False)
         return self._load_on_devices_with_room(context, rooms)
 
@@ -319,7 +319,7 @@ class LoadWhereWanted(Quiet):
 
 
 def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
-    """True if a library is ready or loading, and will not retire soon."""
+    """Return True if a library is ready or loading, and will not retire soon."""
     most = library.context.recipe.calls_per_library
     if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
         return False

@@ -1,8 +1,8 @@
-"""Decide which idle libraries sleep instead of stopping, and which sleepers wake (docs/decisions/063).
+"""Decide which idle libraries sleep instead of stopping, and which sleeping libraries wake (docs/decisions/063).
 
-A library may sleep if its context can, if this frees enough memory on its devices, and if its pilot has enough host
-memory. Sleepers that were unused for longer are stopped to free host memory. On a CPU device a sleeper keeps its
-weights. A wake counts as a load.
+A library may sleep if its context supports sleep, if sleep frees enough memory on its devices, and if its pilot has
+enough host memory. Sleeping libraries that were unused for longer are stopped to free host memory. On a CPU device a
+sleeping library keeps its weights. A wake counts as a load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def count_libraries_falling_asleep(context: Context) -> int:
 
 
 def may_sleep(library: Library) -> bool:
-    """True if a library may sleep. The check does not include host memory."""
+    """Return True if a library may sleep. The check does not include host memory."""
     context = library.context
     if not library.sleeps or not is_idle(library) or library.resizing or context.sleep_failure:
         return False
@@ -42,14 +42,14 @@ def may_sleep(library: Library) -> bool:
 
 
 def can_sleep_in_host_memory(library: Library) -> bool:
-    """True if sleep moves a library's context off its device, and host memory is free."""
+    """Return True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
     return host_bytes(library) <= library.pilot.free_host_bytes_for_sleep
 
 
 def wakeable_libraries(view: View, context: Context) -> list[Library]:
-    """Return the sleepers of a context that may wake, last used first."""
+    """Return the sleeping libraries of a context that may wake, last used first."""
     found = [
         x
         for x in context.libraries.values()
@@ -108,7 +108,7 @@ class _HostRoom:
         self.ended: set[LibraryId] = set()
 
     def make(self, library: Library) -> list[Action] | None:
-        """Reserve host memory for a library. Return the stops of sleepers for it; None if impossible."""
+        """Reserve host memory for a library. Return the unloads of sleepers that free it, or None if impossible."""
         pilot, needed = library.pilot, host_bytes(library)
         free = self._free.get(pilot, pilot.free_host_bytes_for_sleep)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in self.ended)

@@ -44,10 +44,10 @@ def bare_bytes(facts: DeviceFacts) -> int:
 
 
 def accepts_device_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """True if the context may be loaded on this kind of device, by its whole name or first word.
+    """Return True if the context may be loaded on this kind of device, named by its whole name or first word.
 
-    Spare cores of a pilot with GPUs accept only contexts that name them. `unnamed_spares`: contexts without kinds may
-    use spare cores.
+    Spare cores of a pilot with GPUs accept only contexts that name this kind. `unnamed_spares`: contexts without kinds
+    may also use spare cores.
     """
     kinds = context.recipe.needs.kinds
     if not kinds:
@@ -79,7 +79,7 @@ GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while other 
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """True unless loads must avoid the pilot of the device now. `desperate`: ignore failed loads of the pilot."""
+    """Return False if loads must avoid the device's pilot now. `desperate`: ignore failed loads of the pilot."""
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False

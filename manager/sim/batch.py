@@ -1,7 +1,8 @@
 """A simulated batch system and its factory.
 
 A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
-preempted without notice. The manager detects the preemption at its next poll, but broken connections soon.
+preempted without notice. The manager learns of the preemption at the next poll of the batch system, but detects broken
+connections to pilots soon.
 """
 
 from __future__ import annotations

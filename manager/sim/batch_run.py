@@ -38,10 +38,10 @@ def batch_run(
     margin: float = 0.0,
     took: Callable[[Step, float], None] | None = None,
 ) -> list[RequestEnd]:
-    """Return the ends of the requests, in order.
+    """Return the end times of the requests, in the order of `requests`.
 
-    Each step takes longer than the table by the share `margin`. `took` receives each step and its seconds. Raises
-    ValueError for a request that the limits never admit, LookupError for a stage without measurements.
+    Each engine step takes longer than the time in the table by the share `margin`. `took` receives each step and its
+    seconds. Raises ValueError for a request that the limits never admit, LookupError for a stage without measurements.
     """
     run = _VirtualBatch(StepModel(times), limits, requests)
     while run.goes_on():

@@ -129,9 +129,9 @@ class LeastCall(msgspec.Struct, frozen=True, gc=False):
 class Placement(msgspec.Struct, frozen=True):
     """A context on the devices of one source, with its minimum costs in seconds.
 
-    `known_at`: arrival of the context's first call. `slots`: calls that a device runs at full speed. `at_once`: calls
-    that a library runs at a time. `first_s`: from a pilot's start to its first call. `once_s`: the part of `first_s`
-    that later calls skip. `again_s`: the load before each later call.
+    `known_at`: arrival of the context's first call. `slots`: number of calls that a device runs at full speed.
+    `at_once`: number of calls that a library runs at a time. `first_s`: seconds from a pilot's start to its first
+    call. `once_s`: the part of `first_s` that later calls skip. `again_s`: seconds of the load before each later call.
     """
 
     context: str
@@ -377,10 +377,10 @@ class _BoundProblem:
         self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
         takes_s: Callable[[Placement, LeastCall], float],
     ) -> float:  # fmt: skip
-        """Return a bound on the end from calls and their loads.
+        """Return a lower bound on the end of the last call, from the work of calls and their loads.
 
-        `shares`: shares of a device that a call and its load occupy. `takes_s`: seconds for which a call occupies its
-        share.
+        `shares`: returns the shares of a device that a call and its load occupy. `takes_s`: returns the seconds for
+        which a call occupies its share.
         """
         parts = []
         for number, source, mine in self._sources():

@@ -29,13 +29,13 @@ ACKNOWLEDGED = 1000
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A call and its arrival time. Lengths are in tokens.
 
-    `deadline_s`: seconds from the arrival (0 = none). `gang`: minimum and maximum libraries. `fixed_s`: seconds before
-    the first item on any gang. `shared_s`: further seconds, divided by the gang's size. `items_done`: items after which
-    the call ends (0 = all), unknown to policies.
+    `deadline_s`: seconds from the arrival to the deadline (0 = none). `gang`: minimum and maximum number of libraries.
+    `fixed_s`: seconds before the first item on a gang of any size. `shared_s`: further seconds before the first item,
+    divided by the gang's size. `items_done`: number of items after which the call ends (0 = all), unknown to policies.
 
     `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean of ended calls. Policies also see `most_output`, the longest answer (0 = unknown). `variants`: other contexts
-    that can serve the call, best first.
+    mean output of ended calls. Policies also see `most_output`, the tokens of the longest answer (0 = unknown).
+    `variants`: other contexts that can serve the call, best first.
     """
 
     at_s: float

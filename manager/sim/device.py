@@ -54,8 +54,8 @@ class SimulatedDevice:
         self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed, on a `part` of the device. At its end `then` is called, which
-        must call `done`."""
+        """Start work that takes `seconds` at full speed, on a `part` of the device. When the work ends, `then` is
+        called, which must call `done`."""
         work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
         self._enter(work)
         if self._wanted <= _FULL_CAPACITY:
@@ -167,10 +167,10 @@ class TurnTaker(Protocol):
         """Deadline of the most urgent token; infinity without a deadline."""
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Begin the next step. With `leap`, begin all steps until an interrupt. Return False if no work is left."""
+        """Begin the next engine step. With `leap`, begin steps until an interrupt. Return False if no work is left."""
 
     def interrupt(self) -> None:
-        """End the turn after the current step."""
+        """End the turn after the current engine step."""
 
 
 class DeviceTurns:

@@ -153,7 +153,7 @@ class Network:
     def _arrived(self, transfer: Transfer) -> None:
         transfer._entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer._flows:  # because of rounding, or of a path without limited links
+        if transfer.left > 0 and transfer._flows:  # left over by rounding, or by a path without limited links
             quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0
@@ -199,4 +199,4 @@ class Machine:
         self.bus = SharedLink(f"{name} bus", links.bus)
         self.on_disk: dict[str, int] = {}
         self.in_memory: dict[str, None] = {}
-        """Objects in the page cache."""
+        """Names of objects in the page cache."""

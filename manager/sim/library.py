@@ -66,7 +66,7 @@ class SimLibrary:
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
-        """Calls in slots, which run or wait for their gang."""
+        """Calls that occupy slots, because they run or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
         self.slots = self.model.slots_on_device_kind(pilot.kind)
         self.part = 1 / self.slots
@@ -208,7 +208,7 @@ class SimLibrary:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """Return the seconds of a resize. The weights of an engine stay."""
+        """Return the seconds that a resize takes. The weights of an engine are not moved."""
         moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 

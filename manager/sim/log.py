@@ -57,7 +57,7 @@ class Happened(enum.IntEnum):
     CALLS_BACK = 17
     """Number of calls that were interrupted and wait again."""
     CALLS_ENDED = 18
-    """Number of items. `call` is the number of calls."""
+    """Number of items of ended calls. `call` is the number of calls."""
     CALLS_FAILED = 19
     """Number of calls."""
     SECONDS_USED = 20
@@ -85,8 +85,8 @@ class Happened(enum.IntEnum):
     TOKEN_GAP = 31
     """Longest time between two tokens, in seconds."""
     TOKEN_LATE = 32
-    """Seconds by which the latest token was late (0 or less = in time; infinity = the call failed). In counted logs,
-    `call` is the number of calls in the class.
+    """Seconds by which the most delayed token was late (0 or less = in time; infinity = the call failed). In counted
+    logs, `call` is the number of calls with this value.
     """
 
 
@@ -192,7 +192,7 @@ EVERY_S = 1.0
 """Seconds between two rows of counts."""
 
 _CLASSES = 100.0
-"""Number of classes of times per factor of e."""
+"""Number of histogram classes per factor of e in time."""
 _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 

@@ -2,9 +2,9 @@
 
 Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated.
 
-Objects are a fluid, so a pilot may send bytes that it does not have yet. Therefore a fetch completes only when one of
-its sources has the whole object. If a source is lost earlier, the bytes that it lacked must be fetched from another
-source.
+Transfers are simulated as continuous flows, so a pilot may send bytes that it does not have yet. Therefore a fetch
+completes only when one of its sources has the whole object. If a source is lost earlier, the bytes that the source
+lacked must be fetched from another source.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Fetching:
 
 
 _UNLIMITED_BYTES = 1 << 62
-"""Size of disks and caches, which means no limit."""
+"""Size of simulated disks and caches, so large that it sets no limit."""
 
 
 class PilotSurroundings(Surroundings, Protocol):

@@ -1,6 +1,6 @@
-"""One simulated run: the manager's core in a loop like that of the live manager, without sockets.
+"""Simulate one run: the manager's core runs in a loop like that of the live manager, without sockets.
 
-The core is strict: if a policy returns an impossible plan, the run stops and shows the state.
+The core is strict: if a policy returns an impossible plan, the run stops with an error that shows the core's state.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ _EVENTS_PER_REPORT = 20_000
 
 
 class SimulationError(StokerError):
-    """A run that cannot continue."""
+    """Raised when a simulated run cannot continue."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """The result of a run, in seconds.
+    """The result of a simulated run. Times are in seconds.
 
-    `complete`: False if the run was cut off. `ended_at`: end of the last call, or the cut. `device_s`: device-seconds
-    per tier. `busy_s`: device-seconds with a running call. `warm_s`: device-seconds with a library, from the order to
-    load it. `mean_batch`: mean requests per decode step.
+    `complete`: False if the run was cut off. `ended_at`: time at which the last call ended or the run was cut off.
+    `device_s`: device-seconds per tier. `busy_s`: device-seconds during which a call ran. `warm_s`: device-seconds
+    during which a device had a library, counted from the load order. `mean_batch`: mean number of requests per decode
+    step.
     """
 
     complete: bool
@@ -79,9 +80,9 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A world, a session's core with its policies, and a log.
+    """Simulates a world with the core of a session's manager, its policies, and an event log.
 
-    `seed` determines all random draws. `counted`: count calls instead of logging each (`stoker.manager.sim.log`).
+    `seed` determines all random draws. `counted`: log numbers of calls instead of each call (`stoker.manager.sim.log`).
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class Simulation:
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}
-        """By call: the last run whose gang is incomplete."""
+        """For each call, its latest run that still waits for members of its gang."""
         self.really: dict[CallId, int] = {}
-        """Actual number of items of calls that end early. Policies do not see it."""
+        """Actual number of items of each call that ends early. Policies do not see these numbers."""
         self.tokens: dict[CallId, TokenTimes] = {}
-        """Times of the tokens of open calls to engines. Policies do not see them."""
+        """Token times of each unfinished call to an engine. Policies do not see these times."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
@@ -124,9 +125,9 @@ class Simulation:
         }
 
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
-        """Run until the last call has ended, or until `until_s`. Raises SimulationError.
+        """Simulate until the last call has ended, or until `until_s`. Raises SimulationError.
 
-        `tell` regularly receives the time and the number of ended calls.
+        `tell` is called regularly with the simulated time and the number of ended calls.
         """
         self._carry_out(self.core.start())
         self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
@@ -190,7 +191,7 @@ class Simulation:
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
-                # Round up. If a timer fires a fraction of a microsecond early, the core sets it again without end.
+                # Round up: if a timer fired a fraction of a microsecond early, the core would set it again forever.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
                 agenda.at(at, self._timer, command.key, command.at)
             elif type(command) is AskAdvice and isinstance(command.about, OfContext):
@@ -206,7 +207,7 @@ class Simulation:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
     def _step_times_on_device_kind(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times that a profile on a device kind would measure; equal tables stay one object."""
+        """Return the step times as measured on a device kind. The same table and speed give the same object."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times
@@ -244,7 +245,7 @@ class Simulation:
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         engine, speed = self.world.contexts[context].engine_on_device_kind(kind), self.world.devices[kind].speed
         assert engine is not None
-        same = id(engine.times), speed  # models of one size share their `times`
+        same = id(engine.times), speed  # models of the same size share one `times` object
         if same not in self._step_seconds:
             self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
         return self._step_seconds[same]

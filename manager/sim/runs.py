@@ -75,7 +75,7 @@ def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
 
 
 class WorkDone(NamedTuple):
-    """The completed part of a call: a share of its head, and a number of items."""
+    """The completed part of a call: share of the time before its first item (`head`), and number of items."""
 
     head: float = 0.0
     items: float = 0.0
@@ -94,8 +94,8 @@ def parse_completed_work(spec: CallSpec) -> WorkDone:
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
     """The schedule of a run, in seconds at full speed.
 
-    `before`: work of earlier runs. `meet_s`: from the start until the members have connected. `first_s`: until the next
-    item begins. `whole_s`: until the end.
+    `before`: work that earlier runs of the call completed. `meet_s`: from the start until the members of the gang have
+    connected. `first_s`: from the start until the next item begins. `whole_s`: from the start until the end.
     """
 
     before: WorkDone
@@ -118,8 +118,8 @@ def plan_run_schedule(
 ) -> RunSchedule:
     """Return the schedule of a run on a gang.
 
-    `call_s`, `item_s`: times of the slowest member. `items`: actual number. `factor`: the call's run time divided by
-    the mean.
+    `call_s`, `item_s`: times of the slowest member. `items`: actual number of items. `factor`: the call's run time
+    divided by the mean run time.
     """
     before = parse_completed_work(spec)
     before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
@@ -137,7 +137,7 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
 
 
 class RunningLibrary(Protocol):
-    """The process of a library. `compute` starts work on its devices."""
+    """The process of a library. `compute` starts work on the library's devices."""
 
     sim: Surroundings
     number: LibraryId
@@ -156,7 +156,7 @@ class RunningLibrary(Protocol):
         """Send a message to the pilot."""
 
     def warm_up(self, items: int) -> int:
-        """Count `items` as begun. Return how many take longer because the process is new."""
+        """Count `items` more items as begun. Return how many of them take longer because the process is new."""
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
         """Report the end of a call on this member, and start the next call."""
@@ -172,7 +172,7 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     work: RunningWork
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Stop the run and return its progress. `keep`: count the run's time as useful."""
+        """Stop the run and return the call's progress. `keep`: count the run's time as useful."""
         sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
@@ -186,7 +186,7 @@ _ROUNDING_S = 1e-6
 
 
 class CallRun:
-    """One run of a call, until its last member has left."""
+    """One run of a call on its member libraries. The run exists until its last member has left."""
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
@@ -207,11 +207,11 @@ class CallRun:
         """True after the run has ended or a member has left."""
         self._began_at = self._kept_at = 0.0
         self._done = parse_completed_work(spec)
-        """The call's progress at the last report."""
+        """Completed work of the call at its last progress report."""
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
-        """Add a ready member. The run begins with the last member, unless a member has left."""
+        """Add a library that is ready. The run begins when the last library joins, unless a library has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
@@ -262,7 +262,7 @@ class CallRun:
             member.ended(spec.call, ran_s=ran_s)
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Remove a member; stop the run on all members. Return the run's progress."""
+        """Remove a library, stop the run on all its libraries, and return the progress of the call."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()
@@ -296,7 +296,7 @@ class CallRun:
 
 
 def get_or_create_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
-    """Return the run that a library must join now. All its members receive their orders at one time."""
+    """Return the run that a library joins now. All libraries of a run receive their orders at the same time."""
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)

@@ -1,4 +1,4 @@
-"""The batch of a simulated engine. Engines on one device take turns."""
+"""The batch of a simulated engine. Engines on the same device compute one after another, in turns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
 _LOOK_S, _REPORT_S = 1.0, 10.0
-"""Seconds between two checks of the load, and between two reports unless the cache will be too small. Real libraries
-use these values too (`stoker.pilot.library.connection`).
+"""Seconds between two checks of the engine's load, and between two reports of the load. If the cache will be too small,
+a report is sent earlier. Real libraries use the same values (`stoker.pilot.library.connection`).
 """
 
 
@@ -49,9 +49,9 @@ class ServedBatch:
         self._reports = False
         self._reported_at = 0.0
         self._paused_until = 0.0
-        """Earliest time of the next turn."""
+        """Time until which the engine begins no step; 0 without a pause."""
         self._ended_at = 0.0
-        """End of the last step, not rounded to the resolution of the agenda."""
+        """End time of the last engine step, not rounded to the resolution of the agenda."""
 
     @property
     def due_at(self) -> float:
@@ -70,7 +70,7 @@ class ServedBatch:
         return model.weights_bytes + tokens * model.token_bytes
 
     def outlook(self, *, pause_s: float = 0.0) -> EngineOutlook:
-        """Return the open work of the engine. `pause_s`: seconds of a resize that comes first."""
+        """Return the open requests of the engine. `pause_s`: seconds of a cache resize that comes first."""
         now = self._sim.agenda.now
         ready_at = max(self._paused_until, now) + pause_s if pause_s else self._paused_until
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
@@ -80,8 +80,8 @@ class ServedBatch:
         return self.engine.free_at(self._sim.agenda.now)
 
     def _set_load_grace(self, times: TokenTimes) -> None:
-        """Move the deadlines of a call that arrived before the library was ready by the load's duration (SLINFER
-        §IX-A).
+        """If a call arrived before the library was ready, delay its token deadlines by the duration of the load
+        (SLINFER §IX-A).
         """
         library = self._library
         if not times.seen:

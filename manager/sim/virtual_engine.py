@@ -1,8 +1,8 @@
 """An engine in virtual time: the batch of a real engine (`stoker.contexts.batching`) with measured step times.
 
-Most steps repeat: the same requests each write one more token. Such a *burst* is planned once. If an engine is alone on
-its devices, it computes the burst as one unit of work. When a request joins or leaves, or another engine requests the
-device, the burst ends after the current step.
+Most engine steps repeat: the same requests each write one more token. A series of such steps is a *burst* and is
+planned once. If an engine is alone on its devices, the engine computes the burst as one unit of work. When a request
+joins or leaves, or another engine requests the device, the burst ends after the current step.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class VirtualEngine:
         """True if requests still waited after the last step was planned."""
         self._step: Step | None = None
         self._takes: list[float] = []
-        """Seconds of each step of the burst that has not begun."""
+        """Durations in seconds of those steps of the burst that have not begun yet."""
         self._ahead: list[float] = []
-        """End times of the steps that have begun."""
+        """End times of the steps that the engine is computing."""
         self._behind: list[float] = []
-        """End times of the steps that the batch has not recorded yet."""
+        """End times of computed steps that the batch has not recorded yet."""
         self._dues: list[tuple[float, float]] = []
-        """Pairs at the start of the burst: deadline of the next token, and seconds between later deadlines."""
+        """Pairs of times at the start of the burst: deadline of the next token, seconds between later deadlines."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -81,7 +81,7 @@ class VirtualEngine:
 
     @property
     def due_at(self) -> float:
-        """Deadline of the most urgent token; infinity without a deadline."""
+        """Deadline of the engine's most urgent token; infinity if no token has a deadline."""
         if self._step is None:
             return self.batch.due_at
         done, waiting = len(self._behind), self.batch.waiting
@@ -106,8 +106,9 @@ class VirtualEngine:
         return self._ahead[at] if at < len(self._ahead) else now
 
     def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """Return the open work for a shadow validation (`stoker.pilot.core.turns`). `ready_at`: earliest time of the
-        next step."""
+        """Return the engine's open requests for a shadow validation (`stoker.pilot.core.turns`).
+
+        `ready_at`: earliest time of the engine's next step."""
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
@@ -142,13 +143,13 @@ class VirtualEngine:
         return UnreadPrompt(request.unread, request.due_at, request.tpot_s, left)
 
     def why_not(self, times: TokenTimes) -> str:
-        """Return why the engine can never serve the request, or an empty text."""
+        """Return why the engine can never serve the request, or an empty text if it can."""
         return self.batch.why_not(prompt=times.prompt, most=times.output)
 
     # ---- requests
 
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
-        """Add a request after the current step. Raises ValueError if the request never fits."""
+        """Add a request after the current step. Raises ValueError if the batch can never hold the request."""
         self._end_burst(now)
         longest = self.batch.limits.max_tokens_per_row()
         room = longest - times.prompt if longest else self._most_output
@@ -169,7 +170,7 @@ class VirtualEngine:
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Apply new limits. Return why the limits do not fit, or an empty text."""
+        """Apply new limits of the batch. Return why an open request does not fit them, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
@@ -193,7 +194,7 @@ class VirtualEngine:
         return True
 
     def interrupt(self, now: float) -> bool:
-        """End the burst after the current step. Return True if steps were cut off."""
+        """End the burst after the current step. Return True if the burst had more steps."""
         ahead = self._ahead
         if len(ahead) < 2:
             return False
@@ -204,7 +205,7 @@ class VirtualEngine:
         return bool(self._takes)
 
     def end(self, at: float) -> list[int]:
-        """End the current work (a step or a burst). Remove and return finished requests."""
+        """End the current step or burst. Remove the finished requests and return their numbers."""
         self._ahead[-1] = at
         self.counts.busy_s += at - self._began_at
         self._behind += self._ahead

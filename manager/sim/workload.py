@@ -4,12 +4,13 @@ Random draws depend only on seed and call number (`stoker.chance`).
 
 - *bursts*: a Poisson process whose rate alternates between two values, each for an exponential time (MMPP-2; Fischer
   and Meier-Hellstern, Performance Evaluation 18(2), 1993). The process starts in its stationary distribution. When the
-  rate changes, the next gap is drawn again.
+  rate changes, the next gap between two calls is drawn again.
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
   Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so sums are equal on every machine. A call to a `family` gets the shortest runtime
-that is long enough for its input, with longer ones as variants.
+Times are added in whole nanoseconds, so sums are equal on every machine. A call to a `family` of contexts gets the
+context with the smallest `longest_input` that fits the call's input. The contexts for longer inputs become the call's
+variants.
 """
 
 from __future__ import annotations
@@ -71,11 +72,12 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """Settings of each call.
+    """Settings of the calls of a workload.
 
-    `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are means in tokens; a `_cv` makes
-    them lognormal. Policies see the input length and the mean output length. `deadline`: time from the arrival (0 =
-    none). `gang`: minimum and maximum libraries. `latency`: target duration (0 = none).
+    `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are mean numbers of tokens; with a
+    `_cv` (coefficient of variation), lengths are lognormal. Policies see the input length and the mean output length.
+    `deadline`: time from the arrival of a call (0 = none). `gang`: minimum and maximum number of libraries that run a
+    call. `latency`: target duration of a call (0 = none).
     """
 
     context: str | dict[str, Weight]
@@ -119,13 +121,13 @@ class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
 
 class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
-    """Independent calls, with a mean `rate`."""
+    """Calls that arrive independently of each other, with a mean `rate`."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
 class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
-    """Alternating calm periods and bursts of calls. `calm`, `burst`: mean durations."""
+    """Alternating calm periods and bursts of calls. `calm`, `burst`: mean durations of these periods."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
     burst_rate_per_s: PerSecond = msgspec.field(name="burst_rate")
@@ -140,10 +142,10 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
-    """A daily load.
+    """Calls whose rate changes over the day.
 
-    `rate`: mean rate. `swing`: height of the peak above the mean, as a share of it. `peak`: time of the peak in each
-    `period`.
+    `rate`: mean rate. `swing`: height of the peak above the mean rate, as a share of the mean rate. `peak`: time of the
+    peak in each `period`.
     """
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
@@ -183,10 +185,11 @@ class Trace(
 ):  # fmt: skip
     """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one name, or a list that the trace's models (ElasticFlow), functions (SLINFER) or clusters (Philly) use
-    in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`. `cluster`: of Philly
-    (empty = all). `item`: duration of one item of a job. `speedup` divides only arrival times. `start`, `for`, `count`:
-    the part to use, in the trace's time (0 = all).
+    `context`: one name, or a list of names. The models (ElasticFlow), functions (SLINFER) or clusters (Philly) of the
+    trace get these names in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`.
+    `cluster`: the cluster of a Philly trace to use (empty = all). `item`: duration of one item of a job. `speedup`
+    divides only the arrival times. `start`, `for`, `count`: the part of the trace to use, in the trace's time (0 =
+    all).
     """
 
     format: TraceFormat
@@ -350,9 +353,9 @@ def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls. A call to a family gets the runtimes that fit its input.
+    """Yield the calls. A call to a family of contexts gets those contexts that accept its input length.
 
-    Raises ConfigError for a call that is too long for all runtimes.
+    Raises ConfigError for a call that is too long for all contexts of its family.
     """
     families = _families(world)
     if not families:

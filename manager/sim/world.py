@@ -66,7 +66,7 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineFloor:
-    """The minimum time of a request on an engine, for any requests in its batch (`StepTable.floor`)."""
+    """The minimum time of a request on an engine, whatever other requests are in the batch (`StepTable.floor`)."""
 
     def __init__(self, model: EngineModel, *, speed: float = 1.0) -> None:
         times = model.times
@@ -103,7 +103,7 @@ class _WorldPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A kind of device. `speed`: relative to the kind for which the call times are given."""
+    """A kind of device. `speed`: speed relative to the device kind for which the call times are given."""
 
     memory_bytes: Size = msgspec.field(name="memory")
     speed: float = 1.0
@@ -114,11 +114,12 @@ class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Bandwidths. Flows on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
+    """Bandwidths of links. Transfers on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
 
-    `shared`: total of the shared file system. `shared_node`: maximum of `shared` for one node. `shared_operations`:
-    file operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, in each direction. `bus`:
-    from host memory to a device.
+    `shared`: total bandwidth of the shared file system. `shared_node`: maximum of `shared` for one node.
+    `shared_operations`: file operations per second on the shared file system (0 = no limit). `memory`: bandwidth of the
+    page cache. `network`: bandwidth of a node's network link, in each direction. `bus`: bandwidth from host memory to a
+    device.
     """
 
     shared: Rate = FREE
@@ -146,19 +147,20 @@ class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
 class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """The costs of a context, in seconds per kind of device. The kind `""` is the default.
 
-    `slots`: calls that a library runs at a time at full speed (0 = the engine's `rows`). With more calls, all slow down
-    equally (`stoker.manager.sim.device`).
+    `slots`: number of calls that a library runs at the same time at full speed (0 = the engine's `rows`). If more calls
+    run, all calls slow down equally (`stoker.manager.sim.device`).
 
     A library starts (`start`), reads its files, initializes (`load`), and moves `device_memory` over the bus. A call
     takes `call` plus `item` per item, divided by the speed of the device. A `_cv` is a coefficient of variation. Each
     of the first `warm_items` items of a process takes `warm_item` longer.
 
-    A library uses `devices` of one node with `device_memory` each, of `kinds` only (empty = any kind). A resize takes
-    `resize` per GB. A library that `sleeps` moves `device_memory` over the bus to sleep and to wake. A gang needs
-    `gang` to connect, and keeps `gang_efficiency` of its speed with each doubling.
+    A library uses a number of `devices` on one node, and `device_memory` on each device. Only devices of `kinds` are
+    used (empty = any kind). A change of the reserved memory takes `resize` per GB. A library that `sleeps` moves
+    `device_memory` over the bus to sleep and to wake. A gang needs the time `gang` to connect. Each time the number of
+    its libraries doubles, a gang keeps the share `gang_efficiency` of a linear speedup.
 
-    With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch, whose steps
-    determine their times (`stoker.manager.sim.virtual_engine`).
+    With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch. The steps of
+    the batch determine the times of the calls (`stoker.manager.sim.virtual_engine`).
 
     At most `max_libraries` are loaded (0 = no limit). A library that is idle for `keep_alive` is unloaded while more
     than `min_libraries` remain. Contexts of one `family` serve the same calls, each up to `longest_input` tokens.
@@ -205,7 +207,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return self.slots or (engine.rows if engine is not None else 1)
 
     def can_use_device_kind(self, kind: str) -> bool:
-        """True if the context may use this kind, by its full name or first word."""
+        """Return True if the context may use the device kind. `kinds` contains full names or first words."""
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
@@ -222,9 +224,9 @@ class Preempt(enum.Enum):
 class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """A batch system, or a part of one, with nodes of one kind.
 
-    `capacity`: blocks that may run, as one number or steps `[seconds, blocks]`. `wait`: queue time before a block waits
-    for capacity. `boot`: from the start of a job to the start of its pilots. `sleepers`: a pilot's host memory for
-    sleeping contexts. Other fields are as in a site file.
+    `capacity`: number of blocks that may run, as one number or steps `[seconds, blocks]`. `wait`: queue time of a block
+    before it waits for capacity. `boot`: time from the start of a job to the start of its pilots. `sleepers`: a pilot's
+    host memory for sleeping contexts. Other fields mean the same as in a site file.
     """
 
     name: Name
@@ -262,9 +264,10 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """Delays in seconds.
 
-    `message`: travel time of a message. `frame`: how long a pilot collects messages, and a program with counted calls
-    (`outputs.calls`) its calls. `back`: how long the manager waits for a disconnected pilot. `poll`: how late the
-    manager learns of changes in the batch system. `progress`: time between two checkpoints of a call (0 = none).
+    `message`: travel time of a message. `frame`: how long a pilot collects messages before it sends them. With counted
+    calls (`outputs.calls`), a program collects its calls for the same time. `back`: how long the manager waits for a
+    disconnected pilot. `poll`: delay until the manager learns of a change in the batch system. `progress`: time between
+    two checkpoints of a call (0 = no checkpoints).
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
@@ -286,7 +289,7 @@ _AWARENESS_LEVELS = (Awareness.NONE, Awareness.DISK, Awareness.FULL)
 
 
 def limited(world: World, most: Awareness | None) -> World:
-    """Return the world with the awareness of every context limited to `most` (None = no limit), as a baseline."""
+    """Return a baseline world, in which no context has a higher `awareness` than `most` (None = no limit)."""
     if most is None:
         return world
     contexts = {

@@ -1,10 +1,11 @@
 """Create a simulated world from a live session's measurements.
 
-The module replays the session's journal through the core. The core's commands show where libraries were loaded and
-calls sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. The run
-time of a context's calls is the mean, or, if calls have different numbers of items, a fixed time plus a time per item
-(least squares). The extra time of a library's first call is its warm-up. The gap between two calls is the library's own
-time, plus the time of two messages if the next call was sent after the first ended.
+The module replays the session's journal through the manager's core. The core's commands show which pilots loaded
+libraries and which libraries received calls. Pilots become sources of the world, one per kind of node. A context's load
+time is the mean of its loads, per kind of device. The run time of a context's calls is their mean. If calls have
+different numbers of items, the run time is a fixed time plus a time per item (least squares). The extra time of a
+library's first call is its warm-up. The gap between two calls of a library is the library's own time, plus the time of
+two messages if the second call was sent after the first call ended.
 
 Links are not modelled. Calls keep their recorded arrival times.
 """
@@ -87,7 +88,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """The time in which a pilot was connected. `left_at` is infinite until the pilot leaves."""
+    """The period during which a pilot was connected. `left_at` is infinite until the pilot leaves."""
 
     devices: tuple[DeviceFacts, ...]
     came_at: float
@@ -106,7 +107,7 @@ class _LoadedLibrary(msgspec.Struct):
 
 
 class RecordedSession:
-    """The facts of a session from its journal. Times are in seconds since the epoch."""
+    """The measurements of a session, read from its journal. Times are in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -144,7 +145,7 @@ class RecordedSession:
             self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # mean of the loads, on the device kind of its libraries
+            if context.loads:  # record the mean of earlier loads, for the device kind of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
                 self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
@@ -212,7 +213,7 @@ class RecordedSession:
         )
 
     def _on_calls_ended(self, now: float, library: _LoadedLibrary, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # repeated reports contain other calls
+        known = [end for end in ends if end.call in library.sent]  # ignore the calls of repeated reports
         if not known:
             return
         busy_s = sum(end.run_s for end in known)
@@ -230,7 +231,7 @@ class RecordedSession:
 
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
-    """Return the recorded session of a journal that `policies` ran. Raises SessionError if no call completed."""
+    """Return the session that a journal recorded under `policies`. Raises SessionError if no call completed."""
     found = RecordedSession(session)
     again = JournalPast(path, session, policies)
     if again.core is not None:
@@ -247,7 +248,7 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
 
 MOST_CV = 5.0
 WARM_UP = 0.05
-"""Minimum share by which a first call must exceed the normal time to show a warm-up."""
+"""A first call shows a warm-up if its run time exceeds the normal run time by more than this share."""
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
@@ -402,7 +403,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return seconds per call and per item. Without a positive slope, return the mean and 0."""
+    """Return fitted seconds per call and per item. If the slope is not positive, return the mean run time and 0."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
     square = sum((run.items - mean_items) ** 2 for run in runs)
     if not square:

@@ -1,6 +1,6 @@
-"""Compare policies: means over seeds with 95 % intervals, and verdicts.
+"""Compare policies: means over seeds with 95 % intervals, and sentences (verdicts) that name the better policy.
 
-Policies run in the same world. Runs with equal seeds are compared (`statistics`).
+All policies run in the same world. Two policies are compared by their runs with equal seeds (`statistics`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A number of each run, with a key for programs and a title for people.
+    """A column of the comparison table: one number per run, with a key for programs and a title for people.
 
-    If a run has no such number, `value` returns None. The mean is then over the other runs, or None with `of_all`.
-    Tables show `scale` times the value. `may_lack`: hide the column if all rows have 0.
+    `value` returns None for a run without this number. The mean then includes only the other runs; with `of_all`, the
+    mean is None. Tables show `scale` times the value. `may_lack`: hide the column if its value is 0 in all rows.
     """
 
     key: str
@@ -118,8 +118,8 @@ def compare(
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """The criterion of a verdict. `key`: its column. `lead`: how much better the first run is, or None if unknown.
-    `shown`: the sentence of the verdict.
+    """The number by which a verdict ranks two policies. `key`: key of its column. `lead`: how much better the first run
+    is than the second run, or None if unknown. `shown`: template of the verdict's sentence.
     """
 
     key: str
@@ -150,8 +150,9 @@ _TIME = Criterion(
 
 
 def choose_ranking_criterion(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
-    """Return the criterion: deadlines, if the workload has deadlines; items per second, if calls failed; waits, if
-    calls arrive separately; otherwise time or items per second.
+    """Return the criterion that ranks policies: met deadlines, if the workload has deadlines; items per second, if
+    calls failed; wait times, if calls arrive separately; otherwise the end of the run, or items per second if a run was
+    cut off.
     """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME

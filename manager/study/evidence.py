@@ -3,10 +3,10 @@
 The performance store describes functions and contexts. Managers' records (`stoker.contexts.performance`) and the site
 file describe the site.
 
-Pilots are lost at a constant rate: losses divided by the total time of pilots (the maximum-likelihood estimate for
-censored exponential times).
+Pilots are assumed to be lost at a constant rate: the number of lost pilots divided by the total connected time of all
+pilots (the maximum-likelihood estimate for censored exponential times).
 
-The cost per input is assumed to be equal for calls with more or fewer inputs.
+The cost per input is assumed to be the same in calls with many inputs and in calls with few inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.site import Site
 from stoker.units import show_seconds
 
 RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)
-"""Minimum numbers of measurements for a good forecast, and for a fair forecast."""
+"""Minimum numbers of measured runs, loads and queue waits: for a good forecast, and for a fair forecast."""
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -44,10 +44,10 @@ class Sureness(enum.Enum):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A number of inputs for one function.
+    """The work to forecast: a number of inputs for one function.
 
-    `function`: name with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`. `measured_per_call`:
-    inputs of the measured calls; 0 means `inputs_per_call`.
+    `function`: name of the function with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`.
+    `measured_per_call`: number of inputs of each measured call; 0 means `inputs_per_call`.
     """
 
     app: str
@@ -68,12 +68,12 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def larger(self) -> float:
-        """Inputs of a planned call divided by inputs of a measured call."""
+        """Number of inputs of a planned call, divided by the number of inputs of a measured call."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
 class MeasuredTime(msgspec.Struct, frozen=True):
-    """A time that was measured `count` times: mean in seconds, standard deviation divided by the mean."""
+    """The mean of `count` measured times in seconds, and their standard deviation divided by the mean (`cv`)."""
 
     mean_s: float = 0.0
     cv: float = 0.0
@@ -95,9 +95,9 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The input of a forecast.
+    """The measurements and assumptions that a forecast uses.
 
-    `lost_per_s`: losses per second of a pilot's time. `most`: maximum number of pilots seen at once; 0 if unknown.
+    `lost_per_s`: lost pilots per second of pilot time. `most`: maximum number of pilots seen at once; 0 if unknown.
     """
 
     kind: str
@@ -132,10 +132,10 @@ def gather(
     kind: str = "",
     similar: Sequence[str] = (),
 ) -> Evidence:
-    """Return the evidence for this work on this site.
+    """Return the measurements for a forecast of this work on this site.
 
-    `kind`: a kind of device that replaces the site's kind. `similar`: recipes from which times are estimated. Raises
-    SessionError without measurements.
+    `kind`: device kind to use instead of the site's kind. `similar`: recipes from which times are estimated. Raises
+    SessionError if there are no measurements.
     """
     found, measured = _measured(performance, work)
     waits, stays = availability.waits, availability.stays
@@ -171,8 +171,8 @@ def gather(
 
 
 def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
-    """Return the estimates of the function's context by device kind, and the estimates for kinds on which the function
-    ran."""
+    """Return the estimates for the function's context by device kind: for all measured kinds, and only for the kinds on
+    which the function ran."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
@@ -190,8 +190,8 @@ def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate],
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """Return the measured device kind that the site file names (`a10`: `NVIDIA A10`). Without a match, return the most
-    measured kind."""
+    """Return the measured device kind that the site file names (`a10`: `NVIDIA A10`). If no measured kind matches,
+    return the kind with the most measured runs."""
     meant = [kind for kind in measured if kind == expected]
     meant = meant or [kind for kind in measured if expected and _matches_kind(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)

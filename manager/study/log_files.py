@@ -31,7 +31,7 @@ _NUMBERS = {happened.name.lower(): int(happened) for happened in Happened}
 
 
 def write_log(path: Path, log: EventLog, meta: Facts) -> None:
-    """Write a log atomically. `meta`: facts about the run."""
+    """Write an event log to a file atomically. `meta`: facts about the run to store in the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -50,7 +50,7 @@ def write_log(path: Path, log: EventLog, meta: Facts) -> None:
 
 
 def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
-    """Return the log and facts of a file by `write_log`. Raises ConfigError for any other file."""
+    """Return the event log and the facts from a file that `write_log` wrote. Raises ConfigError for any other file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -97,12 +97,12 @@ def _arrow_type(column: array[Any]) -> Any:
 
 
 MOST_CALLS = 200_000
-"""Maximum calls in a run for which each call has a separate bar."""
+"""Maximum number of calls in a run for which each call has a separate bar."""
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
 _SHORT_GAP_S = 0.002
-"""Maximum seconds of a gap between calls that is not drawn. Gaps below a tenth of a call are not drawn either."""
+"""Gaps between calls of at most this many seconds are not drawn. Gaps below a tenth of a call are not drawn either."""
 
 TraceEvent = dict[str, Any]
 
@@ -175,7 +175,7 @@ class _Rows:
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield all events. For example, `_pilot_came` draws the log rows of the event PILOT_CAME."""
+        """Yield all timeline events. For example, the method `_pilot_came` draws rows with the event PILOT_CAME."""
         log, at_s = self._log, 0.0
         names = {event: f"_{event.name.lower()}" for event in Happened}
         draws: dict[int, Callable[[float, int], Iterable[TraceEvent]]] = {

@@ -1,7 +1,7 @@
-"""Curves and sums of a run, computed from its event log in one pass.
+"""Curves and sums of a simulated run, computed from its event log in one pass.
 
-A call waits from its arrival to its first start, or to the end of the run. The second run of a call that ends twice is
-lost work. Work before a checkpoint is not lost. The seconds of a gang count on each of its devices.
+A call waits from its arrival to its first start, or to the end of the simulation. If a call ends twice, its second run
+is lost work. Work before a checkpoint is not lost. The run time of a gang counts once for each of its devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Steps:
             self.set(at_s, value)
 
     def set(self, at_s: float, value: float) -> None:
-        """Set the value that is valid from a time. A second call for the same time replaces the value."""
+        """Set the value that is valid from `at_s` on. A second call with the same `at_s` replaces the value."""
         if self.at_s and self.at_s[-1] == at_s:
             self.values[-1] = value
         else:
@@ -54,13 +54,13 @@ class Steps:
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """The numbers of a run.
+    """The measured numbers and curves of a run.
 
-    `completed`: items done. `queue`: calls that have arrived and do not run. `capacity`: allowed blocks. `ended_at`:
-    last end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): from arrival
-    to first start, and to the end. `held_s`: device-seconds of pilots; completed calls used `useful_s`, interrupted
-    calls `lost_s`, loads `loading_s`. `deadlines`: number of deadlines met or missed. `late`: calls that missed their
-    deadlines.
+    `completed`: number of completed items. `queue`: number of calls that have arrived and do not run. `capacity`:
+    number of allowed blocks. `ended_at`: time of the last end of a call, or end of the log if calls are `unfinished`.
+    `waits_s`, `turnarounds_s` (sorted): seconds of each call from its arrival to its first start, and to its end.
+    `held_s`: device-seconds of pilots. Completed calls used `useful_s` of them, interrupted calls `lost_s`, and loads
+    `loading_s`. `deadlines`: number of deadlines met or missed. `late`: calls that missed their deadlines.
     """
 
     began_at: float
@@ -98,7 +98,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """Measure a log. `until_s`: time at which the run was stopped."""
+    """Compute the measures of a run from its event log. `until_s`: time at which the run was stopped."""
     return _Pass(log).result(until_s)
 
 
@@ -109,22 +109,22 @@ class _Pass:
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
         self.left = 0
-        """Number of calls that have not ended, in counted logs."""
+        """Number of calls that have not ended, for logs that contain only numbers of calls."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         self.begun: set[int] = set()
         self.running: dict[int, tuple[float, int]] = {}
-        """Start time and library of running calls."""
+        """Start time and library of each running call."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
         self.parts: dict[tuple[int, int], float] = {}
-        """Start time of a gang member's part, by library and call."""
+        """Time at which a gang member began its part of a call, by library and call."""
         self.again: set[int] = set()
         self.devices_of: dict[int, float] = {}
-        """Number of devices, for libraries with several devices."""
+        """Number of devices of each library that uses several devices."""
         self.due: dict[int, float] = {}
         self.late: dict[int, bool] = {}
-        """Calls whose deadline was met (False) or missed (True)."""
+        """For each call with a known outcome of its deadline: True if the deadline was missed."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
         """Number of devices of each connected pilot."""
@@ -330,9 +330,10 @@ class _Pass:
 
 
 class TokenFigures(msgspec.Struct, frozen=True):
-    """Quantiles over ended calls to engines, in seconds.
+    """Quantiles of token times over all ended calls to engines, in seconds.
 
-    `objectives`: number of calls with an objective. `met`: calls whose tokens were all in time (SLINFER eq. 1).
+    `objectives`: number of calls with token deadlines. `met`: number of calls whose tokens were all in time (SLINFER
+    eq. 1).
     """
 
     objectives: int
@@ -349,7 +350,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 
 def token_figures(log: EventLog) -> TokenFigures | None:
-    """Return the token figures of a run, or None if no call to an engine ended."""
+    """Return the quantiles of token times of a run, or None if no call to an engine ended."""
     counted = Happened.CALLS_CAME in log.what  # in counted logs a row has a time and its number of calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
@@ -370,9 +371,9 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 class Figures(msgspec.Struct, frozen=True):
     """The numbers of a run that tables show. Units: seconds, device-seconds, shares from 0 to 1.
 
-    `busy`: share of the held device time with a running call. `bound_s`: lower bound of the end under any policy; None
-    if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for counted calls. `warm_s`:
-    device-seconds with a library.
+    `busy`: share of the pilots' device time during which a call ran. `bound_s`: lower bound for the end of the run
+    under any policy; None if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for
+    counted calls. `warm_s`: device-seconds during which a device had a library.
     """
 
     items_per_s: float

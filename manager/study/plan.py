@@ -1,7 +1,8 @@
 """Forecast a run before its submission: its end, its device time, and the best number and walltime of blocks.
 
-The simulator runs a world with measured times (`evidence`) under the site's rules. A seed determines queue waits,
-spreads, lost pilots, and the error of each measured mean. Many calls are simulated as fewer, longer calls.
+The simulator runs a world with measured times (`evidence`) under the site's rules. The seed determines all random
+numbers: queue waits, variation of times, lost pilots, and the error of each measured mean. Many calls are simulated as
+fewer, longer calls.
 
 Not modelled: other users' load, time of day, links, and the earlier start of short jobs.
 """
@@ -34,7 +35,7 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""A plan counts as good as the fastest plan if it takes at most this many times as long."""
+"""A plan is as good as the fastest plan if it takes at most this many times as long as the fastest plan."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
@@ -50,7 +51,9 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """A run on at most `blocks` blocks of `walltime_s` seconds (0: no limit). Infinite times: the run never ends."""
+    """Forecast of a run on at most `blocks` blocks of `walltime_s` seconds (0: no limit).
+
+    If the run never ends, the times are infinite."""
 
     blocks: int
     walltime_s: float
@@ -59,11 +62,11 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """The forecast of a run.
+    """The forecasts of a run with different settings.
 
-    `as_written`: with the settings of the site file. `by_blocks`, `by_walltime`: forecasts with other values.
-    `best_blocks`, `best_walltime_s`: the smallest values that are as good as the best (0: irrelevant). `price`: price
-    of a device-hour, 0 if unknown.
+    `as_written`: forecast with the settings of the site file. `by_blocks`, `by_walltime`: forecasts with other numbers
+    of blocks and other walltimes. `best_blocks`, `best_walltime_s`: the smallest values whose forecast is as good as
+    the best forecast (0: irrelevant). `price`: price of a device-hour, 0 if unknown.
     """
 
     site: str
@@ -183,7 +186,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies, which reconsider waiting calls 1,000 times per run."""
+    """Return the site's policies, adjusted to reconsider waiting calls about 1,000 times per run at most."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency

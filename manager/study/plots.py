@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POINTS = 1_000
 SHARES = tuple(number / 200 for number in range(201))
-"""Shares at which quantiles of waits and turnarounds are stored."""
+"""Shares (0 to 1) at which quantiles of wait times and turnaround times are stored."""
 
 
 class Curves(msgspec.Struct, frozen=True):
@@ -66,10 +66,10 @@ def _quantiles(values: array[float]) -> tuple[float, ...]:
 
 
 Runs = Mapping[str, Sequence[Curves]]
-"""Runs of each policy, one per seed, in the order of the colours."""
+"""Curves of each policy's runs, one run per seed. Policies are in the order of the colours."""
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's colours for people with any colour vision."""
+"""Okabe and Ito's colours, which people with any colour vision can distinguish."""
 _DASHES = ("-", "--", ":", "-.")
 _MOMENTS = 800
 _PNG_DOTS_PER_INCH = 160

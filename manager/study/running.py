@@ -41,7 +41,7 @@ Tell = Callable[..., None]
 
 
 class DiedError(StokerError):
-    """A process died during a task. Facts: `task`, `how` (signal or exit code), `code`."""
+    """A worker process died during a task. Attributes: `task`, `how` (signal or exit code), `code`."""
 
 
 class Workers(Generic[Task, Result]):
@@ -74,7 +74,7 @@ class Workers(Generic[Task, Result]):
             process.join()
 
     def each(self, todo: Sequence[Task], *, hear: Tell) -> Iterator[Result]:
-        """Yield results as tasks end; `hear` receives progress. Raises the errors of `do`, and DiedError."""
+        """Yield each result when its task ends. `hear` receives progress. Raises the errors of `do`, and DiedError."""
         left = iter(todo)
         for connection in self._processes:
             self._send_next_task(connection, left)
@@ -112,7 +112,7 @@ class Workers(Generic[Task, Result]):
 
 @contextlib.contextmanager
 def _block_interrupts() -> Iterator[None]:
-    resource_tracker.ensure_running()  # otherwise the first process starts it and unblocks SIGINT
+    resource_tracker.ensure_running()  # otherwise the first worker process starts the tracker and unblocks SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -125,7 +125,7 @@ def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
         try:
             connection.send((kind, what))
         except OSError:
-            raise SystemExit from None  # the parent has ended
+            raise SystemExit from None  # the parent process has ended
 
     while True:
         try:
@@ -143,9 +143,9 @@ TellProgress = Callable[[str, int, float, int], None]
 
 
 STUCK_S = 10 * 86_400.0
-"""Simulated seconds without the end of a call after which a run is stopped."""
+"""A run is stopped if no call ends for this many simulated seconds."""
 MOST_STILL = 200
-"""Number of progress reports (millions of events) at one simulated time after which a run is stopped."""
+"""A run is stopped after this many progress reports (millions of events) at the same simulated time."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -171,8 +171,8 @@ def run_all(
 ) -> Generator[FinishedRun, None, None]:
     """Simulate the scenario with every policy and seed. Yield each run when it ends.
 
-    Event logs are written into `folder`. Only runs of the first policy have a bound. If a run cannot continue, this
-    raises SimulationError and stops the other runs.
+    Event logs are written into `folder`. The lower bound for the end is computed only for runs of the first policy. If
+    a run cannot continue, this function raises SimulationError and stops the other runs.
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_simulate_run, scenario=scenario, folder=folder)

@@ -41,7 +41,7 @@ class Override(NamedTuple):
 
 
 _NAMED = (("world", "contexts"), ("world", "devices"))
-"""Tables of named parts. An unknown name in one of these tables is an error."""
+"""Tables of a scenario with named entries. `--set` with an unknown name in one of these tables is an error."""
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
@@ -114,7 +114,7 @@ def inline_step_profiles(data: dict[str, Any], folder: Path) -> None:
 
 
 def read_profile(path: Path) -> StepTimes:
-    """Return the step times of a file. Raises ConfigError."""
+    """Return the step times in a file of `stoker profile --json`. Raises ConfigError."""
     try:
         data = path.read_bytes()
         found = msgspec.json.decode(data)
@@ -147,9 +147,10 @@ class CallDetail(enum.Enum):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The files to write.
+    """The files that a simulation writes.
 
-    `calls`: a row per event of a call, or counts per second. `timeline`: a timeline of the first run, for Perfetto.
+    `calls`: log a row per event of a call, or numbers of calls per second. `timeline`: write a timeline of the first
+    run, for Perfetto.
     """
 
     calls: CallDetail = CallDetail.EACH
@@ -158,7 +159,7 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A valid scenario file. `until_s`: end of runs; 0 for no end."""
+    """The settings of a valid scenario file. `until_s`: time at which each run is stopped; 0 = no limit."""
 
     name: Name
     about: str = ""
@@ -194,7 +195,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find_scenario(text: str | os.PathLike[str]) -> Path:
-    """Return the file of a path or of a shipped scenario. Raises ConfigError with the nearest name as a suggestion."""
+    """Return the scenario file for a path or a shipped scenario's name. Raises ConfigError with a suggested name."""
     path, known = Path(text).expanduser(), shipped()
     if path.is_file():
         return path

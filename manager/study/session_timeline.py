@@ -65,7 +65,7 @@ class _Timeline:
         self._began = 0.0
         self._pilots: dict[str, int] = {}
         self._rows: dict[int, list[float]] = {}
-        """Time at which the last bar of each row of a library ends."""
+        """End time of the last bar in each row of a library, by library."""
         self._counted_at = float("-inf")
 
     def before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:

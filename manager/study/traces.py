@@ -243,7 +243,7 @@ class _Names:
 
 
 class _Clock:
-    """Counts seconds since the first row. Rejects decreasing times."""
+    """Converts the times of rows to seconds since the first row. Rejects decreasing times."""
 
     def __init__(self, field: str) -> None:
         self._field = field

@@ -1,1 +1,1 @@
-"""Plans and refusals for sites that run TaskVine. `stoker.pilot.taskvine` implements the pool."""
+"""TaskVine's settings for a site, and requests that such a site refuses. `stoker.pilot.taskvine` runs the workers."""

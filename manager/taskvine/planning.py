@@ -1,4 +1,4 @@
-"""TaskVine's plan from a site file: settings of the manager, factory and workers."""
+"""Make a TaskVine plan from a site file: the settings of TaskVine's manager, factory and workers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from stoker.pilot.taskvine.engine import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30
-"""Seconds before the end of its job at which a worker exits."""
+"""A worker exits this many seconds before its job ends."""
 WORKER = "worker"
-"""Block name in the names or attributes of worker jobs."""
+"""Text that replaces the block's name in the names or attributes of worker jobs."""
 
 
 def make_vine_plan(
     site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
 ) -> VinePlan:
-    """Return a site's plan. Names or attributes of worker jobs contain the `session`. `kept`: the session outlives
-    programs. `python`: default interpreter of libraries. `search_path`: import folders outside the environment."""
+    """Return the TaskVine plan of a site. Names or attributes of worker jobs contain the `session`.
+
+    `kept`: True if the session outlives its programs. `python`: default interpreter of libraries. `search_path`: import
+    folders outside the environment."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)

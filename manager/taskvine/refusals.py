@@ -1,7 +1,7 @@
-"""Requests of sites and calls that TaskVine cannot honour, each with the error text that refuses it.
+"""Settings of sites and options of calls that TaskVine cannot honour, each with its error text.
 
 TaskVine selects where a call runs and which library is evicted, and has no deadlines. Running calls cannot report
-progress or move.
+progress or move to another worker.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from stoker.protocol.wire import Outbox
 log = logging.getLogger("stoker.pilot")
 
 FRAME_BYTES = 16_000_000  # a batch of messages above this size is split into several frames
-_REFUSED_HANDSHAKES = 10  # failed handshakes in a row that mean a refused key
+_REFUSED_HANDSHAKES = 10  # after this many failed handshakes in a row, the manager is assumed to refuse the key
 _PART_S = 1.0  # seconds that an exiting pilot waits for its last acknowledgement
 _SEARCH_S = 1.0  # seconds between two readings of the session's folder while disconnected
 
@@ -92,7 +92,7 @@ class ManagerLink:
         self._batch.append(message)
 
     def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Queue pieces of a result for the next frame, or drop them without a connection."""
+        """Queue pieces of a result for the next frame. The pieces are dropped if the pilot is not connected."""
         self._passing.append(pieces)
 
     def flush(self) -> None:
@@ -131,7 +131,7 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def before(self) -> UnacknowledgedFacts:
-        """Return the facts in unacknowledged frames (see the module)."""
+        """Return the facts that unacknowledged frames report (see the docstring of the module)."""
         return collect_unacknowledged_facts(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
@@ -145,7 +145,7 @@ class ManagerLink:
                 except Exception as error:  # the file is being replaced, or the file system hangs
                     log.debug("session file: %s", error)
                 else:
-                    self.dealer.move_to(address)  # after a restart of the manager
+                    self.dealer.move_to(address)  # the address changes if the manager restarts
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
@@ -208,7 +208,7 @@ class PilotOptions(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """The agent of one pilot. `loop`, `processes`, `objects` and `observing` act on an `Agent`."""
+    """The agent of one pilot. The modules `loop`, `processes`, `objects` and `observing` act on an `Agent`."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Agent:
         self.is_over = False  # True once the core has issued the command `Leave`
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Reports a lost resource of the job before the core sees failures that the loss causes."""
+        """Function that reports a lost resource of the job, before the core sees failures caused by the loss."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
@@ -265,7 +265,7 @@ class Agent:
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
-        """Pass the received messages of a library to the core, or all messages until the end (`to_end`)."""
+        """Pass received messages of a library to the core. With `to_end`, read until the end of the socket."""
         said, is_open = process.receive(to_end=to_end)
         if said:
             self.handle(FromLibrary(process.library, said))

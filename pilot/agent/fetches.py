@@ -29,7 +29,7 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def is_pilots_fault(error: BaseException) -> bool:
-    """True if the disk of this pilot caused the error. Another pilot may then succeed."""
+    """Return True if the disk of this pilot caused the error. Another pilot may then succeed."""
     return isinstance(error, DiskError) or is_unwritable_disk_error(error)
 
 
@@ -114,7 +114,7 @@ class Fetches:
         """Fetch an object from the sources in `order`, which replace earlier sources."""
         fetching = self._fetches.setdefault(order.object.name, _Fetching(order))
         fetching.order = order
-        if order.origin:  # in a thread, because the file system may not answer
+        if order.origin:  # look for the origin in a thread, because the file system may not answer
             find = threading.Thread(
                 target=self._find_origin, args=(fetching, order), name="objects-origin", daemon=True
             )
@@ -171,7 +171,7 @@ class Fetches:
                 here, outcome = bringing.run()
             except StokerError as error:
                 text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
-            except Exception as error:  # a bug: fail the fetch, because libraries wait
+            except Exception as error:  # a bug: report a failed fetch, because libraries wait for the object
                 log.exception("the fetch of %s failed", ref.name)
                 text = f"the object {ref.name} could not be fetched: {type(error).__name__}: {error}"
                 ours = is_in_use = False

@@ -66,7 +66,7 @@ class LogWatch:
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the pilot drains when it receives one of these signals
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
-_REPEATED_SIGNAL_S = 1.0  # ignore a repeated signal in this time: srun and Slurm both send it
+_REPEATED_SIGNAL_S = 1.0  # seconds in which a repeated signal is ignored: srun and Slurm both send the signal
 _PROBE_S = 15.0
 
 
@@ -77,7 +77,7 @@ class Loop:
         agent.check_standing = functools.partial(check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
-        """Signals that the core has not received yet, with True for a repetition."""
+        """Names of signals that the core has not received yet, each with True if the signal is a repetition."""
         self._signal_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
@@ -86,7 +86,7 @@ class Loop:
         self._wait_ended_at = 0.0  # time when the last wait ended; 0 before the first wait
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
-        """True if the manager may have sent frames; True if the connection may have changed."""
+        """Whether the manager may have sent frames, and whether the connection to the manager may have changed."""
         for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 

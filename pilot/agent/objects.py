@@ -187,7 +187,7 @@ def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """Put a library's snapshot into the cache in a thread, and report to the core."""
+    """Add a library's snapshot to the cache in a thread, then report the snapshot to the core."""
 
     def run() -> None:
         try:
@@ -221,7 +221,7 @@ def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_on_node(form: str) -> bool:
-    """True if a library on this node finds a snapshot with the form `form`."""
+    """Return True if this node's snapshot folder already has the snapshot `form` (digest of source and dtype)."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 

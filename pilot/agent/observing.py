@@ -48,7 +48,7 @@ _COMMAND_LIMIT_S = 10.0
 
 
 def report_remaining_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
-    """Report the end of the job, from environment variables or the batch system."""
+    """Report to the core when the job will end, from environment variables or the batch system."""
 
     def ask() -> None:
         left_s, asked_at = query_seconds_until_job_end(environ), time.monotonic()
@@ -154,7 +154,7 @@ _NO_FOLDER = frozenset(
 
 
 def check_job(agent: Agent) -> bool:
-    """Report a lost resource of the job to the core. True if a resource is lost."""
+    """Report a lost resource of the job to the core. Return True if a resource is lost."""
     agent.oom_kills.note_kills()
     if why := agent.scratch.fault():
         agent.handle(ResourceLost(why, LossReason.SCRATCH_GONE))
@@ -164,7 +164,7 @@ def check_job(agent: Agent) -> bool:
 
 
 def report_if_cannot_create_folders(agent: Agent, error: OSError) -> bool:
-    """Report `error` to the core if this pilot can create no folders. True in this case."""
+    """Report `error` to the core if it means that this pilot cannot create folders. Return True in this case."""
     if check_job(agent):
         return True
     if error.errno in _NO_FOLDER:
@@ -225,7 +225,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """Return the last log line with text, without terminal escape codes; may be empty."""
+    """Return the last line of a log that contains text, without terminal escape codes; empty if there is none."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_LOG_TAIL_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -343,7 +343,7 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.Pro
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # without a wait, because the driver may block the end of the process
+        process.kill()  # do not wait, because the driver may block the end of the process
         return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode

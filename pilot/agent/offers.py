@@ -1,7 +1,7 @@
-"""Reads the work of the engines on a library's devices when the manager offers a call to the library.
+"""When the manager offers a call to a library, reads the open requests of the engines on the library's devices.
 
-Each engine writes its work next to its row on the board of turns (`library_turns`). A newly accepted call counts as an
-unread prompt until the engine reports one more request.
+Each engine writes its open requests next to its row on the board of turns, a file of the pilot (`library_turns`). A
+newly accepted call counts as an unread prompt until the engine reports one more request.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ log = logging.getLogger("stoker.pilot")
 
 BOARD = "turns"  # name of the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0  # a row whose step ends later is invalid (seconds)
-_READS = 3  # attempts to read a row during writes
+_LONGEST_STEP_S = 60.0  # seconds; a row of the board whose step ends later than this is invalid
+_READS = 3  # attempts to read a row of the board while an engine writes the row
 
 
 class OfferInspector:
-    """Evaluates offers of calls with the board of turns, in the thread of the agent."""
+    """Evaluates offered calls with the board of turns. All methods run in the thread of the agent."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._path = board
         self._clock = clock
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """Functions that compute step seconds, by the id of the table of step times. The value contains the table, so
-        that Python does not reuse the id.
+        """Functions that compute step durations, by the `id` of the table of step times. Each value keeps its table
+        alive, so that Python does not reuse the `id`.
         """
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
-        """Calls that each library has accepted and that no engine has reported yet."""
+        """Calls that each library has accepted and that the library's engine has not reported yet."""
         self._reported_requests: dict[LibraryId, int] = {}
         """Number of requests that each engine reported at the last reading."""
 
@@ -100,7 +100,7 @@ class OfferInspector:
         if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # the library will get a request
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
-        if due_at < now:  # the token is late by now
+        if due_at < now:  # the token is already late
             due_at, late_at = math.inf, min(due_at, late_at)
         answers = tuple([OpenAnswer(*answer) for answer in work.answers])
         return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers)
@@ -141,8 +141,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes needed on each device if all requests have their maximum length simultaneously (SLINFER eq.
-        2; 0 = unknown), and why a cache of fixed size is too small.
+        """Return the bytes that each device needs if all requests reach their maximum length at the same time (SLINFER
+        eq. 2; 0 = unknown), and the reason if a cache of fixed size is too small.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
@@ -174,8 +174,8 @@ class OfferInspector:
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
         """Remove the records of ended or refused calls and of ended libraries.
 
-        Remove calls only for libraries in `looked_at`: the request of an ended call must be counted first, or
-        it would count for another call.
+        Remove calls only for libraries in `looked_at`, because the request of an ended call must be counted first.
+        Otherwise the request would count for another call.
         """
         libraries = self._state.libraries
         for notes in (self._taken, self._reported_requests):

@@ -29,7 +29,7 @@ _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """A library's process, until the core forgets the library."""
+    """The process of a library. The object exists until the core forgets the library."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -40,7 +40,7 @@ class LibraryProcess:
         self.memory = MemoryLimit()
         self.pins: list[Pin] = []
         self.arguments: dict[CallId, Pin] = {}  # large arguments of calls, pinned in the object cache
-        self.garbled = ""  # why the socket is no longer read, after an invalid message
+        self.garbled = ""  # reason why the socket is no longer read, after an invalid message
         self._socket: socket.socket | None = None
         self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
@@ -63,7 +63,7 @@ class LibraryProcess:
         return bool(self._unsent)
 
     def send(self, messages: list[Any]) -> None:
-        """Send messages in one frame. `push` sends the bytes that do not fit now."""
+        """Send messages in one frame. `push` later sends the bytes that the socket does not accept now."""
         self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
@@ -89,7 +89,7 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or until the socket's end (`to_end`). Return the messages, and True if the socket is open.
+        """Read the socket once; with `to_end`, until its end. Return the messages, and True if the socket is open.
 
         User code may write to the socket. Invalid bytes set the attribute `garbled` and never raise an error.
         """
@@ -133,7 +133,7 @@ class LibraryProcess:
         return tuple(CallId(run.call) for run in self._read_running_call_records())
 
     def recover_last_call_output(self) -> Printed | None:
-        """Return the output of the call that ran at the end of the process; None unless exactly one ran."""
+        """Return the output of the call that ran when the process ended; None unless exactly one call was running."""
         ran = self._read_running_call_records()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
@@ -160,7 +160,7 @@ Source = LibraryProcess | Zygote
 
 
 class Wires:
-    """The poller of the loop, its sockets, and queued messages for libraries."""
+    """The poller of the agent's loop, with its sockets and the queued messages for libraries."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

@@ -50,7 +50,7 @@ class Scratch:
     """
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        with (base / _LOCK).open("ab") as turn:  # no other pilot may sweep before the new folder is locked
+        with (base / _LOCK).open("ab") as turn:  # no other pilot may remove folders until the new one is locked
             locks.wait(turn.fileno())
             sweep(base)
             self.path = base / f"pilot-{pilot}"

@@ -1,10 +1,11 @@
 """The files of the cache: objects, entries, claims, and marks of objects that were synced to disk.
 
-*Marks.* After a crash of the machine, a new object may contain zeros. After a boot, the cache therefore fetches
-unmarked objects again. One thread syncs and marks new objects half a second after they arrive.
+*Marks.* A mark states that an object was synced to disk. After a crash of the machine, an unsynced object may contain
+zeros. After a boot, the cache therefore fetches unmarked objects again. One thread syncs and marks new objects half a
+second after they arrive.
 
-*Claims.* A claim is the right to fetch an object: a lock on `drafts/NAME.lock`. The claim ends with its process. The
-draft remains.
+*Claims.* A claim is the right to fetch an object: a lock on `drafts/NAME.lock`. When the process ends, its claim ends
+too. The draft (the partial object) remains.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file into the cache. Return the signature of the file; empty on failure.
+    """Create a hard link to a file in the cache. Return the signature of the file, or an empty text on failure.
 
     The content is not read, so the file must be unchanged since the recipe was made (`ref.changed_ns`).
     """
@@ -62,7 +63,7 @@ def _has_recorded_stat(facts: os.stat_result, ref: ObjectRef) -> bool:
 
 
 def has_source_changed(ref: ObjectRef) -> bool:
-    """True if a file was changed after the recipe was made."""
+    """Return True if a file was changed after the recipe was made."""
     try:
         return bool(ref.changed_ns) and not _has_recorded_stat(os.stat(ref.source), ref)
     except OSError:
@@ -70,7 +71,7 @@ def has_source_changed(ref: ObjectRef) -> bool:
 
 
 def share(source: Path, draft: Path) -> bool:
-    """Clone a file if the file system can. Callers verify the clone like a copy."""
+    """Clone a file if the file system supports clones. Callers verify the content of the clone."""
     if not source.is_file() or draft.exists():
         return False
     try:
@@ -105,7 +106,7 @@ def _signature_of(facts: os.stat_result) -> str:
 
 
 def flush(place: Path) -> None:
-    """Sync a file, or all files below a folder. Raises OSError."""
+    """Sync a file, or all files below a folder, to disk. Raises OSError."""
     for file in [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]:
         with file.open("rb") as opened:
             os.fdatasync(opened.fileno())
@@ -121,7 +122,7 @@ def boot() -> str:
 
 
 def frees_bytes(place: Path) -> int:
-    """Return the bytes that a deletion frees. A file with another hard link counts as 0."""
+    """Return the bytes that deleting a file or folder frees. A file with another hard link counts as 0."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 
@@ -160,8 +161,9 @@ PAUSE_S = 0.5  # seconds to wait for more new objects, which are then synced tog
 
 
 class SafeMarks:
-    """The marks of one cache. `while_same(place, look, action)` calls `action` if the object's signature is still
-    `look`."""
+    """The marks of synced objects in one cache.
+
+    `while_same(place, look, action)` calls `action` if the object's signature is still `look`."""
 
     def __init__(self, folder: Path, while_same: Callable[[Path, str, Callable[[], None]], None]) -> None:
         self.folder = folder
@@ -171,11 +173,11 @@ class SafeMarks:
         self._is_at_work = False
 
     def has(self, place: Path) -> bool:
-        """True if the object at `place` was synced to disk."""
+        """Return True if the object at `place` was synced to disk."""
         return (self.folder / place.name).exists()
 
     def sync_and_mark_in_background(self, place: Path) -> None:
-        """Sync and mark an object in a background thread."""
+        """Sync an object to disk and mark the object, in a background thread."""
         with self._lock:
             self._fresh.append(place)
             if self._is_at_work:
@@ -213,7 +215,7 @@ class SafeMarks:
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """An object's name, length, signature on arrival, and boot id (until synced)."""
+    """An object's name, length, and signature on arrival. `boot`: boot id on arrival; empty for a linked file."""
 
     name: str
     size_bytes: int
@@ -222,7 +224,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """A listed object: the file of its entry, its facts, and the time of last use."""
+    """An object in a listing of the cache: the file of its entry, its facts, and the time of its last use."""
 
     file: Path
     facts: EntryFacts
@@ -230,12 +232,12 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
 
 class Entries:
-    """The entries in a folder. The caller locks the cache if needed."""
+    """The entry files in a folder of the cache, one per object. The caller locks the cache if needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._listed: dict[str, tuple[tuple[int, int], EntryFacts]] = {}
-        """Facts of entries from the last listing, with the inode and length of each file."""
+        """Facts of each entry at the last listing, with the inode and length of the entry's file."""
 
     def read_all(self) -> list[CacheEntry]:
         found, listed = [], {}
@@ -301,7 +303,7 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """Claim an object and yield the path of its draft. May wait for another pilot."""
+        """Claim an object and yield the path of its draft. May wait for another pilot that holds the claim."""
         name = encode_as_file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
@@ -327,7 +329,7 @@ class Claims:
                 return
 
     def coming(self, ref: ObjectRef) -> list[CachedObject]:
-        """Return other objects that pilots are fetching into the cache."""
+        """Return the objects other than `ref` that pilots are fetching into the cache."""
         found = []
         for claim in self.folder.glob("*.lock"):
             facts = read_facts(claim)

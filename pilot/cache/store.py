@@ -55,7 +55,7 @@ class DiskError(CacheError):
 
 
 class InUseError(DiskError):
-    """An object does not fit because running libraries use other cached objects."""
+    """An object does not fit into the cache because running libraries use other cached objects."""
 
 
 class ChangedError(OSError):
@@ -104,7 +104,7 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """As `Claims.claim`."""
+        """Claim an object as `Claims.claim` does."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
@@ -142,7 +142,7 @@ class ObjectCache:
             write_file_atomically(self._manifests / encode_as_file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
-        """Evict objects to make room for a claimed object. Raises DiskError."""
+        """Evict objects until a claimed object fits into the cache. Raises DiskError."""
         with self._locked():
             coming = self._claims.coming(ref)
             listed = self._entries.read_all()
@@ -341,7 +341,7 @@ def remove_evicted_snapshots(cache: ObjectCache) -> None:
 
 
 def remove_stale_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove unfinished snapshots, and old snapshots that no cached object shares."""
+    """Remove unfinished snapshots, and old snapshots that share no files with a cached object."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

@@ -30,19 +30,19 @@ class Tell(_Command, frozen=True, gc=False):
 
 
 class Beat(_Command, frozen=True):
-    """Send a heartbeat if connected. The heartbeat may be lost."""
+    """Send a heartbeat if the pilot is connected. The heartbeat may be lost."""
 
     message: Heartbeat
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results in a frame without a number, or drop them without a connection."""
+    """Send pieces of results in an unnumbered frame. Drop the pieces if the pilot is not connected."""
 
     message: CallYielded
 
 
 class Greet(_Command, frozen=True):
-    """Send a hello, then resend all unacknowledged frames."""
+    """Send a hello to the manager, then resend all unacknowledged frames."""
 
     hello: PilotHello
 
@@ -68,7 +68,7 @@ class Prepare(_Command, frozen=True):
 
 
 class StartProcess(_Command, frozen=True):
-    """Start the process of a library. `objects`: paths by cache name or snapshot form."""
+    """Start the process of a library. `objects`: paths of objects, by cache name or snapshot form."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -101,7 +101,7 @@ class Observe(_Command, frozen=True):
 
 
 class WeighOffer(_Command, frozen=True):
-    """Examine the engines on a library's devices. The answer is `OfferWeighed`."""
+    """Examine the engines on a library's devices for an offered call. The answer is `OfferWeighed`."""
 
     order: RunCalls
 
@@ -110,14 +110,14 @@ class WeighOffer(_Command, frozen=True):
 
 
 class PinObjects(_Command, frozen=True):
-    """Pin these objects if cached. The answer is `Pinned`."""
+    """Pin those of these objects that are cached. The answer is `Pinned`."""
 
     library: LibraryId
     objects: Sequence[ObjectRef]
 
 
 class Expect(_Command, frozen=True):
-    """Serve peers the pieces of an object that this pilot is fetching."""
+    """Serve the pieces of an object to other pilots while this pilot fetches the object."""
 
     name: str
 

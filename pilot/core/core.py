@@ -40,7 +40,7 @@ class EventQueue:
         self._is_handling = False
 
     def handle(self, event: Event) -> int:
-        """Handle an event and the events that its commands cause; return their number. 0: the event is queued."""
+        """Handle an event and the events that its commands cause. Return their number, or 0 if the event is queued."""
         events = self._events
         if self._is_handling:
             events.append(event)

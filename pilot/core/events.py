@@ -38,7 +38,7 @@ class DeviceHealth:
 
     @property
     def fault(self) -> str:
-        """Why no context should load on the device; empty if the device is sound."""
+        """Reason why no context should load on the device; empty if the device is sound."""
         return self._found or self._silence
 
     @property
@@ -47,7 +47,7 @@ class DeviceHealth:
         return self._failed == 1
 
     def heard(self, answer: ProbeVerdict, said: str) -> bool:
-        """Record the answer and the message of a probe. True if the fault has changed."""
+        """Record the answer and the message of a probe. Return True if the fault has changed."""
         before = self.fault
         if answer is ProbeVerdict.UNKNOWN:
             self.known = True
@@ -69,14 +69,14 @@ class DeviceHealth:
         return self.fault != before
 
     def reported(self, reason: str) -> bool:
-        """Record a fault that the driver reports. True if the fault has changed."""
+        """Record a fault that the driver reports. Return True if the fault has changed."""
         before = self.fault
         self.known = self._is_permanent = True
         self._found = self._found or reason
         return self.fault != before
 
     def silent(self, reason: str) -> bool:
-        """Record why the driver does not answer; empty if it answers. True if the fault has changed."""
+        """Record why the driver does not answer (empty: it answers). Return True if the fault has changed."""
         before = self.fault
         self.known |= bool(reason)
         self._silence = reason
@@ -106,7 +106,7 @@ class UnacknowledgedFacts(msgspec.Struct):
 
 
 class HelloDue(_Event, frozen=True):
-    """A hello is due. `before`: facts in unacknowledged frames; `objects`: names of cached objects."""
+    """The pilot must send a hello. `before`: facts in unacknowledged frames; `objects`: names of cached objects."""
 
     before: UnacknowledgedFacts
     acknowledged: int
@@ -125,7 +125,7 @@ class ManagerAway(_Event, frozen=True):
 
 
 class LibraryPrepared(_Event, frozen=True):
-    """Facts of this node for a library to start. `error`: why its folder could not be created."""
+    """Facts of this node, needed to start a library. `error`: why the library's folder could not be created."""
 
     library: LibraryId
     free_disk_bytes: int = 0
@@ -140,7 +140,7 @@ class ProcessMade(_Event, frozen=True):
 
 
 class MemoryShortage(msgspec.Struct, frozen=True):
-    """Host memory after an out-of-memory kill: free bytes, and bytes of processes outside the pilot."""
+    """Host memory after an out-of-memory kill: free bytes, and bytes used by processes outside the pilot."""
 
     room_bytes: int
     others_bytes: int
@@ -149,8 +149,9 @@ class MemoryShortage(msgspec.Struct, frozen=True):
 class ProcessEnded(_Event, frozen=True):
     """The process of a library has ended, or could not be created.
 
-    `running`: its running calls; `tail`: the last lines of its log; `cause`: the reason, if known to the agent;
-    `is_pilots_fault`: True if this pilot is the cause; `verdict`: the complete failure, from TaskVine.
+    `running`: the library's running calls; `tail`: the last lines of the library's log; `cause`: why the process ended,
+    if known to the agent; `is_pilots_fault`: True if this pilot is the cause; `verdict`: the complete failure, as
+    reported by TaskVine.
     """
 
     library: LibraryId
@@ -176,20 +177,22 @@ class LibraryGarbled(_Event, frozen=True):
 
 
 class LibraryHungUp(_Event, frozen=True):
-    """The socket of a library is closed, by the end of the process or by user code."""
+    """The socket of a library was closed, because the process ended or user code closed it."""
 
     library: LibraryId
 
 
 class DevicesWanted(_Event, frozen=True):
-    """Another library needs the devices of this library, which must drain."""
+    """This library must drain, because another library needs its devices."""
 
     library: LibraryId
     reason: str
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A library's running calls with their seconds, and its host memory in bytes if over the limit (else 0)."""
+    """A library's running calls with their run times in seconds.
+
+    `over_limit_bytes`: host memory of the library if above its limit; else 0."""
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -197,7 +200,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Observed(_Event, frozen=True):
-    """Observations of libraries, every `limits.EVERY_S` seconds and after `Observe`."""
+    """Libraries were observed: every `limits.EVERY_S` seconds, and after the command `Observe`."""
 
     libraries: Sequence[Observation]
 
@@ -209,8 +212,8 @@ class WasSuspended(_Event, frozen=True):
 class OfferWeighed(_Event, frozen=True):
     """The answer to `WeighOffer`: the engines on a library's devices, and the offered prompt (`new`; None if unknown).
 
-    `free_at`: end of the current step; `required_bytes`: bytes per device including the offered call (0 = unknown);
-    `why_full`: why a cache of fixed size has no room for the call.
+    `free_at`: time at which the current engine step ends; `required_bytes`: bytes needed per device, including the
+    offered call (0 = unknown); `why_full`: why a cache of fixed size has no room for the call.
     """
 
     order: RunCalls
@@ -222,7 +225,7 @@ class OfferWeighed(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """A heartbeat is due: usage of libraries and cache, and the last log lines of slow loads."""
+    """Measured usage of libraries and cache for a heartbeat that is due, and the last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -235,7 +238,7 @@ class UsageMeasured(_Event, frozen=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not in the cache. `in_use_bytes`: pinned cache bytes in the way, by waiting library."""
+    """Why an object is not in the cache. `in_use_bytes`: pinned bytes that must be released, by waiting library."""
 
     reason: str
     is_pilots_fault: bool = False
@@ -325,7 +328,7 @@ class DriverSaid(_Event, frozen=True):
 
 
 class DeviceAway(_Event, frozen=True):
-    """A device is absent for this reason; empty: the device is present again."""
+    """A device is absent, or present again. `reason`: why it is absent; empty if it is present again."""
 
     device: DeviceId
     reason: str = ""

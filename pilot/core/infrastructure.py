@@ -1,8 +1,8 @@
 """Tables of failures that devices, disks or networks cause: exceptions, disk errors, and exit codes of libraries.
 
 A row of `ROWS` contains exception types (by name, to avoid imports), an errno or a text, the meaning, and the required
-proof. An exception without a matching row is the user's fault. If both a bug and a faulty device can cause a text, the
-text counts only if a probe of the device fails.
+proof. An exception without a matching row is the user's fault. If both a bug and a faulty device can cause an error
+text, the error counts as a device fault only if a probe of the device fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Proof(enum.Enum):
     NONE = "none"  # the text of the exception is enough
     DISK_IS_FULL = "disk is full"  # the file is on a disk of this node that other programs have filled
     FILE_IS_THERE = "file is there"
-    """The file in the text exists: an open succeeds now, or the file server fails again."""
+    """The file named in the text exists: opening the file succeeds now, or the file server fails again."""
     WITHIN_BUDGET = "within budget"
     """The library uses less device memory than its recipe declares, even with the failed allocation."""
     DEVICE_FAILS = "device fails"  # a probe of the device fails
@@ -32,8 +32,8 @@ class Proof(enum.Enum):
 class Sign(msgspec.Struct, frozen=True):
     """A kind of exception that the infrastructure causes.
 
-    `number`: its errno (0 = any); `text`: a pattern in its text (empty = any); `probed`: True if the pilot must probe
-    the device and end the library.
+    `number`: errno of the exception (0 = any); `text`: a pattern in the exception's text (empty = any); `probed`: True
+    if the pilot must probe the device and end the library.
     """
 
     types: tuple[str, ...]
@@ -134,7 +134,7 @@ _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def is_unwritable_disk_error(error: BaseException | None) -> bool:
-    """True if the error means a full disk, an exceeded quota, or a read-only file system."""
+    """Return True if the error means a full disk, an exceeded quota, or a read-only file system."""
     return isinstance(error, OSError) and error.errno in _NO_WRITES
 
 

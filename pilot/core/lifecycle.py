@@ -213,7 +213,7 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
 # ---- leaving
 
 HAND_ON_S = 5.0  # seconds that a leaving pilot without libraries continues to serve transfers
-FORCED_S = 1.0  # seconds after `leave_by` when a leaving pilot exits in any case
+FORCED_S = 1.0  # seconds after `leave_by` at which a leaving pilot exits in any case
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
@@ -226,7 +226,7 @@ def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to leave. Running calls may finish within `within_s` seconds; unstarted calls are returned."""
+    """Start the pilot's exit. Running calls may finish within `within_s` seconds. Unstarted calls are returned."""
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop_library(state, number, drain=within_s > 0, reason=reason)
@@ -247,7 +247,7 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
 
 
 def has_left(state: CoreState, *, serves_peers: bool) -> bool:
-    """True if a leaving pilot has no remaining work or time."""
+    """Return True if a leaving pilot has no work left or no time left."""
     if not state.leaving:
         return False
     if state.now > state.leave_by + FORCED_S:

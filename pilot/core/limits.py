@@ -27,12 +27,12 @@ EVERY_S = 0.25  # seconds between two observations of a library
 NO_CALL_STARTED_LIMIT_S = 30.0
 """Seconds after which the pilot kills a library that holds calls and runs none.
 
-A signal stopped the process, or a thread of an earlier call holds the interpreter lock.
+In such a library, a signal has stopped the process, or a thread of an earlier call holds the interpreter lock.
 """
 NO_ANSWER_LIMIT_S = 10.0
 """Seconds without an answer to `GiveBack` after which a library counts as blocked."""
 CLOSED_SOCKET_LIMIT_S = (
-    1.0  # seconds in which a library must exit after its socket closes; a longer life means a close by mistake
+    1.0  # seconds in which a library must exit after its socket closes; otherwise user code closed the socket
 )
 STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilot was suspended
 
@@ -162,7 +162,7 @@ def _enforce_call_start_limit(state: CoreState, library: PilotLibrary, seen: Obs
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
         return
-    library.times_idle += 1  # counted instead of timed, because this process may have been suspended
+    library.times_idle += 1  # count observations instead of seconds: this process may have been suspended
     if library.times_idle * EVERY_S >= NO_CALL_STARTED_LIMIT_S:
         what = (
             f"lib-{library.number} has not begun any of its calls for {show_seconds(NO_CALL_STARTED_LIMIT_S)}: its"

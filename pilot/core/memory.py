@@ -1,9 +1,9 @@
 """Device memory: claims, reservations, and memory that recipes declare.
 
 The manager's ledger is a budget. The pilot's ledger contains the memory that each library actually uses. A library that
-starts or grows has a *claim* until memory and a process place on the device are free. The pilot grants claims in order
-of arrival, but a claim that fits does not wait for an earlier claim that does not fit. After `PROSPECT_S` seconds, the
-pilot refuses a claim that cannot be granted. See docs/decisions/050 and SLINFER §VII-C.
+starts or grows has a *claim* until the device has enough free memory and accepts another process. The pilot grants
+claims in order of arrival, but a claim that fits does not wait for an earlier claim that does not fit. After
+`PROSPECT_S` seconds, the pilot refuses a claim that cannot be granted. See docs/decisions/050 and SLINFER §VII-C.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ PROSPECT_S = 1.0  # seconds that a claim waits for an order that frees memory
 
 
 def has_declared_device_memory(state: CoreState, library: PilotLibrary) -> bool:
-    """True if the recipe of a library declares its device memory."""
     needs = library.recipe.needs
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
 
 
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
-    """Reserve memory on the devices of a library now and return True, or claim the memory for later."""
+    """Reserve memory on a library's devices and return True. If too little is free, add a claim and return False."""
     withdraw_claim(state, library)
     if _reserve_if_free(state, library, memory_bytes):
         return True
@@ -78,7 +77,7 @@ def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
 def has_room(
     state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId] = ()
 ) -> bool:
-    """True if a library can grow to `memory_bytes` immediately after the libraries `leaving` have ended."""
+    """Return True if a library can grow to `memory_bytes` as soon as the libraries `leaving` have ended."""
     more = memory_bytes - state.ledger.held(library.number)
     if more <= 0:
         return True
@@ -92,7 +91,7 @@ def has_room(
 
 
 def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
-    """Return why the claim of a library cannot be granted by waiting; empty if it can."""
+    """Return why the memory claim of a library will not be granted after a wait; empty if it may be granted."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
@@ -118,7 +117,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
     if ledger.why_not(library.devices, memory_bytes):
         return False
     ledger.reserve(number, devices=library.devices, memory_bytes=memory_bytes)
-    library.has_process = True  # from now on, the library occupies a process place
+    library.has_process = True  # from now on, the library counts as a process on its devices
     return True
 
 
@@ -148,7 +147,7 @@ def device_bytes_being_freed(state: CoreState, device: DeviceId) -> int:
 
 
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """Resize a library to `size` bytes on each device. The new size replaces its claim to grow."""
+    """Resize a library to `size` bytes on each device. An earlier claim of the library to grow is dropped."""
     library = state.libraries.get(number)
     if library is None:
         return
@@ -187,7 +186,7 @@ def report_unchanged_size(state: CoreState, library: PilotLibrary, *, ordered_by
 def record_library_resize(state: CoreState, library: PilotLibrary, message: Resized) -> None:
     """Record the new size of a library. A negative size means that its context refused the change.
 
-    The sizes of later orders stay reserved, because the library may have shrunk and grown again within its old
+    Memory for later resize orders stays reserved, because the library may shrink and then grow again within its old
     reservation without a claim.
     """
     size = message.device_memory_bytes
@@ -235,12 +234,12 @@ def token_cache(
 
 
 def is_limited_to_one_process(facts: DeviceFacts) -> bool:
-    """True if a second process on the device would fail (compute mode EXCLUSIVE_PROCESS)."""
+    """Return True if a second process on the device would fail (compute mode EXCLUSIVE_PROCESS)."""
     return facts.processes == 1
 
 
 def replace_guessed_reservation(state: CoreState, library: PilotLibrary) -> None:
-    """Replace a guessed reservation by the measured bytes, within the free memory."""
+    """Replace a library's guessed reservation by its measured bytes, as far as memory is free."""
     if has_declared_device_memory(state, library):
         return
     number, devices = library.number, state.devices_of(library)

@@ -70,7 +70,7 @@ def ask_for_objects_again(state: CoreState) -> None:
 
 
 def set_sources(state: CoreState, order: FetchObject) -> Want | None:
-    """Fetch an object from the sources in `order`. Return its `Want` if the order names no source."""
+    """Fetch an object from the sources in `order`. Return the object's `Want` if the order names no source."""
     name = order.object.name
     found = state.wants.get(name)
     if found is None and order.keep and name not in state.told:
@@ -91,7 +91,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Report an object that arrived. Return its `Want` if a library waited."""
+    """Report an object that arrived. Return the object's `Want` if a library waited for the object."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     state.tell(
@@ -118,7 +118,7 @@ def report_failed_source(state: CoreState, name: str, reason: str, peer: PilotId
 
 
 def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
-    """Stop the fetch of an object without a source. Return its `Want` if a library waited."""
+    """Stop the fetch of an object without a source. Return the object's `Want` if a library waited for it."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -127,7 +127,7 @@ def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
 
 
 def remove_library_from_wants(state: CoreState, library: PilotLibrary) -> None:
-    """Remove a library from all wants. Running fetches continue."""
+    """Remove a library from the objects that it waits for. Running fetches continue."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -185,7 +185,7 @@ class Shortage(enum.Enum):
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Return the names to evict, in order, so that `size_bytes` more fit; a `Shortage` if this is impossible."""
+    """Return the names of objects to evict, in order, so that `size_bytes` more fit; a `Shortage` if impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))

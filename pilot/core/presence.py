@@ -20,18 +20,18 @@ from stoker.units import show_seconds
 
 WELCOME_S = 5.0  # seconds without an answer after which the pilot sends its hello again
 FIRST_CONTACT_S = 60.0  # minimum seconds that a pilot waits for its first welcome
-MARGIN_S = 12.0  # seconds between the drain and the walltime; at most a fifth of the remaining time
-_EXIT = 0.25  # fraction of the margin in which libraries are killed
+MARGIN_S = 12.0  # seconds from the start of the drain to the end of the walltime; at most a fifth of the time left
+_EXIT = 0.25  # last fraction of the margin, in which the pilot kills libraries
 _WALLTIME_TOLERANCE_S = 2.0  # two walltimes count as equal if they differ by at most this many seconds
-FIRST_LINE_S = 4.0  # seconds of a load before log lines are reported
-TOLD_RECIPE_BYTES = 65_536  # largest loader in bytes of a recipe that a hello includes
+FIRST_LINE_S = 4.0  # seconds after which a load counts as slow and its log lines are reported
+TOLD_RECIPE_BYTES = 65_536  # a hello includes only recipes whose loader has at most this many bytes
 
 
 # ---- the manager
 
 
 def greet(state: CoreState, event: events.HelloDue) -> None:
-    """Send a hello that describes this pilot before its unacknowledged frames."""
+    """Send a hello that describes the state of this pilot before its unacknowledged frames."""
     state.hellos += 1
     state.hello_is_due = False
     state.greeted_at = state.now
@@ -65,7 +65,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
 
 
 def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
-    """Return the facts of libraries, including ends in unacknowledged frames."""
+    """Return the facts of libraries, including those whose end is reported only in unacknowledged frames."""
     here = [
         to_manager.LibraryFacts(
             library=number,
@@ -98,12 +98,12 @@ def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple
 
 
 def wants_hello(state: CoreState) -> bool:
-    """True if the manager requested a hello, or did not answer the last hello."""
+    """Return True if the manager requested a hello, or did not answer the last hello in time."""
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
 def leave_if_manager_absent(state: CoreState, event: events.ManagerAway) -> None:
-    """Leave if the manager was away for longer than the lease, or will not return."""
+    """Start the pilot's exit if the manager was away for longer than the lease, or will not return."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
         lifecycle.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
@@ -146,7 +146,7 @@ def record_remaining_walltime(state: CoreState, left_s: float) -> None:
 
 
 def handle_termination_signal(state: CoreState, event: events.Signalled) -> None:
-    """Drain at the first signal. Leave immediately at the second signal."""
+    """Drain the pilot at the first signal. End the pilot immediately at the second signal."""
     if event.again:
         state.leave_by = 0.0
     else:
@@ -168,7 +168,7 @@ def on_tick(state: CoreState, event: events.Tick) -> None:
 
 
 def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
-    """Report the libraries and calls of a pilot that exits now."""
+    """Report the end of all libraries and calls to the manager, because the pilot exits now."""
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
@@ -180,7 +180,7 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
 
 
 def next_tick_deadline(state: CoreState) -> float:
-    """Return the latest time of the next tick: the begin of the drain, or the deadline for the exit."""
+    """Return the latest time of the next tick: the start of the drain, or the deadline for the exit."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 

@@ -37,7 +37,7 @@ def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
 
 
 def is_every_device_examined(state: CoreState) -> bool:
-    """True if every device has been examined once, so that no context is loaded on a faulty device."""
+    """Return True if every device has been examined once, so that no context is loaded on a faulty device."""
     return all(turn.health.known for turn in state.turns.values())
 
 
@@ -58,7 +58,7 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def record_device_absence(state: CoreState, device: DeviceId, reason: str) -> None:
-    """Record why a device is absent; empty if it is present."""
+    """Record whether a device is absent. `reason`: why it is absent; empty if it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 

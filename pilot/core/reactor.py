@@ -1,6 +1,6 @@
 """The pilot's reactor: one function per event, per order of the manager, and per message of a library.
 
-Each function calls the steps in order. The modules of the steps never call this module.
+Each function calls functions of the core's other modules in order. These modules never call this module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
 
 _REPEATED_ORDERS = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders that the pilot ignores until its last hello is answered.
+"""Orders that the pilot ignores until the manager has answered its last hello.
 
-After the hello, the manager repeats orders without a visible effect. The pilot would execute these orders twice.
+After a hello, the manager repeats the orders whose effect is missing in the hello. The pilot would otherwise execute
+these orders twice.
 """
 
 
@@ -295,7 +296,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
-    """Drop waiting calls. If `order.running` is true, stop running calls."""
+    """Drop those calls of the order that wait. If `order.running` is true, also stop those that run."""
     library = state.libraries.get(order.library)
     if library is None:
         return
@@ -351,7 +352,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.RunsEnded(ends=ends):
             running.calls_ended(state, library, ends)
         case to_agent.GivenBack(order=order) if 0 < order <= library.void_order:
-            pass  # the calls may have been sent to the library again
+            pass  # ignore this answer: its calls may have been sent to the library again
         case to_agent.GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
             state.tell(
@@ -399,7 +400,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
     library.slots, library.cache, library.sleeps = message.slots, message.cache, message.sleeps
     own = state.devices_of(library)[0].process_bytes
-    if message.device_bytes:  # memory of torch; CUDA uses more for the process
+    if message.device_bytes:  # `device_bytes` is the memory of torch; CUDA uses more memory for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
     ready = to_manager.LibraryReady(
         library=library.number,
@@ -424,7 +425,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
 
 
 def kill_garbled_library(state: CoreState, library: PilotLibrary, reason: str) -> None:
-    """Kill a library with messages that cannot be decoded or handled."""
+    """Kill a library whose messages cannot be decoded or handled."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote invalid bytes to its socket: {library.garbled}"
     if not library.told_to_end:

@@ -1,9 +1,10 @@
-"""The calls of a library: dispatch to its process, pieces of results, and ends.
+"""The calls of a library: their dispatch to its process, the pieces of their results, and their ends.
 
-Only this module changes which calls a library holds (`held`). `hold_calls` adds a call. Each call leaves exactly once;
-later messages about the call change nothing.
+Only this module changes which calls a library holds (`held`). `hold_calls` adds a call. Each call leaves its library
+exactly once. Later messages about the call change nothing.
 
-The pilot keeps unacknowledged pieces. The pilot resends these pieces after each welcome or at the client's request.
+The pilot keeps pieces of results until the client acknowledges them. The pilot resends the kept pieces after each
+welcome of the manager or at the client's request.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Departure(msgspec.Struct, frozen=True):
 
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
     """Record that a library holds these calls. `streams`: True if the calls return results in pieces."""
-    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hash of a stage is slow
+    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hashing an enum member is slow
         raise ValueError(f"library {library.number} is {library.stage.value} and accepts no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
@@ -63,7 +64,7 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Remove ended calls. Return the calls that the library held."""
+    """Remove ended calls from a library. Return those calls that the library held."""
     here = _leave(library, calls)
     library.served += len(here)
     return here
@@ -209,7 +210,7 @@ def on_arguments_brought(state: CoreState, library: PilotLibrary, event: Argumen
 
 
 def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
-    """Report ended calls to the manager. Large results are first written to the session."""
+    """Report ended calls to the manager. Large results are first uploaded to the session's folder."""
     if library.stopping:
         ends = apply_stop_failures(library, ends)
     here = drop_ended(library, [end.call for end in ends])
@@ -262,7 +263,7 @@ def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
 
 
 def on_pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
-    """Keep and send pieces of a call. Raises ValueError if pieces are missing or too many."""
+    """Keep and send the yielded pieces of a call. Raises ValueError if pieces are missing or too many are kept."""
     window = library.streams.get(message.call)
     if window is None:  # the library no longer holds the call
         return

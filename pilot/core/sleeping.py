@@ -1,8 +1,8 @@
 """Libraries that sleep: the weights of the context are in host memory, and no calls run (docs/decisions/063).
 
-An order to sleep first claims host memory. If host memory is short, the pilot ends the sleeper that was unused for the
-longest time. A library that wakes claims device memory as if it grows. On a CPU device, host and device memory are the
-same, so a sleeper keeps its measured bytes reserved on the device.
+An order to sleep first claims host memory. If host memory is short, the pilot ends the sleeping library that was unused
+for the longest time. A library that wakes claims device memory like a library that grows. On a CPU device, host and
+device memory are the same, so a sleeping library keeps its measured bytes reserved on the device.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _explain_sleep_refusal(state: CoreState, library: PilotLibrary) -> str:
 
 
 def grant_host_memory_claims(state: CoreState) -> None:
-    """Put libraries to sleep if host memory is free; end sleepers for the remaining libraries."""
+    """Put libraries to sleep as far as host memory is free. End sleeping libraries to free memory for the others."""
     state.host.has_freed = False
     for number, size in list(state.host_claims.items()):
         library = state.libraries[number]
@@ -157,7 +157,7 @@ def end_unwakeable_library(state: CoreState, library: PilotLibrary, why: str) ->
 
 
 def end_sleepers_for_claim(state: CoreState, library: PilotLibrary) -> bool:
-    """End sleepers on a library's devices to grant its claim, longest unused first. False if this frees too little."""
+    """End sleepers to grant a library's memory claim, longest unused first. Return False if this frees too little."""
     ledger = state.ledger
     more = state.claims[library.number] - ledger.held(library.number)
     ended = False

@@ -1,4 +1,4 @@
-"""Starts libraries in steps: folder, objects and snapshots, memory, process. This module also stores step times."""
+"""Starts libraries in this order: folder, objects and snapshots, memory, process. Also stores engines' step times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
 
 
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
-    """Return measured step times; None until prefill and decode are both measured."""
+    """Return the measured step times of a library's engine; None until prefill and decode are both measured."""
     times = state.step_times.get(_key(state, library))
     return times if times is not None and times.prefill and times.decode else None
 
@@ -116,7 +116,7 @@ def on_objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) ->
 
 
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
-    """Pin an object that arrived for the waiting libraries."""
+    """Pin an object that has arrived, for each library that waits for it."""
     found = objects.report_arrival(state, event)
     state.log(
         f"{event.name} arrived: {event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers, "
@@ -207,7 +207,7 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
 def _explain_cache_overflow(state: CoreState, library: PilotLibrary) -> str:
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
-    if size <= bound or len(sizes) == 1:  # the cache names a single object in its error
+    if size <= bound or len(sizes) == 1:  # for a single object, the cache later reports the error with its name
         return ""
     return (
         f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"

@@ -40,7 +40,8 @@ from stoker.units import show_bytes
 class Stage(enum.Enum):
     FETCHING = "fetching"  # the folder is created, and the objects are being fetched
     WAITING = "waiting"
-    """The objects are present; the library waits for memory or a process place on its devices (`pilot.core.memory`)."""
+    """The objects are present. The library waits until its devices have free memory and accept another process
+    (`pilot.core.memory`)."""
     STARTING = "starting"  # the process is being created
     LOADING = "loading"  # the loader of the context runs
     READY = "ready"  # the library has its context and runs calls
@@ -65,7 +66,7 @@ NEXT = {
 }
 """The stages that may follow each stage."""
 TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
-"""Stages in which a library accepts calls. A library queues these calls until READY."""
+"""Stages in which a library accepts calls. Before READY, the library queues these calls."""
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
 SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
 REFUSES = SLEEPS | {Stage.DRAINING}
@@ -75,7 +76,7 @@ REFUSES = SLEEPS | {Stage.DRAINING}
 # ---- ledger
 
 HOST = DeviceId("host memory")
-"""The device id of the host memory for sleepers, in the ledger of host memory."""
+"""Id that stands for the host memory for sleeping contexts, in the ledger of host memory."""
 
 
 class Ledger:
@@ -86,7 +87,7 @@ class Ledger:
         self.has_freed = False  # True if memory was released since the last `reserve_claimed_memory`
 
     def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Return why this reservation would not fit on empty devices; empty if it would."""
+        """Return why this reservation would not fit on empty devices, or an empty text if it would fit."""
         unknown = [device for device in devices if device not in self.capacity]
         if unknown:
             return f"this pilot has no device {unknown[0]}; it has {', '.join(self.capacity)}"
@@ -101,7 +102,7 @@ class Ledger:
         return ""
 
     def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Return why this reservation does not fit now; empty if it does."""
+        """Return why this reservation does not fit now, or an empty text if it fits."""
         never = self.why_never(devices, memory_bytes)
         if never:
             return never
@@ -148,7 +149,7 @@ class Ledger:
         return self._held.get(library, ((), 0))[1]
 
     def validate(self) -> None:
-        """Raise ValueError if the sums are inconsistent (for tests and the simulator)."""
+        """Raise ValueError if reserved and free bytes do not add up to the capacity (for tests and the simulator)."""
         for device, capacity in self.capacity.items():
             held = sum(size for devices, size in self._held.values() if device in devices)
             if held + self._free[device] != capacity or self._free[device] < 0:
@@ -234,7 +235,7 @@ class StoppingCall(msgspec.Struct, frozen=True):
 
 
 class PilotLibrary:
-    """One library, from its order until the pilot has reported its end."""
+    """One library of the pilot, from the order to start it until the pilot has reported its end."""
 
     def __init__(self, ordered: StartLibrary, now: float) -> None:
         self.ordered = ordered
@@ -244,7 +245,7 @@ class PilotLibrary:
         self.stage = Stage.FETCHING
         self.held: dict[CallId, float] = {}
         """The library's calls in order of arrival, each with its time limit in seconds (0 = none)."""
-        self.waiting: list[RunCalls] = []  # orders of calls until the library is ready
+        self.waiting: list[RunCalls] = []  # orders to run calls, kept until the library is ready
         self.streams: dict[CallId, PieceWindow] = {}  # calls that return results in pieces
         self.served = 0
         self.has_limits = False
@@ -261,15 +262,15 @@ class PilotLibrary:
         self.has_pins = False  # True if the cache pins an object for this library
         self.paths: dict[str, str] = {}  # paths of objects, by cache name
         self.forms: dict[str, str] = {}
-        """Forms of the context's snapshots, by cache name."""
+        """Form (digest of source and dtype) of each snapshot of the context, by cache name."""
         self.awaits_forms = False
         self.arguments: dict[CallId, str] = {}  # paths of large arguments, by call
         self.orders_waiting_for_arguments: dict[int, RunCalls] = {}
-        """Orders with arguments that are being fetched, by ticket."""
+        """Orders to run calls whose large arguments are being fetched, by ticket number."""
 
         self.cause: Cause | None = None
         self.told_to_end = False
-        self.garbled = ""  # why its socket is no longer read, after an invalid message
+        self.garbled = ""  # reason why the library's socket is no longer read, after an invalid message
         self.hung_up_at = 0.0  # when the socket closed while the process was alive
         self.cache_lacks_bytes = 0
         """Pinned cache bytes that other libraries must release before this library's objects fit."""
@@ -290,14 +291,14 @@ class PilotLibrary:
         self.awake_bytes = 0  # reservation on each device before sleep, in bytes
         self.asleep_bytes = 0  # bytes on each device that the library should keep during sleep
         self.asleep_at = 0.0  # when the library last fell asleep
-        self.wake_to = -1  # reservation in bytes for a wake as soon as the library sleeps; -1 = no wake
+        self.wake_to = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
         self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
         self.slots = 0  # concurrent calls that the library reported; 0 = not ready, or as in the recipe
         self.cache: TokenCache | None = None  # weights and token cache, as the library reported
         self.resident_bytes = 0
         self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
-        self.is_settled = False  # True if the device reservation was measured or ordered
+        self.is_settled = False  # True once the device reservation is based on a measurement or an order
         self.is_over = False  # True if the library uses more of a device than the pilot could reserve
         self.last_line = ""  # the last reported log line of the load
 
@@ -329,7 +330,7 @@ class PieceWindow:
         self.items.clear()
 
     def take(self, upto: int) -> bool:
-        """Drop the acknowledged pieces before `upto`. False if they were dropped before."""
+        """Drop the acknowledged pieces before `upto`. Return False if they were dropped earlier."""
         upto = min(upto, self.first + len(self.items))
         if upto <= self.first:
             return False
@@ -346,7 +347,7 @@ class Want:
         self.ref = ref
         self.libraries: dict[LibraryId, None] = {}
         self.is_begun = True
-        """False until the cache has been searched, if the manager names sources without a request."""
+        """False while the pilot searches its cache for an object for which the manager planned a fetch."""
         self.order: FetchObject | None = None  # the manager's last message about sources
         self.trouble = ""  # why this pilot could not read the object's origin; empty without an error
 
@@ -370,12 +371,12 @@ class CoreState:
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
         self.claims: dict[LibraryId, int] = {}
-        """Bytes per device that libraries wait for, to start, wake or grow."""
+        """Device memory, in bytes per device, that libraries wait for in order to start, wake or grow."""
         self.host = Ledger({HOST: facts.sleeper_bytes})
         self.host_claims: dict[LibraryId, int] = {}
-        """Bytes of host memory that libraries wait for, to sleep."""
+        """Bytes of host memory that libraries wait for in order to fall asleep."""
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        """Facts of ended libraries, because the manager may not know the end yet."""
+        """Facts of ended libraries, kept because the manager may not know yet that the libraries ended."""
         self.last_library = 0  # the highest library number in an order
         self.last_ticket = 0  # the number of the last order with fetched arguments
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
@@ -384,7 +385,7 @@ class CoreState:
 
         self.wants: dict[str, Want] = {}
         self.told: set[str] = set()  # objects that the manager counts as cached on this pilot
-        self.snapshots: set[str] = set()  # forms of the offered snapshots
+        self.snapshots: set[str] = set()  # forms (digests) of the snapshots offered to other pilots
         self.told_snapshots: list[SnapshotHere] = []
 
         self.step_times: dict[tuple[str, str], StepTimes] = {}

@@ -4,11 +4,12 @@ A library runs its calls first come, first served, and returns unstarted calls n
 O(1) per call and atomic under CPython's GIL.
 
 Libraries that share devices compute one iteration at a time: one step of an engine, or a whole call of a library
-without an engine. The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). To prevent starvation, a
-due time counts as at least the time of the turn's request and at most `PATIENCE_S` seconds later.
+without an engine. The library with the shortest headroom (time until its next token is due) goes first (SLINFER §VI-A,
+eq. 1). To prevent starvation, the due time is limited: it is never before the library requested its turn, and never
+more than `PATIENCE_S` seconds after this request.
 
 Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times plus 10
-%. It refuses the request if
+%. The validation refuses the request if
 
 1. the first token of the request would be late,
 2. a token of another request on the device would be late, or
@@ -63,7 +64,7 @@ class FirstCome(Generic[T]):
             return None
 
     def begin(self, entry: tuple[int, T]) -> bool:
-        """Remove an entry that `next` returned. False if the entry has left the queue since."""
+        """Remove an entry that `next` returned. Return False if the entry has left the queue since."""
         try:
             self._waiting.remove(entry)  # compares ids first and runs in C, so it is atomic
         except ValueError:
@@ -94,7 +95,7 @@ PATIENCE_S = 8.0  # seconds; SLINFER's longest time to first token (§IV-A) limi
 
 
 class TurnRequest(NamedTuple):
-    """A request for a turn on all these devices. The most urgent token is due at `due_at`."""
+    """A library's request for a turn on all its devices. The library's most urgent token is due at `due_at`."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -113,7 +114,7 @@ def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> l
 
 
 def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
-    """Return the sort key: the bounded due time, then the time of the request."""
+    """Return the sort key of a request: the limited due time, then the time of the request."""
     library, _, due_at, since = request
     if due_at < since:
         due_at = since
@@ -167,11 +168,12 @@ class LateRefusal(NamedTuple):
 
 
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
-    """The work of the engine of one library.
+    """The open requests of the engine of one library.
 
     `rows` requests of mean length `length` generate tokens. `due_at`: due time of the most urgent token that is not
     late; `late_at`: due time of the most urgent late token; `prompts`: unread prompts, most urgent first; `ready_at`:
-    end of a cache resize; `answers`: of the `rows` requests, if the longest answer of each request is known.
+    time at which a cache resize ends; `answers`: open answers of those of the `rows` requests whose longest answer is
+    known.
     """
 
     library: LibraryId
@@ -260,7 +262,7 @@ class _SimulatedEngine:
 def why_late(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float
 ) -> LateRefusal | None:
-    """Return why a request should not join the engine of the library `to`; None if it may join."""
+    """Return why a request should not join the engine of the library `to`; None if the request may join."""
     players, tpot_s = _simulated_engines(engines, to, new, now=now)
     cycle_s = sum(player.decode_step_s_after_prompts() for player in players)
     is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
@@ -278,8 +280,9 @@ def _make_decode_round_refusal(cycle_s: float, tpot_s: float) -> LateRefusal:
 
 
 def decode_excess_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
-    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); else
-    0."""
+    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3).
+
+    Return 0 if the decode steps are not too long."""
     players, tpot_s = _simulated_engines(engines, to, new, now=0.0)
     return max(0.0, sum(player.decode_step_s_after_prompts() for player in players) - tpot_s) if tpot_s else 0.0
 
@@ -304,7 +307,7 @@ def _simulated_engines(
 def _simulate_prompts(
     players: list[_SimulatedEngine], new: UnreadPrompt, *, at: float
 ) -> tuple[float, LateRefusal | None]:
-    """Check cases 1 and 2: simulate until each engine had a turn after the last prompt. Return the end time."""
+    """Simulate until each engine had a turn after the last prompt. Return the end time and any refusal (case 1, 2)."""
     unread, started = sum(len(player.prompts) for player in players), at
     left = players  # engines without a turn after the last prompt
     for _ in range(_MOST_TURNS):
@@ -343,8 +346,8 @@ def _ms(seconds: float) -> str:
 
 
 class _EqualSteps(NamedTuple):
-    """Decode steps with the same requests, until step `to`. `due_at`: due time of the first token that is not late;
-    `urgent_at`: due time of the most urgent token; later tokens are due every `tpot_s`.
+    """Consecutive decode steps of an engine with the same requests, until step number `to`. `due_at`: due time of the
+    first token that is not late; `urgent_at`: due time of the most urgent token; later tokens are due every `tpot_s`.
     """
 
     to: int
@@ -355,10 +358,10 @@ class _EqualSteps(NamedTuple):
 
 
 def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
-    """Return the decode steps of an engine until its last answer ends, latest first.
+    """Return the decode steps of an engine until its last answer ends, in groups with the same requests, latest first.
 
-    A stretch uses the step time at its end, and the earliest due time and the shortest time per output token of its
-    requests.
+    Each group uses the step time at its end, the earliest due time of its requests, and their shortest time per output
+    token.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
     found, begins = list[_EqualSteps](), player.steps
@@ -377,7 +380,7 @@ def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
 
 
 def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: float) -> LateRefusal | None:
-    """Check case 3 if all answers end: simulate the turns until then."""
+    """Check case 3 for answers of known length: simulate the turns until all answers have ended."""
     playing: list[tuple[_SimulatedEngine, list[_EqualSteps]]] = []
     for player in players:
         if player.prompts:  # too many prompts for the simulation

@@ -50,7 +50,7 @@ def find(count: int = 0) -> tuple[PilotDevice, ...]:
 
 
 def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
-    """Return `count` CPU devices with equal shares of these cores and bytes; 0 = one device per core."""
+    """Return `count` CPU devices that share the cores `mine` and the memory equally; 0 = one device per core."""
     count = count or len(mine)
     return tuple(
         PilotDevice(
@@ -221,7 +221,7 @@ def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
 
 
 def cores_outside_cpu_devices(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
-    """Return the cores outside all CPU devices; empty if the pilot offers no spare cores."""
+    """Return the cores that the GPUs keep; empty if the pilot offers no spare cores as CPU devices."""
     if not any(device.facts.spare for device in devices):
         return frozenset()
     return frozenset(core for device in devices if not device.facts.spare for core in device.cores)

@@ -37,7 +37,7 @@ def load_nvml() -> Any:
 
 
 def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
-    """True if NVML's error has one of these codes, for example `NVML_ERROR_NOT_SUPPORTED`."""
+    """Return True if NVML's error has one of the codes `names`, for example `NVML_ERROR_NOT_SUPPORTED`."""
     code = getattr(error, "value", None)
     return code is not None and any(code == getattr(nvml, name, None) for name in names)
 
@@ -149,8 +149,9 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
 
 
 def within(limit_s: float, ask: Callable[[], _T]) -> _T:
-    """Return the result of `ask`, or raise its error. After `limit_s` seconds, abandon the thread; raise
-    TimeoutError."""
+    """Call `ask` in a thread, and return its result or raise its error.
+
+    After `limit_s` seconds, abandon the thread and raise TimeoutError."""
     answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:

@@ -1,10 +1,10 @@
 """Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
-One thread watches one GPU. Most Xids (13, 31, 43, 45, ...) are faults of programs; the Xids in `XIDS` are faults of the
-GPU or its link (NVIDIA's "XID Errors"). NVML answers every query of a lost GPU with GPU_IS_LOST, so events are matched
-by handle. In a container, NVML may report process ids of another PID namespace. The pilot uses these ids only if all
-are ids of its processes. Otherwise, a library alone on a GPU counts with all memory that was allocated since the GPU
-was empty.
+One thread watches one GPU. Most Xids (13, 31, 43, 45, ...) are faults of programs. The Xids in `XIDS` are faults of the
+GPU or its link (NVIDIA's "XID Errors"). NVML answers every query about a lost GPU with GPU_IS_LOST, so the GPU of an
+event is recognized by its handle. In a container, NVML may report process ids of another PID namespace. The pilot uses
+these ids only if all of them belong to the pilot's processes. Otherwise, if a library is alone on a GPU, all memory
+that was allocated since the GPU was empty counts as the library's memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _K = TypeVar("_K")
 
 
 def sees_all_processes() -> bool:
-    """True if this process runs in the node's initial PID namespace."""
+    """Return True if this process runs in the node's initial PID namespace."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
@@ -68,11 +68,11 @@ def divide_gpu_memory_by_library(
 # ---- memory of the host
 
 FRESH_S = 5.0
-"""Seconds after an out-of-memory kill in which the kill explains the death of libraries."""
+"""For this many seconds after an out-of-memory kill, the kill explains why a library died."""
 
 
 class OomKills:
-    """Detects recent out-of-memory kills by the kernel. `own_bytes` returns this pilot's memory; None = unknown."""
+    """Detects recent out-of-memory kills by the kernel. `own_bytes` returns the pilot's memory use; None = unknown."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class OomKills:
         self._count = count
 
     def shortage(self) -> MemoryShortage | None:
-        """Return the shortage at the tightest limit; None without a recent kill, or if own memory is unknown."""
+        """Return the memory shortage at the tightest limit; None without a recent kill or with unknown own memory."""
         self.note_kills()
         if self._clock() - self._noticed_at >= FRESH_S:
             return None
@@ -121,7 +121,7 @@ class OomKills:
 
 
 def anonymous_bytes(pids: Iterator[int]) -> int | None:
-    """Return the bytes of anonymous memory of these processes, with shared pages divided; None if unknown."""
+    """Return the proportional set size (PSS) of these processes' anonymous memory in bytes; None if unknown."""
     total = 0
     for pid in pids:
         held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
@@ -245,7 +245,7 @@ EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A GPU's used bytes by the driver's process id (None = unknown), and in total (-1 = unknown)."""
+    """Used bytes of a GPU: by process id as the driver reports it (None = unknown), and in total (-1 = unknown)."""
 
     by_process: dict[int, int | None] | None
     taken_bytes: int = -1
@@ -275,7 +275,7 @@ class Monitor:
         return self._reading
 
     def take_fault(self) -> str:
-        """Return the driver's fault since the last call; empty without a fault."""
+        """Return the fault that the driver reported since the last call; empty without a fault."""
         fault, self._fault = self._fault, ""
         return fault
 

@@ -27,7 +27,7 @@ _ROOM_BYTES = 64 * 1024 * 1024
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
-"""Driver errors if the compiler is missing (in some containers) or too old, which is no fault of the device."""
+"""Codes of driver errors about a missing (in some containers) or too old compiler. The device may still be healthy."""
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -100,7 +100,7 @@ class Gpu:
         self._call("cuCtxSetCurrent", context)
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """Return the matrix product (see `Computer`). Raises DeviceError."""
+        """Return the product of the square matrices `a` and `b`, row by row (see `Computer`). Raises DeviceError."""
         room = self._allocate(_ROOM_BYTES)
         self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
         length = size * size * a.itemsize
@@ -129,7 +129,7 @@ class Gpu:
 
 
 def check(driver: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the driver. Raises DeviceError with the driver's message, or NoDriverError."""
+    """Call the function `name` of the CUDA driver. Raises DeviceError with the driver's message, or NoDriverError."""
     function = getattr(driver, name, None)
     if function is None:
         raise NoDriverError(f"the driver has no {name}")
@@ -159,9 +159,9 @@ def open_first_gpu() -> Gpu:
 
 # ---- the probe
 
-SIZE = 512  # rows and columns of the matrices
-ALLOWED = 1e-3  # the largest relative error of an element
-_LIMIT_S = 120  # seconds after which the probe exits, in case its parent has died
+SIZE = 512  # number of rows and columns of each matrix
+ALLOWED = 1e-3  # maximum accepted relative error of an element of the product
+_LIMIT_S = 120  # the probe exits after this many seconds, because its parent process may have died
 
 
 class Computer(Protocol):
@@ -170,7 +170,7 @@ class Computer(Protocol):
 
 
 def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
-    """Return whether a device computes correctly, with a message if not."""
+    """Return the verdict of the test of a device, and a message if the device does not compute correctly."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]
@@ -214,7 +214,7 @@ def main(arguments: list[str]) -> int:
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:
         answer, said = ProbeVerdict.FAILED, f"{name} failed: {error}"
-    except Exception as error:  # a bug in the probe is no fault of the device
+    except Exception as error:  # a bug in the probe does not mean that the device is faulty
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {type(error).__name__}: {error}"
     if said:
         print(said)  # noqa: T201  # the answer

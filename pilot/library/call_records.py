@@ -1,12 +1,12 @@
-"""Records that the agent reads after a library's process dies: running calls, and the place of their output.
+"""Records of running calls and their output, which the agent reads after a library's process dies.
 
-The marker is a small mapped file with one record per slot: the call id, the start time on CLOCK_MONOTONIC in ns (0 =
-idle), and the byte of the log where the call's output begins. The first record contains the log's length at the end of
-the last call.
+The marker is a small memory-mapped file with one record per slot: the call id, the start time on CLOCK_MONOTONIC in ns
+(0 = idle), and the byte of the log where the call's output begins. The first record contains the log's length at the
+end of the last call.
 
-With one slot, standard output is the log, and a call's output is the growth of the log. With several slots, each thread
-prints to a file of its slot. At the end of the call, or after the process died (`recover_call_output`), the output
-moves into the log.
+With one slot, standard output goes to the log file, and a call's output is the text added to the log during the call.
+With several slots, the thread of each slot prints to a separate file. At the end of the call, or after the process died
+(`recover_call_output`), the output is moved into the log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.protocol.calls import Printed
 
 _RECORD = struct.Struct("<Qqq")
 _SIZE = _RECORD.size
-NOWHERE = -1  # the log offset of unknown output
+NOWHERE = -1  # log offset if the position of a call's output is unknown
 
 
 class Running(NamedTuple):
@@ -48,7 +48,7 @@ class Marker:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             size = (1 + slots) * _SIZE
-            os.posix_fallocate(descriptor, 0, size)  # raises an error on a full disk; a later write would get a signal
+            os.posix_fallocate(descriptor, 0, size)  # fails on a full disk; a later write would kill this process
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -64,13 +64,13 @@ class Marker:
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def suspect(self, calls: Iterable[int]) -> None:
-        """Record ended calls that may have killed this process before their ends were sent."""
+        """Record calls that have ended and may have killed this process before the agent heard of their end."""
         with suppress(OSError), open(self._path, "ab") as file:
             file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
 
 
 def running(path: Path) -> list[Running]:
-    """Return the running calls; empty if the library has not written the file."""
+    """Return the calls in the marker file that were running. Return an empty list if the file cannot be read."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -86,17 +86,17 @@ def running(path: Path) -> list[Running]:
 
 # ---- output
 
-_GAP_S = 0.001  # seconds; output in a longer gap between two calls is part of neither call
+_GAP_S = 0.001  # seconds; if two calls are further apart, output between them belongs to neither call
 _clock = time.perf_counter
 
 
 class LogTail:
-    """The output of a library's only slot: the growth of the log file."""
+    """Finds the output of calls in a library with one slot, whose standard output is the log file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         facts = os.fstat(1)
-        self.start = facts.st_size  # log offset of the output of the current or next call
+        self.start = facts.st_size  # offset in the log where the output of the current or next call begins
         self._taken_at = 0.0
         self._file_identity = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -132,7 +132,7 @@ class LogTail:
 
 
 class ThreadTail:
-    """The output of one of several slots: the Python streams of its thread, in the slot's file."""
+    """Collects in a file what the thread of one slot prints, if the library has several slots."""
 
     _lock = threading.Lock()
 
@@ -144,7 +144,7 @@ class ThreadTail:
         route()
 
     def begin(self) -> int:
-        """Route this thread's output to the slot's file. Return the log offset of output from C code."""
+        """Route this thread's output to the slot's file. Return the log offset where output of C code begins."""
         _local.stream = self._stream
         try:
             return os.fstat(1).st_size
@@ -152,14 +152,14 @@ class ThreadTail:
             return 0
 
     def take(self) -> Printed | None:
-        """Move this thread's output into the log, and return the place in the log."""
+        """Move this thread's output into the log, and return the position of the output in the log."""
         _local.stream = None
         _flush(self._stream)
         with self._lock:
             try:
                 printed = _move(self._file, 1, self._path)
                 self._ended(os.fstat(1).st_size)
-            except OSError:  # a closed descriptor or a disk fault costs only the output
+            except OSError:  # after a closed descriptor or a disk error, only the output is lost
                 return None
         return printed
 
@@ -196,14 +196,14 @@ def route() -> None:
     if not isinstance(sys.stdout, _Router):
         sys.stdout = _Router(sys.stdout)
         sys.stderr = _Router(sys.stderr)
-        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # a child may print later
+        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # a child may outlive the call
 
 
 _local = threading.local()
 
 
 class _LogFile(io.FileIO):
-    """The log as a stream. Output that a full disk refuses is dropped."""
+    """A log file as a stream. If the disk is full, the output is dropped."""
 
     def write(self, data: Any) -> int:
         try:

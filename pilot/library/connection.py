@@ -29,8 +29,9 @@ from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
 class Settings(msgspec.Struct, frozen=True):
     """Settings of one library. Paths are absolute.
 
-    `objects`: the session's folder for large results; `search_path`: appended to `sys.path`; `host`: this machine's
-    address for other pilots; `turns`: the board of turns (empty: none); `probe`: the command that probes a device.
+    `objects`: folder of the session for large results. `search_path`: folders to append to `sys.path`. `host`: address
+    at which other pilots reach this machine. `turns`: file of the turn board (empty: no turns). `probe`: command line
+    that tests a device.
     """
 
     pilot: str
@@ -89,7 +90,7 @@ class FrameReader:
         self._end = 0
 
     def fill(self, *, block: bool) -> bool:
-        """Read the bytes that have arrived. False at the end of the stream. Raises BlockingIOError without data."""
+        """Read the received bytes. Return False at the end of the stream. Raises BlockingIOError without data."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._buffer) > 16 * _ROOM:
@@ -101,7 +102,7 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next complete frame, valid until the next `fill`; None if incomplete."""
+        """Return the next complete frame, or None if it is incomplete. The frame is valid until the next `fill`."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
@@ -136,30 +137,30 @@ _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """Sends a library's messages, from any thread. `lost` receives the calls whose ends could not be sent."""
+    """Sends a library's messages, from any thread. `lost` is called with calls whose end could not be reported."""
 
     def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock
         self._lost = lost
         self._sending = threading.Lock()
-        self.ends: deque[CallEnd] = deque()  # ends of calls to send
-        self.oldest_end = 0.0  # when the oldest unsent end was added, on `time.perf_counter`
+        self.ends: deque[CallEnd] = deque()  # outcomes of ended calls, not sent yet
+        self.oldest_end = 0.0  # time (`time.perf_counter`) when the oldest entry of `ends` was added
         self._reports: dict[int, CallProgress] = {}
         self._reported_at = 0.0
 
     def report(self, progress: CallProgress) -> None:
-        """Record the progress of a call. Send it with the next frame, or now if the last report is over 50 ms old."""
+        """Record a call's progress, and send it with the next frame, or now if the last report is over 50 ms old."""
         self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
 
     def add(self, outcome: CallEnd | CallProgress, *, ended_at: float) -> None:
-        """Queue the end of a call, or send the checkpoint of an evicted call now."""
+        """Queue the outcome of an ended call, or send the checkpoint of an evicted call immediately."""
         report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
             self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
             return
-        if report is not None:  # the last progress of a call precedes its end
+        if report is not None:  # send the call's last progress before its outcome
             self.send([Reports([report])])
         if not self.ends:
             self.oldest_end = ended_at
@@ -232,8 +233,8 @@ class BatchReports:
             threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
 
     def send_if_due(self, now: float) -> None:
-        """Send a report if the batch has changed and the last report is `EVERY_S` old, if the cache will be too small,
-        or if new step times exist.
+        """Send a report if new engine step times exist. Also send a report if the batch has changed, and the last
+        report is `EVERY_S` seconds old or the cache will be too small.
         """
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
@@ -253,6 +254,6 @@ class BatchReports:
             time.sleep(_LOOK_S)
             try:
                 self.send_if_due(time.monotonic())
-            except Exception:  # the user's context raised: stop the reports, not the calls
+            except Exception:  # the user's context raised an error: stop only the reports
                 traceback.print_exc()
                 return

@@ -1,13 +1,14 @@
 """Decides whether a call's exception is the fault of the user or of the infrastructure (`pilot.core.infrastructure`).
 
 *Origin.* The traceback of an exception from the kernel or a compiled library does not end in a `raise` statement.
-Therefore `raise OSError(EIO)` counts as the user's.
+Therefore `raise OSError(EIO)` counts as the user's fault.
 
-*Chains.* An explicit cause (`raise ... from error`) is checked too, the implicit context is not. A group counts as
-infrastructure if every member does.
+*Chains.* An explicit cause (`raise ... from error`) is checked too, the implicit context is not. An exception group
+counts as an infrastructure failure if every member does.
 
-*Full disks.* Other processes must have filled the disk of the exception's file, or else of the files that the innermost
-function has open. If no file is known, any full disk of the node is enough.
+*Full disks.* A full disk counts as an infrastructure failure if other processes have filled it. The disk is that of the
+exception's file, or of the files that the innermost function has open. If no file is known, any full disk of the node
+is enough.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 # ---- full disks
 
 _FULL_DISK_BYTES = 64 << 10
-_FULL_DISK_FRACTION = 0.01  # a disk counts as full with fewer free bytes, or a smaller free fraction
-_OTHERS_FRACTION = 0.8  # other processes filled a disk if they use at least this fraction
+_FULL_DISK_FRACTION = 0.01  # a disk also counts as full if at most this fraction of it is free
+_OTHERS_FRACTION = 0.8  # other processes count as the cause if they use at least this fraction of the disk
 _INSTALLED_FOLDERS = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _FILE_TYPES = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (str, PosixPath, PurePosixPath)
@@ -48,7 +49,7 @@ _SERVER_ERRNOS = frozenset(
 
 
 def is_full_disk_caused_by_others(error: BaseException, folder: str) -> bool:
-    """True if other processes filled the disk that refused a call's write, and the disk is local to this node."""
+    """Return True if other processes filled the disk that refused a call's write and the disk is local to this node."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
         with suppress(OSError):
@@ -62,7 +63,7 @@ def is_full_disk_caused_by_others(error: BaseException, folder: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """True if a file exists: an open succeeds, or the file server fails again."""
+    """Return True if a file can be opened, or if opening the file fails with an error of the file server."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
@@ -95,7 +96,7 @@ def _is_filled_by_others(file: str, devices: Collection[int]) -> bool:
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """Return the bytes of the file and of other files on its disk that this process writes."""
+    """Return the bytes used by `file` and by other files on the same disk that this process has open for writing."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -151,7 +152,7 @@ def _is_full(folder: str) -> bool:
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
-"""Opcodes at the end of a traceback if Python code raised or forwarded the exception."""
+"""Bytecode instructions at which a traceback ends if Python code raised the exception or passed it on."""
 _MOST_LINKS = 20
 _PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -161,7 +162,7 @@ _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """Facts of a library that decide whose fault an exception is."""
+    """Facts about a library that help to decide whether user code or the infrastructure caused an exception."""
 
     folder: str
     devices: tuple[str, ...] = ()
@@ -170,14 +171,14 @@ class Place(NamedTuple):
 
 
 class InfrastructureCause(NamedTuple):
-    """The table row that an exception matches, and a message."""
+    """The row of the table of infrastructure errors that an exception matches, and a message."""
 
     row: Sign
     text: str
 
 
 def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
-    """Return why an exception is the infrastructure's fault; None if the user's code is at fault."""
+    """Return why the infrastructure caused an exception, or None if the user's code caused it."""
     seen = 0
     while seen < _MOST_LINKS:
         if isinstance(error, BaseExceptionGroup):
@@ -212,7 +213,7 @@ def _text(error: BaseException) -> str:
 
 
 def _is_raised_by_compiled_code(error: BaseException) -> bool:
-    """True if compiled code raised the exception, or Python code in the package of the exception's type."""
+    """Return True if the exception comes from compiled code, or from Python code in the package of its type."""
     trace = error.__traceback__
     if trace is None:
         return False
@@ -229,7 +230,7 @@ def _is_raised_by_compiled_code(error: BaseException) -> bool:
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})
-"""Packages whose Python code raises the errors in the table."""
+"""Packages whose Python code raises exceptions that count as infrastructure failures."""
 _FORWARDING_MODULES = frozenset({"shutil"})
 """Modules that catch OSError, add file names, and raise OSError again."""
 
@@ -238,7 +239,7 @@ _FORWARDING_MODULES = frozenset({"shutil"})
 
 
 def _is_within_budget(error: BaseException, place: Place) -> bool:
-    """True if a device lacks memory for the failed allocation although the library is within its budget."""
+    """Return True if a device lacks memory for an allocation that would fit into the library's memory budget."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
@@ -274,12 +275,12 @@ def _has_failed_probe(device: str, command: tuple[str, ...]) -> bool:
         return True
     except OSError:
         return False
-    lacks_memory = b"out of memory" in done.stdout.lower()  # possibly used by this library: not a fault
+    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may use the memory: no fault of the device
     return not lacks_memory and done.returncode not in _NO_FAULT
 
 
 _NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes and signals of a probe that show no fault. All others mean that the device fails."""
+"""Exit codes and signals of a probe that do not indicate a fault. All others mean that the device is faulty."""
 
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
@@ -352,7 +353,7 @@ _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 
 def in_short(error: BaseException) -> str:
-    """Return the exception in one line, with a line for each of the last frames in user code."""
+    """Return the exception in one line, followed by one line for each of the last stack frames in user code."""
 
     def is_own(frame: FrameType) -> bool:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))

@@ -1,7 +1,7 @@
 """The functions of a library: a cache by key, unpickling, and the choice of calls that may run at the same time.
 
 A missing package, or a disk that refuses a write, raises `TransferError`. Other exceptions during unpickling count as
-the user's. Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
+errors of the user. Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _ROOM_BYTES = 128_000_000
 
 
 class Function:
-    """One function. The thread of its first call unpickles the function."""
+    """One function of the user. The thread that runs its first call unpickles the function."""
 
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
         self.size_bytes = len(blob.blob)
-        self.mean_s = 0.0  # mean run time of its calls in seconds, weighted to recent calls; 0 = unknown
+        self.mean_s = 0.0  # mean run time of the function's calls in seconds, weighted to recent calls (0: unknown)
         self._blob = blob.blob
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
         self._versions: Mapping[str, str] | None = None
-        self._replaced = 0  # number of module replacements before the unpickling
+        self._replaced = 0  # number of replaced modules in this process when the function was unpickled
 
     def versions(self) -> Mapping[str, str]:
         if self._versions is None:
@@ -61,7 +61,7 @@ class Function:
         self._modules.enter()
         opened = self._opened
         if opened is None or self._replaced != count_replaced():
-            with self._lock:  # several slots may run first calls
+            with self._lock:  # several slots may run the function's first call at the same time
                 opened = self._opened
                 if opened is None or self._replaced != count_replaced():  # globals may refer to a replaced module
                     (function, takes_context, *_), self._modules = loads_code(self._blob)
@@ -70,7 +70,7 @@ class Function:
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """Unpickle the arguments of a call. Modules in the arguments precede the function's modules."""
+        """Unpickle a call's arguments. Modules sent with the arguments override those sent with the function."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
@@ -80,7 +80,7 @@ class Function:
 
 
 class RunnableCall(msgspec.Struct, frozen=True):
-    """A call, its function, and the `Run` message, which the calls of a frame share."""
+    """A call, its function, and the `Run` message that contained this call and possibly others."""
 
     spec: CallSpec
     run: Run
@@ -97,7 +97,7 @@ class Functions:
         self._here: OrderedDict[str, Function] = OrderedDict()
 
     def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
-        """Return a function from the cache or from `blob`; None if the cache and `blob` lack the function."""
+        """Return a function from the cache or from `blob`, or None if neither contains the function."""
         found = self._here.get(key)
         if found is None:
             if blob is None:
@@ -178,13 +178,13 @@ class Packer:
             raise TransferError(self.failure(text)) from error
         if isinstance(error, SerializationError):
             raise TransferError(self.failure(f"{what} could not be unpickled on {pilot}: {error}")) from error
-        with contextlib.suppress(Exception):  # a user's class may reject notes
+        with contextlib.suppress(Exception):  # a user's exception class may reject notes
             error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 
     # ---- results and exceptions
 
     def parts(self, value: Any, *, what: str) -> list[Any]:
-        """Pickle a result or a piece (`what`). Raises TransferError."""
+        """Return the pickled parts of a result or of a piece of a result (`what`). Raises TransferError."""
         try:
             if type(value) in _SMALL:
                 return [payloads.dumps(value, what=what)]
@@ -204,8 +204,8 @@ class Packer:
         return self._store(call, parts)
 
     def pack_error(self, call: int, error: BaseException) -> Payload:
-        """Return the payload of an exception, and drop the frames of the exception."""
-        if error.__traceback__ is not None:  # begin at the first frame of the user
+        """Return an exception as a pickled payload, and drop the exception's stack frames."""
+        if error.__traceback__ is not None:  # the traceback begins at the first frame of user code
             error.__traceback__ = error.__traceback__.tb_next
         data = payloads.dump_exception(error)
         error.__traceback__ = None  # frames keep the arguments alive
@@ -250,11 +250,11 @@ def clean(text: str) -> str:
 # ---- calls that may run at the same time
 
 _Versions = Mapping[str, str]  # module versions that a call needs, by module name
-_FOLDER = "/"  # the key for the call's folder: no module has this name
+_FOLDER = "/"  # key of the call's working folder in `_Versions`; no module has this name
 
 
 class SideBySide:
-    """Chooses calls that may run together. The caller must lock each use."""
+    """Chooses calls that may run at the same time. The caller must hold a lock during each method."""
 
     def __init__(self) -> None:
         self._context_versions = context_module_versions()
@@ -269,7 +269,7 @@ class SideBySide:
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
-        """Take the next call for a slot; None if no call may begin yet."""
+        """Return the next call for a slot, or None if no call may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
             if any(
@@ -287,7 +287,7 @@ class SideBySide:
         return None
 
     def end(self, slot: int) -> bool:
-        """Record the end of a slot's call. True if another call may have waited."""
+        """Record the end of a slot's call. Return True if another call may have waited for this end."""
         self._running.pop(slot, None)
         waits, self._has_waiting_call = self._has_waiting_call, False
         return waits

@@ -1,14 +1,16 @@
-"""The turns of libraries on shared devices: a library requests a turn before each iteration, and releases the devices
-afterwards.
+"""The turns of libraries that share devices. A library requests a turn before each iteration of its engine, and
+releases the devices afterwards.
 
-`stoker.pilot.core.turns` defines the order. The libraries of a pilot share a board: shared memory with one row per
-engine. A library that ends an iteration writes the next turn on the board, and wakes the next library with a datagram.
+`stoker.pilot.core.turns` decides which library is next. The libraries of a pilot share a board, a memory-mapped file
+with one row per engine. A library that ends an iteration writes the next turn on the board, and wakes the next library
+with a datagram.
 
-The board's lock protects only the order of work. If the owner of the lock is stopped, other libraries continue
-after 50 ms; at worst, two libraries compute simultaneously for one step. A library loses its turn if its process died,
-was stopped, or takes much longer than announced.
+The board's lock protects only the order of turns. If the process that has the lock is stopped, other libraries continue
+after 50 ms. At worst, two libraries compute simultaneously for one iteration. A library loses its turn if its process
+died, was stopped, or takes much longer than announced.
 
-Next to each row is the engine's work (`packed_work`), which the engine writes and the agent reads without a lock.
+The board also contains a description of each engine's work (`packed_work`). The engine writes the description and the
+agent reads it, both without a lock.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- the board
 
-ROWS = 64  # an engine without a row computes without turns
+ROWS = 64  # maximum number of engines; further engines compute without turns
 _HEADER = struct.Struct("<Q")
 _ROW = struct.Struct("<QIIdddd64s")
 _WANTS, _WANTS_AT = struct.Struct("<Idddd"), 12  # the part of a row that changes with each turn
@@ -46,16 +48,16 @@ _LOCK_S, _LOCK_TRY_S = 0.05, 0.0001
 
 
 class TurnState(enum.IntEnum):
-    IDLE = 0  # the engine has no request
+    IDLE = 0  # the engine does not request a turn
     WAITS = 1  # the engine waits for a turn
-    HOLDS = 2  # the engine computes
+    HOLDS = 2  # the engine has the turn and computes
 
 
 _STATES = tuple(TurnState)
 
 
 class TurnRow(msgspec.Struct):
-    """An engine on the board. Times are seconds on the monotonic clock."""
+    """A row of the board, which describes one engine. Times are in seconds of the monotonic clock."""
 
     number: int
     library: LibraryId
@@ -72,7 +74,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """One process's view of the board. Methods raise OSError."""
+    """The board of turns, as mapped by one process. Methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,12 +97,12 @@ class TurnBoard:
         return found
 
     def snapshot(self) -> bytes:
-        # Read the count first: with a newer count and older rows, a new library would stay invisible.
+        # Read the count of changes before the rows: in the opposite order, a library that joins could be missed.
         changes = self._memory[: _HEADER.size]
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """Return the rows of the board, or of the snapshot `read`."""
+        """Return the occupied rows of the board, or of the snapshot `read` if it is given."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -122,7 +124,7 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Occupy a free row; None if the board is full or the device names are too long."""
+        """Occupy and return a free row, or return None if the board is full or the device names are too long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -140,7 +142,7 @@ class TurnBoard:
         return here is not None and here.is_of_same_process(row)
 
     def clear(self, row: TurnRow) -> None:
-        """Free a row. The caller must hold the lock."""
+        """Free a row of the board. The caller must hold the board's lock."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
@@ -151,7 +153,7 @@ class TurnBoard:
 
 
 def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows in the bytes of a board file, each with its packed work.
+    """Return the rows in the bytes of a board file, each with the packed description of the engine's work.
 
     The agent must not map the file, because a process dies if its mapped file is truncated.
     """
@@ -176,7 +178,7 @@ def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
 
 
 class BoardLock:
-    """The lock of a board. A class, because a generator function would add 10 us to each turn."""
+    """The lock of a board. This is a class because a generator function would add 10 us to each turn."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -212,7 +214,7 @@ _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 
 class LibraryTurns:
-    """The turns of one engine, for one thread. Raises OSError if the board cannot be used."""
+    """Requests and releases the turns of one engine, in one thread. Raises OSError if the board cannot be used."""
 
     def __init__(self, board: Path, library: LibraryId, devices: Sequence[DeviceId]) -> None:
         self._board = TurnBoard(board)
@@ -225,16 +227,17 @@ class LibraryTurns:
 
     @property
     def shared(self) -> bool:
-        """True if another engine on the board shares a device with this engine."""
+        """Return True if another engine on the board shares a device with this engine."""
         return self._ensure_own_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn, and hold the turn. If another library is more urgent, its turn comes first.
+        """Wait for a turn and take it. A library with more urgent work takes its turn first.
 
-        `due_at`: due time of the most urgent token, on `time.monotonic`; `step_s`: expected seconds of the iteration, 0
-        = unknown; `work`: a function that returns the work to publish, called after the next library is woken.
+        `due_at`: due time of the most urgent token, on `time.monotonic`. `step_s`: expected seconds of the iteration
+        (0: unknown). `work`: function that returns the engine's work to publish, called after the next library is
+        woken.
         """
         row = self._ensure_own_row()
         if row is None:
@@ -269,7 +272,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work, with which the agent evaluates offers."""
+        """Publish the engine's work, from which the agent decides whether a library can accept an offered call."""
         row = self._ensure_own_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
@@ -325,9 +328,9 @@ class LibraryTurns:
             self._waker = None
         try:
             waker = self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            # The time limit of a blocking socket makes a wait one system call.
+            # With a timeout on the blocking socket, each wait takes one system call.
             waker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.pack(0, int(_LOOK_S * 1e6)))
-            Path(path).unlink(missing_ok=True)  # from an earlier library in this row
+            Path(path).unlink(missing_ok=True)  # left by an earlier library in this row
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
@@ -337,7 +340,7 @@ class LibraryTurns:
         return self._row
 
     def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
-        """Hold a turn if no device is shared, or if this library keeps its turn. Otherwise request one."""
+        """Take the turn if no other engine shares a device or this engine keeps its turn. Otherwise request a turn."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
@@ -402,7 +405,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _hand_on(self, now: float) -> list[int]:
-        """Give free devices to the next engines, under the lock. Return the rows to wake without the lock."""
+        """Give free devices to the next engines while the lock is held. Return the rows to wake after its release."""
         rows = {row.number: row for row in self._board.rows()}
         chosen = _next(rows.values())
         self._give(chosen, rows, now)
@@ -418,7 +421,7 @@ class LibraryTurns:
         own = self._row.number if self._row is not None else -1
         for number in numbers:
             if number != own and self._waker is not None:
-                with contextlib.suppress(OSError):  # the library checks the board later
+                with contextlib.suppress(OSError):  # an engine that is not woken checks the board soon
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_socket_path(self._board, number))
 
 
@@ -438,7 +441,7 @@ def _waker_socket_path(board: TurnBoard, number: int) -> str:
 
 
 def _is_lost(row: TurnRow, now: float) -> bool:
-    """True if the row holds a turn and its process is dead, stopped, or overdue."""
+    """Return True if the row holds a turn and its process is dead, stopped or overdue."""
     if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
     most_s = _OVERDUE_FACTOR * row.step_s + _OVERDUE_S if row.step_s > 0 else _OVERDUE_UNKNOWN_S
@@ -448,7 +451,7 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 def _is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except PermissionError:  # the process of another user
+    except PermissionError:  # the process exists and belongs to another user
         return False
     except (OSError, OverflowError):
         return True

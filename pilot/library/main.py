@@ -50,9 +50,9 @@ from stoker.protocol.to_library import Load
 _TAIL_LINES = 20
 _LEAST_AGE_S = 2.0
 _AGE_PER_LOAD = 10
-"""A library older than 10 times its load time exits for a function with another version of a loaded module.
+"""A library that is older than 10 times its load time exits if a function needs another version of a loaded module.
 
-Alternating versions of a module then cost at most a tenth of the time in loads.
+Functions with alternating versions of a module then spend at most a tenth of the time on loads.
 """
 _LEAST_ROOM_BYTES = 64 << 10  # a scratch disk counts as full if it refuses 64 KiB
 
@@ -98,7 +98,7 @@ def serve(number: int) -> None:
         return
     tail.take()
     gc.collect()
-    gc.freeze()  # the collector may skip the context, which lives as long as the process
+    gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
     if slots > 1:
         route()
     guard = ProcessGuard(temporary=temporary if slots > 1 else None)
@@ -227,7 +227,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
 
 
 def _refusal(settings: Settings) -> OSError | None:
-    """Return the scratch disk's error for a write; None if the disk accepts writes."""
+    """Return the error of a test write to the scratch disk, or None if the disk accepts the write."""
     place = os.path.join(settings.folder, "room")
     try:
         with open(place, "wb") as file:

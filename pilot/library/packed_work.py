@@ -1,4 +1,4 @@
-"""The work of an engine as bytes. A checksum detects half-written values, because agent and library use no lock."""
+"""Encodes the work of an engine as bytes. A checksum detects half-written data, as agent and library use no lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.contexts.inference.engine_work import EngineWork
 from stoker.protocol.ids import LibraryId
 
 MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
-MOST_ANSWERS = 32  # an engine with more answers lists no answers
+MOST_ANSWERS = 32  # maximum number of listed answers; an engine with more answers lists none
 _CHECKSUM = struct.Struct("<I")
 _HEAD = struct.Struct("<QIIIddddQQ")
 _PROMPT = struct.Struct("<IddI")
@@ -47,7 +47,7 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
-    """Decode a library id and the work of its engine; None if damaged."""
+    """Decode a library id and the work of its engine. Return None if the bytes are damaged."""
     library, rows, unread, writing, length, due_at, tpot_s, late_at, accepted_requests, peak = _HEAD.unpack_from(
         data, _CHECKSUM.size
     )

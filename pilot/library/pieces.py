@@ -1,10 +1,11 @@
 """The pieces that running calls yield, and the rendezvous addresses of gangs.
 
-A call waits in its slot while its client lacks one window of pieces (`WINDOW_PIECES`). At the end of the function, the
-slot waits until the client has all pieces. Pieces of several calls share frames: the library gathers pieces for a time
-that grows with the number of calls, but sends the first pieces of a call immediately.
+A call waits in its slot while its client has not received `WINDOW_PIECES` of its pieces. At the end of the function,
+the slot waits until the client has all pieces. Pieces of several calls share frames: the library gathers pieces for a
+time that grows with the number of calls, but sends the first pieces of a call immediately.
 
-Rank 0 of a gang listens. The address may reach the other ranks before their calls do.
+Rank 0 of a gang listens for connections of the other ranks. The address of rank 0 may reach another rank before the
+call of that rank arrives.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from stoker.units import show_seconds
 # ---- meetings
 
 
-_KEPT = 64  # maximum number of addresses without a request
+_KEPT = 64  # maximum number of stored addresses that no call has requested yet
 
 
 class GangMeetings:
@@ -58,7 +59,7 @@ class GangMeetings:
                 self._addresses.pop(call, None)
 
     def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
-        """Wait for the address of the gang, and return the `Gang` of this rank. Raises GangBroken."""
+        """Wait for the address of rank 0, and return the `Gang` of this rank. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
@@ -104,12 +105,12 @@ def yields(result: Any) -> bool:
 
 
 def can_be_drained(result: Any) -> bool:
-    """True for an iterator or an asynchronous iterator."""
+    """Return True if the result is an iterator or an asynchronous iterator."""
     return hasattr(result, "__next__") or hasattr(result, "__anext__")
 
 
 def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
-    """Pass each piece to `put`, in order. False if `put` refused a piece."""
+    """Pass each piece of the result to `put`, in order. Return False if `put` refused a piece."""
     if not hasattr(result, "__anext__"):
         try:
             return all(put(piece) for piece in result)
@@ -142,7 +143,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    import asyncio  # saves 50 ms in libraries without coroutines
+    import asyncio  # a late import saves 50 ms in libraries without coroutines
 
     async def run() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -178,14 +179,14 @@ _now = time.monotonic
 
 
 class PieceBatcher:
-    """Passes pieces from any thread to `send`, in order."""
+    """Collects pieces from any thread, and passes them in order to `send`."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
-        self.calls = 0  # number of yielding calls
+        self.calls = 0  # number of running calls that yield pieces
         self._send = send
-        self._waiting: dict[int, Yielded] = {}  # by the number of the run
+        self._waiting: dict[int, Yielded] = {}  # pieces to send, by the number of the call's run
         self._bytes = 0
-        self._due = 0.0  # earlier pieces wait until this time
+        self._due = 0.0  # pieces that arrive before this time wait until then
         self._came = threading.Condition()  # held during a send, so that pieces stay in order
         self._sender: threading.Thread | None = None
 
@@ -238,7 +239,7 @@ class PieceBatcher:
                 wait_s = self._due - _now()
             time.sleep(max(0.0, wait_s))
             with self._came:
-                if self._waiting and _now() >= self._due:  # otherwise another thread has sent them
+                if self._waiting and _now() >= self._due:  # otherwise another thread has sent the pieces
                     self._send_all()
 
 
@@ -250,7 +251,7 @@ _RUN_BITS = 32
 
 
 class PieceSender:
-    """Sends a library's pieces. `read(seconds)` reads the agent's messages; None if another thread reads."""
+    """Sends a library's pieces. `read(seconds)` reads messages of the agent, and is None if another thread reads."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
@@ -327,7 +328,7 @@ class YieldingRun:
         self._bytes = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece once the window has space. False if the client no longer reads pieces."""
+        """Send a piece once the client has taken enough earlier pieces. Return False if the client no longer reads."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:
@@ -338,7 +339,7 @@ class YieldingRun:
     # ---- texts from the engine's thread
 
     def add(self, text: str) -> bool:
-        """Accept a text as the next piece. False if the window has no space."""
+        """Accept a text as the next piece. Return False if too many pieces are unacknowledged."""
         piece = payloads.dumps(text, what="piece")
         with self._lane.changed:
             if not self._has_room(len(piece)):
@@ -359,7 +360,7 @@ class YieldingRun:
         return self.count - 1
 
     def wait_until_all_pieces_taken(self) -> bool:
-        """Wait until the client has every piece. False if the client no longer reads pieces."""
+        """Wait until the client has every piece. Return False if the client no longer reads pieces."""
         return self._wait(lambda: not self._sizes)
 
     def take(self, upto: int) -> None:

@@ -41,7 +41,7 @@ from stoker.protocol.calls import CallOptions, LeftFiles
 # ---- scratch folders
 
 _LONG_AGO_NS = 1_000_000_000
-_LONGEST = 60  # `multiprocessing` adds 31 characters to this path; a socket path has at most 107
+_LONGEST = 60  # maximum path length: `multiprocessing` adds 31 characters, and a socket path has at most 107
 
 
 class ScratchGuard:
@@ -55,7 +55,7 @@ class ScratchGuard:
 
     @property
     def is_gone(self) -> bool:
-        """True if the folder was removed, even if a new folder has its name."""
+        """Return True if the folder was removed, even if a new folder has the same name."""
         return self._folder_identity is None or _identity(self._folder) != self._folder_identity
 
 
@@ -78,7 +78,7 @@ class ClearedFolder:
         self.clear()
 
     def is_touched(self) -> bool:
-        """True if the folder has changed since the last `clear`."""
+        """Return True if the folder has changed since the last `clear`."""
         try:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed the descriptor
@@ -87,13 +87,13 @@ class ClearedFolder:
 
     @property
     def short_path(self) -> str:
-        """A path that is short enough for Unix sockets."""
+        """Return a path of the folder that is short enough for Unix sockets."""
         if len(os.fsencode(self.path)) <= _LONGEST:
             return self.path
         return f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
-        """Return the names that `clear` removes; empty if the folder cannot be read."""
+        """Return the names of the entries that `clear` removes, or no names if the folder cannot be read."""
         try:
             return sorted(set(os.listdir(self.path)) - self._kept)
         except OSError:
@@ -147,7 +147,7 @@ _MOST_LINKS = 20
 
 
 def unshare_working_folder() -> bool:
-    """Give this thread a separate working folder and umask. False if the kernel refuses."""
+    """Give this thread a separate working folder and umask. Return False if the kernel refuses."""
     code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
     return code == 0
 
@@ -256,7 +256,7 @@ def set_temporary_folder(folder: str) -> None:
 # ---- damage
 
 EVERY_S = 0.02  # seconds between two checks for damage during short calls
-_MARGIN = 64  # free descriptors that a healthy process must have
+_MARGIN = 64  # number of free file descriptors that a healthy process must have
 _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
@@ -266,20 +266,20 @@ _MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
 class LibraryFault(NamedTuple):
-    """Why a library can run no more calls, and its exit code."""
+    """The reason why a library cannot run more calls, and the library's exit code."""
 
     code: int
     text: str
 
 
 class ProcessGuard:
-    """Compares the process with its state after the load. `temporary`: a folder that several slots share."""
+    """Detects changes of the process since the context was loaded. `temporary`: folder that several slots share."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
-        """The storage behind `os.environ`, which is ten times faster to compare."""
+        """The dictionary inside `os.environ`, which can be compared ten times faster than `os.environ`."""
         self._initial_variables = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
@@ -291,7 +291,7 @@ class ProcessGuard:
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._has_spare_descriptors = free > 8
-        """False if the loader used up the descriptors. A new library of this context would have the same problem."""
+        """False if the loader used up the file descriptors. A new library would have the same problem."""
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._has_spare_descriptors:
             self._outputs = {
@@ -436,7 +436,7 @@ def register_created_segments_only() -> None:
 
 
 def drop_resource_tracker() -> None:
-    """Drop the resource tracker of the parent, which ends with the parent."""
+    """Stop using the resource tracker of the parent process, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)

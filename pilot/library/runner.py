@@ -58,7 +58,7 @@ from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-"""Types of results that are not computed yet."""
+"""Types of results that must be awaited or iterated to compute the values."""
 _PARSL_FAILURE_TYPE = "RemoteExceptionWrapper"
 """The class that Parsl's wrapper of a function returns instead of an exception."""
 NO_CALL = -1  # the call id while no call runs; ids start at 0
@@ -105,7 +105,7 @@ class Runner:
         self._scratch_guard = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
         self.call = NO_CALL  # id of the running call
-        self.taken = NO_CALL  # id of the call in this slot, until the outbox has the call's end
+        self.taken = NO_CALL  # id of the call in this slot, until its outcome is queued in the outbox
         self.begun = 0  # number of calls begun, counted by the caller of `run`
         self.stop = CallStop()  # another thread sets this to stop the call
         self.forked = False  # True in a forked child of this process, which must not continue as the library
@@ -113,12 +113,12 @@ class Runner:
         self.ended_at = 0.0  # end time of the last call, on `time.perf_counter`
 
     def take(self, call: int) -> None:
-        """Take the next call of this slot. From now on, the call can be stopped."""
+        """Record the next call of this slot, so that the call can be stopped."""
         self.stop = CallStop()
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
-        """Run a call. Return the call's end, or its checkpoint if the call was evicted."""
+        """Run a call. Return the outcome of the call, or its checkpoint if the call was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._log_from = self._tail.begin()
@@ -240,7 +240,7 @@ class Runner:
         self._yielding = self._lane.begin(
             call,
             is_to_end=lambda: self.stop.asked,
-            on_waited=lambda s: self._marker.begin(  # the time limit excludes the wait
+            on_waited=lambda s: self._marker.begin(  # the wait does not count towards the time limit
                 self._slot, call, began_ns + int(s * 1e9), self._log_from
             ),
         )
@@ -282,11 +282,11 @@ class Runner:
                 self._leave(fault)
 
     def suspect(self, calls: list[int]) -> None:
-        """Record ended calls that may have damaged this process, before the process exits."""
+        """Record calls that have ended and may have damaged this process, which exits next."""
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Record the running call as not begun, because its library exits for another reason."""
+        """Record that no call of this slot is running, because the library exits for another reason."""
         self._marker.idle(self._slot)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
@@ -342,7 +342,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_due_times(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """Return a function for the due times of tokens; None without an objective."""
+    """Return a function that computes the due times of tokens, or None without an objective for the first token."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

@@ -1,11 +1,11 @@
-"""The loop of a library.
+"""The main loop of a library, which receives calls, runs them and sends their outcomes.
 
-With one slot, the main thread reads frames, runs calls and sends their ends. The *attendant* thread checks every 20 ms
-whether one call has run since the last check. If so, the attendant sends waiting ends and reads frames. One lock
-protects the handling of frames and the choice of the next call.
+With one slot, the main thread reads frames, runs calls and sends their outcomes. The *attendant* thread checks every
+20 ms whether the same call has been running since the last check. If so, the attendant sends the waiting outcomes and
+reads frames. One lock protects the handling of frames and the choice of the next call.
 
-The end of a call is sent before the library waits for work, after 1 ms, and before a call of a slow function. With
-several slots, calls run in threads and the main thread only reads.
+The outcome of a call is sent before the library waits for work, after 1 ms, and before a call of a slow function. With
+several slots, calls run in threads and the main thread only reads frames.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
-_PATIENCE_S = 0.001  # maximum seconds between short calls without a send or a read
-_SLOW_S = 0.0005  # ends of calls that take longer are sent immediately (seconds)
+_PATIENCE_S = 0.001  # maximum seconds of short calls without sending outcomes or reading frames
+_SLOW_S = 0.0005  # seconds; before a call of a slower function, waiting outcomes are sent
 _TICK_S = 0.02
-_FAULTS = 3  # a library exits after 3 calls in a row that a fault of the node failed
-NOT_RESIZED = -1  # the answer if the context refused the resize
+_FAULTS = 3  # a library exits after 3 calls in a row with infrastructure failures
+NOT_RESIZED = -1  # answer to a `Resize` order that the context refused
 _now = time.perf_counter
 
 
@@ -182,12 +182,12 @@ class LibraryServer:
                 if self._over():
                     with work_came:
                         work_came.notify_all()
-                    self._sock.shutdown(socket.SHUT_RD)  # wakes the reader
+                    self._sock.shutdown(socket.SHUT_RD)  # wakes the thread that reads frames
 
         def work_or_end(slot: int) -> None:
             try:
                 worker(slot)
-            except BaseException:  # exit as with one slot: the agent reports the end
+            except BaseException:  # exit like a library with one slot; the agent reports the exit
                 traceback.print_exc()
                 self.outbox.send_waiting()
                 self._exit(1)
@@ -249,7 +249,7 @@ class LibraryServer:
                     self.leave(fault)
 
     def _is_only_busy_slot(self, own: Runner) -> bool:
-        """True if every other slot is free: it has no call, or the outbox has the end of its call."""
+        """Return True if no other slot has a call. A slot has its call until the outcome is queued in the outbox."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
@@ -337,7 +337,7 @@ class LibraryServer:
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                side_by_side = self._slots > 1  # with several slots, some call may always run
+                side_by_side = self._slots > 1  # with several slots, a call may always be running
                 if self._resizer is None or side_by_side or self._runners[0].taken == NO_CALL:
                     self._resize()
             case Sleep() | Wake():
@@ -348,7 +348,7 @@ class LibraryServer:
                 if back:
                     self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Load():
-                pass  # a repeated order
+                pass  # a repeated order is ignored
 
     def _queue_calls(self, message: Run) -> None:
         calls = message.calls
@@ -369,7 +369,7 @@ class LibraryServer:
             if self._resizer is not None:
                 try:
                     self._resizer(device_memory_bytes=ambient.memory_of(size))
-                except Exception:  # the context keeps its memory
+                except Exception:  # the context keeps its former memory size
                     traceback.print_exc()
                     size = NOT_RESIZED
             self.outbox.send([Resized(device_memory_bytes=size)])
@@ -397,7 +397,7 @@ class LibraryServer:
                     self.outbox.send_waiting()
                     if not self._reads_for_call:
                         self._receive_without_blocking()
-                elif call == NO_CALL and begun == seen:  # no call ran for a whole tick
+                elif call == NO_CALL and begun == seen:  # no call has run since the last check
                     break
                 seen = begun
             self._parked = True

@@ -45,7 +45,7 @@ class Sleeper:
         except BaseException as error:
             return self._failed("wake", error)
         seconds = time.monotonic() - began
-        _return_freed_memory()  # the limit of host memory is lower when awake
+        _return_freed_memory()  # an awake library has a lower limit of host memory
         return Woke(seconds)
 
     def _failed(self, method: str, error: BaseException) -> SleepFailed:
@@ -64,7 +64,7 @@ class Sleeper:
 
 
 def can_sleep(context: Any) -> bool:
-    """True if a context's class has methods `sleep()` and `wake()` without required arguments."""
+    """Return True if a context's class has methods `sleep()` and `wake()` without required arguments."""
     return all(_has_method_without_arguments(context, name) for name in ("sleep", "wake"))
 
 
@@ -100,7 +100,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def device_memory(devices: tuple[str, ...]) -> int:
-    """Return torch's reserved bytes on the fullest device; 0 without a GPU."""
+    """Return the bytes that PyTorch has reserved on the fullest device, or 0 without a GPU."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0

@@ -176,7 +176,7 @@ def _has_content(path: Path, name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Become a pilot. Returns only on failure."""
+    """Replace this process by a pilot. Returns an exit code only if this fails."""
     began = time.monotonic()
     given, rest = _parser().parse_known_args(arguments)
     os.umask(0o077)

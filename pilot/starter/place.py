@@ -30,7 +30,7 @@ from pathlib import Path
 Getter = Callable[[Path], object]  # a function that writes the archive to a path
 KEEP_BYTES = 20_000_000_000  # maximum size of all environments together
 KEPT_S = 14 * 86400.0  # default seconds after which an unused environment is removed
-_NAMES = 5  # folder names to try: another user may own the first
+_NAMES = 5  # number of folder names to try, because another user may own the first ones
 
 
 class StartError(Exception):
@@ -59,7 +59,7 @@ def base_folder(given: str) -> Path:
 
 
 def create_private_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first` or a numbered name; None if other users own all these folders."""
+    """Return a private folder of this user at `first` or a numbered name, or None if other users own all of them."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return the folder of an environment, created if missing. Raises StartError."""
+        """Return the folder of an environment, and create the folder if it is missing. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -201,7 +201,7 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
         return False
     if member.issym() or facts.st_size >= member.size:
         return True
-    place.unlink()  # not overwritten: another process may have the file mapped
+    place.unlink()  # remove instead of overwriting, because another process may have mapped the file
     return False
 
 

@@ -44,8 +44,9 @@ ALONE_S = 120
 class VinePlan(msgspec.Struct, frozen=True):
     """TaskVine's settings.
 
-    `devices`: the libraries of a worker, as in `[pilot] devices`; `cores`, `memory_mb`, `disk_mb`: per worker (0 =
-    all); `requirements`: for HTCondor; `worker_init`: shell code that runs before a worker.
+    `devices`: devices of a worker for its libraries, in the format of `[pilot] devices`. `cores`, `memory_mb`,
+    `disk_mb`: resources of a worker (0 = all). `requirements`: requirement expression for HTCondor. `worker_init`:
+    shell code that runs before a worker.
     """
 
     batch: str = "local"
@@ -164,7 +165,7 @@ _MIB = 2**20
 
 
 class FinishedTicket(msgspec.Struct, frozen=True):
-    """A finished order of TaskVine, by ticket, with its `result`. `answer`: empty unless the result is `success`."""
+    """The outcome of an order that TaskVine has finished. `answer`: the library's answer if `result` is `success`."""
 
     ticket: int
     result: str
@@ -186,7 +187,7 @@ class VineManager:
         self._plan = plan
         self._folder = folder
         self._tasks: dict[int, tuple[int, Any]] = {}
-        """Open tasks by TaskVine's task number: Stoker's ticket, and the task."""
+        """Stoker's ticket and the task object of each open task, by TaskVine's task number."""
         self._files: dict[str, Any] = {}
         self._tickets = 0
         logs = folder / "logs" / "vine-logs"

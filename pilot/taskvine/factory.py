@@ -130,7 +130,7 @@ class VineFactory:
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
     def ended(self) -> str:
-        """Return why the factory has ended; empty while it runs."""
+        """Return the reason why the factory has ended, or an empty text while the factory runs."""
         code = self._process.poll()
         if code is None:
             return ""

@@ -60,9 +60,9 @@ class CallStopped(BaseException):
 
 
 class CallWatch:
-    """Stops calls of the main thread.
+    """Stops calls that run in the main thread.
 
-    `dying` receives the reason before the process exits; `memory_bytes`: limit of the process (0 = none).
+    `dying` is called with the reason before the process exits. `memory_bytes`: memory limit of the process (0 = none).
     """
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
@@ -233,7 +233,7 @@ class VineLibrary:
         self._runner = self._make_runner(context, workplace)
         self._guard = ProcessGuard()
         gc.collect()
-        gc.freeze()  # the collector may skip the context, which lives as long as the process
+        gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
         self._held = msgspec.structs.replace(
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
@@ -348,7 +348,7 @@ def _silence_output() -> None:
     TaskVine sends up to a kilobyte of this file with the report of an ended library, and its manager then reads the
     bytes as the worker's next message.
     """
-    with contextlib.suppress(OSError):  # not a file
+    with contextlib.suppress(OSError):  # the output is not a regular file
         os.ftruncate(1, 0)
     nothing = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):

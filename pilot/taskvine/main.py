@@ -43,9 +43,9 @@ log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
-"""Shortest and longest pause between two checks of the pool during calls, in seconds. Each pause doubles."""
+"""Shortest and longest pause in seconds between two checks of the pool during calls. Each pause doubles the last."""
 _HANG_LIMIT_S = 900.0
-"""Seconds after which an iteration counts as hung. One iteration may send a whole model."""
+"""Seconds after which an iteration of the loop counts as hung. One iteration may send a whole model."""
 
 
 class PoolLoop:

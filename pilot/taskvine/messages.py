@@ -37,7 +37,7 @@ class Setup(msgspec.Struct, frozen=True):
 class PoolOrder(msgspec.Struct, frozen=True):
     """Calls of one function for one library. An order without calls only loads the context.
 
-    `objects`: cache names of large arguments, with their file names in the call's folder.
+    `objects`: file names of large arguments in the call's folder, by cache name.
     """
 
     ticket: int
@@ -49,9 +49,9 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """The place of a library, and the cost of its context's load.
+    """Where a library runs, and what loading its context cost.
 
-    `orders`: number of answered orders; `failure`: why the context could not be loaded.
+    `orders`: number of answered orders. `failure`: why the context could not be loaded.
     """
 
     host: str
@@ -64,7 +64,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The results of an order's calls; empty if the worker does not have the context."""
+    """The outcomes of an order's calls, or no outcomes if the context could not be loaded."""
 
     ticket: int
     held: LibraryReport
@@ -72,7 +72,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A library's running call, its log from the byte `start`, and why the library is about to exit."""
+    """The call that a library runs, where its output begins in the log, and why the library is about to exit."""
 
     call: int
     log: str

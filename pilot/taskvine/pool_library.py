@@ -38,7 +38,7 @@ _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """Return a library's failure, from its note (if any) and TaskVine's message `said`."""
+    """Return why a library failed, based on its note (if any) and TaskVine's message `said`."""
     kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
     if note is not None and note.reason:
         kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was cancelled"
@@ -61,14 +61,14 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
 
 
 ORDER_S = 0.05
-"""Seconds of work in one order of short calls."""
+"""Seconds that an order of several short calls should take."""
 MOST_CALLS = 64
 
 
 class OrderOutcome(msgspec.Struct, frozen=True):
-    """The end of an order: TaskVine's `result`, and the answer if the result is `success`.
+    """The outcome of an order: TaskVine's `result`, and the library's answer if the result is `success`.
 
-    `stopped`: calls with a stop order; `note`: the note of a library that ended without an answer.
+    `stopped`: calls that were told to stop. `note`: the note of a library that ended without an answer.
     """
 
     order: messages.PoolOrder
@@ -100,7 +100,7 @@ class Orders:
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
     def take_next_order(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
-        """Remove the next order's calls from a queue: one function and equal options; a large call is alone."""
+        """Take the next calls with one function and equal options as an order. A large call gets its own order."""
         run, _ = queue[0]
         mean = self._means.get(run.function, 0.0)
         room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1

@@ -1,12 +1,13 @@
 """The copy of an object on disk, the choice of the next pieces, and the shared state of one fetch.
 
-A new copy contains all folders, links and files, with holes for missing pieces. Another process may complete the copy:
-`keep_correct_pieces` keeps correct pieces.
+A new copy contains all folders, links and files, with holes for missing pieces. Another process can continue an
+incomplete copy, because `keep_correct_pieces` keeps the pieces that are correct.
 
 As in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003), a fetch requests the rarest piece first and
-breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the reader of the object's origin only if no
-other source has or will soon have the piece. Near the end, a delayed piece is also requested from a second source. A
-choice samples the pieces, so its time does not grow with the object. `Picker` is pure.
+breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the pilot that reads the original object only if
+no other source has or will soon have the piece. Near the end of a fetch, a delayed piece is also requested from a
+second source. The next piece is chosen from a sample of the pieces, so the choice takes no longer for large objects.
+`Picker` does no I/O.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from stoker.contexts.manifest import (
 
 
 class ObjectCopy:
-    """One object at one path, thread-safe. `arrivals`: the present pieces, in order of arrival."""
+    """A copy of an object at one path. Thread-safe. `arrivals`: indices of the present pieces, in order of arrival."""
 
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
         """`data`: the manifest. Raises ValueError for an invalid manifest, OSError for an unusable path."""
@@ -79,7 +80,7 @@ class ObjectCopy:
         return kept
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Write a piece to disk. False if its bytes are wrong. Raises OSError."""
+        """Write a piece to disk. Return False if the bytes of the piece are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_piece_intact(piece, data):
             return False
@@ -189,11 +190,11 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""Near the end, a piece is requested from a second source after `AGAIN_S` seconds.
+"""Near the end of a fetch, a piece that has not arrived after `AGAIN_S` seconds is requested from a second source.
 
 For slow transfers, the delay is `AGAIN` times the recent seconds per piece.
 """
-SPARED_S = 5.0  # seconds without a piece before the origin is also used for pieces of peers
+SPARED_S = 5.0  # seconds without a new piece after which pieces that peers have are also requested from the origin
 
 
 @dataclass(slots=True)
@@ -211,7 +212,7 @@ class _Offer:
 
 
 class Picker(Generic[S]):
-    """The pieces of one object, and the sources of each piece. Not thread-safe."""
+    """Chooses the next piece of an object to request from a source. Not thread-safe."""
 
     def __init__(self, count: int, *, chance: random.Random) -> None:
         self._here = bytearray(count)
@@ -263,7 +264,7 @@ class Picker(Generic[S]):
                 self._holders[index] -= known
 
     def arrived(self, index: int, now: float) -> bool:
-        """Record the arrival of a piece. False if the piece was present."""
+        """Record the arrival of a piece. Return False if the piece was already present."""
         for offer in self._offers.values():
             offer.asked.discard(index)
         asked = self._asked.pop(index, None)
@@ -290,7 +291,7 @@ class Picker(Generic[S]):
         return found
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """Return the rarest unrequested piece of a sample, or else of all pieces (unless the origin is spared)."""
+        """Return the rarest unrequested piece of a sample, or of all pieces if the sample has none to request."""
         spared = offer.origin and now - self._last_arrival_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -313,7 +314,7 @@ class Picker(Generic[S]):
         return None
 
     def _late(self, offer: _Offer, now: float) -> int | None:
-        """If all missing pieces are requested, return a piece with one late request."""
+        """If all missing pieces have been requested, return a piece whose only request is overdue."""
         if len(self._asked) < self._left:
             return None
         patience_s = max(AGAIN_S, AGAIN * self._took_s) + (SPARED_S if offer.origin else 0.0)
@@ -339,7 +340,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: an `address` or a local `path`. `origin`: True for the object's origin or its reader."""
+    """A source of an object: an `address` or a `path`. `origin`: True if the source is the original or reads it."""
 
     address: str = ""
     path: str = ""
@@ -352,7 +353,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes from the origin, from peers and from an earlier attempt, and the seconds of the fetch."""
+    """Bytes that a fetch got from the origin, from peers and from an earlier attempt, and its duration in seconds."""
 
     origin_bytes: int
     peer_bytes: int
@@ -415,7 +416,7 @@ class FetchState:
             self._picker.has(source, has)
 
     def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """Record new pieces of a source, or a piece that the source `lacks`."""
+        """Record pieces that a source has received, or a piece that the source `lacks`."""
         with self._changed:
             if lacks is not None:
                 self._picker.mark_piece_unavailable(source, lacks)

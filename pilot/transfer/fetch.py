@@ -1,7 +1,7 @@
 """Fetches one object from several sources concurrently, and sends results to the seed.
 
-One thread reads each source: another pilot, the session's seed, or a path. The fetch verifies each piece. A source of a
-wrong piece is not used again.
+One thread reads each source: another pilot, the session's seed, or a path. The fetch verifies each piece. A source that
+sent a wrong piece is not used again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.pilot.transfer.wire import PeerError
 # ---- sources
 
 DEPTH = 2  # outstanding requests to a fast peer: the next piece travels while the last piece is verified
-SLOW_S = 0.1  # a slower peer gets one request at a time (seconds per piece)
+SLOW_S = 0.1  # seconds per piece; a peer that needs longer gets one request at a time
 
 _FILE_CHANGED = "the file has changed since the recipe was made, or is damaged; make the recipe again"
 _BUSY_S = 15.0
@@ -45,7 +45,7 @@ class FetchSettings:
 
 
 class SourceReader:
-    """Reads one source. `ended` receives the reason of the end (empty if complete), and True if bytes were wrong."""
+    """Reads pieces from one source. `ended` receives the reason (empty if complete), and True if bytes were wrong."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ log = logging.getLogger("stoker.transfer")
 
 STALL_S = 60.0  # seconds without bytes after which all sources are dropped
 _POLL_S = 0.5
-_REASONS = 4  # number of reasons in the error
+_REASONS = 4  # maximum number of reasons that the error message lists
 
 
 class ObjectFetch:

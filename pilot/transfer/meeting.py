@@ -21,7 +21,7 @@ SOURCES = MOST - 1  # number of source pilots in each answer of the seed
 TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
 FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
 UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds before the seed sends a piece again: while no pilot reports the piece, and if a pilot reports it."""
+"""Seconds before the seed sends a piece again if no pilot has reported the piece, and if a pilot has reported it."""
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL_PIECES = -1  # every bit set: all pieces
@@ -46,7 +46,7 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Record the pieces of the pilot at `address` (all if it `wants` none), and return pilots as sources."""
+        """Record which pieces the pilot at `address` has (all if not `wants`), and return other pilots as sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -136,7 +136,7 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Report this pilot's pieces to the seed, and return other pilots. Raises PeerError."""
+    """Report this pilot's pieces to the seed, and return the addresses of other pilots. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()

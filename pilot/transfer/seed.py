@@ -58,7 +58,7 @@ class Seed:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield the object at its origin, if unchanged."""
+        """Yield the original object, or None if the object is unknown or has changed."""
         ref = self._find(name)
         copy = None
         if ref is not None:

@@ -28,7 +28,7 @@ _PATIENCE_S, _PATIENCE = 1.0, 8.0
 """Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the seconds per piece."""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
-"""Returns the seconds that a host should wait. Arguments: object name, piece index, address of the host."""
+"""A function that returns how many seconds a host should wait. Arguments: object name, piece index, host address."""
 _REMEMBERED = 256
 
 
@@ -41,7 +41,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Record that a piece is being sent. False if no further peer may receive the piece now."""
+        """Record that a piece is being sent. Return False if no further peer may receive the piece now."""
         with self._lock:
             object, sent, wait_s = self._piece_sending_state(copy, index, host)
             if wait_s > 0:
@@ -120,10 +120,10 @@ class ServedObjects(Protocol):
     """The objects that a transfer server can serve."""
 
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """Yield a copy of an object, which is not evicted meanwhile; None if absent."""
+        """Yield a copy of an object, or None if it is absent. The copy is not evicted during the `with` block."""
 
     def expects(self, name: str) -> bool:
-        """True if the pilot is fetching the absent object."""
+        """Return True if the object is absent but the pilot is fetching it."""
 
 
 class ObjectServer:
@@ -191,14 +191,14 @@ class ObjectServer:
             self._seat(sock, str(peer[0]))
             try:
                 threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
-            except RuntimeError as error:  # no more threads
+            except RuntimeError as error:  # no further thread could be started
                 self._lines.warning("thread", f"{peer[0]} cannot be served: {error}")
                 with self.lock:
                     self._unproven.remove(sock)
                 sock.close()
 
     def _seat(self, sock: socket.socket, address: str) -> None:
-        """Add an unproven connection. Above the limit, close the oldest connection of the address with the most."""
+        """Add an unproven connection. Above the limit, close the oldest one of the address with most connections."""
         with self.lock:
             self._unproven.add(sock, address=address)
             surplus = self._unproven.surplus()
@@ -322,7 +322,7 @@ class _PeerService:
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_announce(self) -> list[int]:
-        """Return new pieces to announce to this peer, and a delayed piece that is free now."""
+        """Return indices of new pieces for this peer, and of one delayed piece that may be sent now."""
         told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
         self._announced += len(told)
         for index in self._later:

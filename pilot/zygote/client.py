@@ -31,7 +31,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-"""Variables that set the size of numeric libraries' thread pools on import."""
+"""Environment variables that set the size of numeric libraries' thread pools on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -167,7 +167,7 @@ class Zygote:
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Order a library that uses `sock`, and close `sock` here. Raises OSError."""
+        """Order the zygote to start a library that uses `sock`, and close `sock` in this process. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
             self._send_queued()
@@ -203,7 +203,7 @@ class Zygote:
         self.push()
 
     def receive(self) -> list[FromZygote] | None:
-        """Return the messages of the zygote; None once the zygote has ended."""
+        """Return the received messages of the zygote, or None once the zygote has ended."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -225,7 +225,7 @@ class Zygote:
         self._sock.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the zygote exits. True if it exits in time."""
+        """Wait until the zygote exits. Return True if the zygote exits within `timeout_s` seconds."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """Linux processes: adopt orphans, find and measure descendants, and clean up after killed processes.
 
 Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their users have ended.
-Therefore trackers are not killed with a library, and may run for LIMIT_S more. System V segments are removed by the
-process id of their creator.
+Therefore trackers are not killed together with a library, and may run for LIMIT_S seconds longer. System V segments are
+removed by the process id of their creator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 
 # ---- clean-up after killed processes
 
-LIMIT_S = 5.0  # torch's manager waits 2 s after the last user of its segments
+LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the last user of its segments
 
 _TRACKER_COMMAND = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """True for a living process that only cleans up resources of other processes."""
+    """Return True if a living process only cleans up resources of other processes."""
     try:
         command = _command_line(pid)
     except OSError:
@@ -55,7 +55,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove unused segments that these processes made since `since` (wall clock); return their number."""
+    """Remove unused segments that the processes `pids` created since `since` (wall clock). Return their number."""
     removed = 0
     try:
         with open(_SYSTEM_V) as file:
@@ -74,7 +74,7 @@ def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_stuck: set[int] = set()  # killed children that did not end in time
+_stuck: set[int] = set()  # process ids of killed children that did not end in time
 
 
 def _prctl(option: int, value: int) -> None:
@@ -114,7 +114,7 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants, parents first."""
+    """Yield the ids of a process and all its descendants, parents first."""
     todo = [pid]
     while todo:
         one = todo.pop()
@@ -129,10 +129,10 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill all children that are not `known`, and their descendants; return these children.
+    """Kill all children that are not `known`, and their descendants. Return the killed children.
 
-    Orphans of killed processes become children of this process's main thread. `of_main`: spare children of other
-    threads. Trackers are spared. A child that the kernel cannot end (a hung driver) is waited for once.
+    Orphans of killed processes become children of this process's main thread. `of_main`: True to spare children of
+    other threads. Resource trackers are spared. A child that the kernel cannot end (a hung driver) is waited for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -157,7 +157,7 @@ def child_resource_trackers() -> list[int]:
 
 
 def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the trackers among the children end. Kill trackers that do not end in time."""
+    """Wait until the resource trackers among this process's children end. Kill trackers that do not end in time."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in child_resource_trackers() if pid not in known]:
         for pid in left:
@@ -169,7 +169,7 @@ def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Reap an ended child; return its pid, status, and peak memory in bytes; None without one."""
+    """Reap an ended child process. Return its pid, status and peak memory in bytes, or None if no child has ended."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -195,7 +195,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the bytes of a process and its descendants, with shared pages divided. Takes milliseconds."""
+    """Return the bytes of a process and its descendants, with shared pages split among users. Takes milliseconds."""
     total = 0
     for one in tree(pid):
         try:
@@ -209,8 +209,8 @@ def proportional_bytes(pid: int) -> int:
 class MemoryLimit:
     """Detects whether a library uses more memory than its limit.
 
-    The cheap measure counts shared pages several times, so it can exceed the limit too early. The exact measure follows
-    if the cheap measure has grown by the remaining memory, or after `AGAIN_S` seconds.
+    The cheap measurement counts shared pages several times, so its value can exceed the limit too early. In that case,
+    the memory is measured exactly if the cheap value has grown by the remaining memory, or after `AGAIN_S` seconds.
     """
 
     AGAIN_S = 2.0

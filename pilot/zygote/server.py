@@ -39,7 +39,7 @@ from stoker.pilot.zygote import client, processes
 # ---- threads
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""jemalloc's thread (in pyarrow, which pandas imports) frees memory. A forked child works without this thread."""
+"""Names of threads that allow a fork. jemalloc's thread (in pyarrow, which pandas imports) only frees memory."""
 _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
@@ -95,7 +95,7 @@ class Listener(MetaPathFinder):
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        """Wrap functions of `torch.cuda` once it is imported."""
+        """Wrap the query functions of `torch.cuda`, once this module is imported."""
         if _MODULE in sys.modules:
             self._listen(sys.modules[_MODULE])
         else:
@@ -152,7 +152,7 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
         set_threads(order.threads)
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and hasattr(numpy, "random"):  # the standard library reseeds its generator
+        if numpy is not None and hasattr(numpy, "random"):  # Python's `random` reseeds itself after a fork
             numpy.random.seed()
         module, _, name = order.entry.partition(":")
         getattr(importlib.import_module(module), name)(sock)
@@ -213,9 +213,9 @@ class ZygoteServer:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Shared memory trackers of preloaded modules, which exit with this process."""
+        """Process ids of the preloaded modules' resource trackers, which exit with this process."""
         self._trackers: dict[int, float] = {}
-        """Trackers of ended libraries, with the time of their kill."""
+        """Process ids of resource trackers of ended libraries, with the monotonic time at which they are killed."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
@@ -344,7 +344,7 @@ class ZygoteServer:
                 continue
             orphans = (
                 processes.kill_stray_children(self._libraries) - self._trackers.keys()
-            )  # ended trackers are no orphans
+            )  # a library's resource trackers do not count as orphans
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
             for tracker in set(processes.child_resource_trackers()) - self._own_trackers:

@@ -104,7 +104,7 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 
 SiteSetting = tuple[str, str]
-"""Names of a table and of its setting."""
+"""The name of a table and the name of a setting in this table."""
 
 
 def settings_without_effect(site: Site) -> dict[SiteSetting, str]:
@@ -255,7 +255,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _convert_number_settings(data: dict[str, Any]) -> None:
-    """Convert numbers in `data` in place: `nodes = "2"`, `gpus = 2`."""
+    """Convert the number settings in `data` to the expected types, in place, such as `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
         if not isinstance(settings, dict):
@@ -407,7 +407,7 @@ def format_site_toml(site: Site) -> str:
 
 
 def _format_toml_setting(field: FieldInfo, value: Any) -> str:
-    if field.type is Duration:  # without an exponent
+    if field.type is Duration:  # write the number without an exponent
         value = f"{Decimal(repr(float(value))):f} s"
     elif field.type is Size:
         value = f"{int(value)} B"

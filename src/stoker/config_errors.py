@@ -32,13 +32,13 @@ _TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line of a setting, from 1; of its table if the setting is missing."""
+    """Return the line number of a setting, from 1. If the setting is missing, return the line number of its table."""
     lines = _lines(text)
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
-    """Return the line number of each setting and table; the tables of `[[a]]` are `a.0`, `a.1`, …
+    """Return the line number of each setting and table. The tables of `[[a]]` are called `a.0`, `a.1`, …
 
     Only the start of each line outside multi-line strings and arrays matters.
     """
@@ -108,7 +108,7 @@ ReadUnit = Callable[[type, Any], Any]
 
 
 class SettingPlace(typing.NamedTuple):
-    """`shown`: path with names instead of indices. `kind`: type of the setting, or None if invalid."""
+    """A setting in a file. `shown`: its path with names instead of indices. `kind`: its type, or None if invalid."""
 
     path: KeyPath
     shown: KeyPath
@@ -169,7 +169,7 @@ def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[
 
 
 def resolve_tagged_union(kind: Any, data: Any) -> Any:
-    """Return the union member that the tag in `data` selects. Return any other type unchanged."""
+    """If `kind` is a tagged union, return the member that the tag in `data` selects. Return other types unchanged."""
     kind = _strip_annotated(kind)
     structs = structs_by_tag(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -222,7 +222,7 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 
 class ConfigFault(typing.NamedTuple):
-    """A fault in a TOML file. `path`: of the setting, or of its table."""
+    """A fault in a TOML file. `path`: path of the setting with the fault, or of its table."""
 
     line: int
     key: str
@@ -303,7 +303,8 @@ def explain(
 ) -> ConfigFault:  # fmt: skip
     """Explain msgspec's message `fault` to the user.
 
-    `shapes` describes valid texts of settings with a pattern. `data` and `read` help to find a table in a list.
+    `shapes`: descriptions of the valid values of settings that must match a pattern. `data` and `read` help to find a
+    table in a list.
     """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))

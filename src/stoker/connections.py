@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`. Raises ValueError."""
+    """Split an address `host:port` into host and port. Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -34,7 +34,7 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Maximum limit of descriptors, because some programs close each possible descriptor in turn."""
+"""Maximum limit of file descriptors, because some programs close each possible descriptor one by one."""
 _former_limits: list[tuple[int, int]] = []
 
 
@@ -54,7 +54,7 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Set the limit of a child process to the limit of this process before `raise_descriptor_limit`."""
+    """Reset the limit of a child process to the limit that this process had before `raise_descriptor_limit`."""
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])

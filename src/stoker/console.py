@@ -47,9 +47,9 @@ _REFRESH_S = 0.5
 _AGAIN_S = 60.0
 """Seconds until a line about a wait is repeated."""
 _MOST_LOADS = 10
-"""Number of context loads that print plain lines."""
+"""Maximum number of context loads for which plain lines are printed."""
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Durations and times, which alone do not cause a new line."""
+"""Pattern of durations and times. A line in which only these have changed is not printed again."""
 
 
 class Screen:
@@ -155,7 +155,7 @@ class Progress:
         self._also_pace.add(also, now)
 
     def end(self) -> None:
-        """Mark the end: later drawings omit loads and time left."""
+        """Mark the run as ended. Later drawings omit context loads and the time left."""
         self._ended = True
 
     @property

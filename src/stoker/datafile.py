@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line. `number`: from 1. `data`: bytes without the line end."""
+    """A line of a file. `number`: line number, from 1. `data`: bytes without the line end."""
 
     number: int
     data: bytes

@@ -27,7 +27,7 @@ _SILENT_MS = 15_000
 
 class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """The connection is established. The first frame must be a hello."""
+    """The connection is established. The first frame must be a hello message."""
     BROKEN = zmq.EVENT_DISCONNECTED
     """The connection broke or failed. ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -39,7 +39,7 @@ class ConnectionChange(enum.Enum):
 
 
 _EVENT = struct.Struct("=Hi")
-"""First frame of a monitor's message, zmq_socket_monitor(3): event number and value."""
+"""Format of the first frame of a monitor's message (see zmq_socket_monitor(3)): event number and value."""
 _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
@@ -97,7 +97,8 @@ class Dealer:
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped retrying, for example because another process at our manager's address refused.
+        """True if ZeroMQ has stopped trying to connect, for example after another process at the manager's address
+        refused the connection.
         """
         self.refused = False
         """True if the peer has refused our CURVE key."""
@@ -118,7 +119,7 @@ class Dealer:
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
-        """True if a frame or a connection event can be read."""
+        """Return True if a frame or a connection event can be read."""
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
@@ -132,7 +133,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. Return True if a connection was made: the caller must send a hello."""
+        """Handle all `changes`. Return True if a connection was made, so that the caller must send a hello message."""
         fresh = False
         for change in self.changes():
             match change:

@@ -20,8 +20,8 @@
         ├── InfrastructureError devices, disks or networks failed several times
         └── RemoteCallError     the exception of the call cannot be restored
 
-Facts are attributes. Every error can be pickled. An exception of a user's function is raised
-unchanged, with the remote traceback as its cause.
+The facts of an error are attributes of the exception. Every error can be pickled. An exception of a user's function is
+raised unchanged, with the remote traceback as its cause.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class CallCancelledError(CallError):
 
 
 class StreamDiffersError(CallError):
-    """A streaming call ran again, and its pieces differ from the client's.
+    """A streaming call ran again, and its pieces differ from those that the client already has.
 
-    Facts: `piece` (the first difference, from 0), `handed_on`.
+    Facts: `piece` (index of the first different piece, from 0), `handed_on`.
     """
 
 

@@ -1,8 +1,9 @@
 """Take, wait for and check file locks (flock).
 
-Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. Without locks, `take`
-writes a file `NAME.holder`, which names the process and is valid while the process lives, and `wait` does nothing. A
-lock file is sufficient: a lease decides which manager runs a session, and objects are verified by digest.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. On such file systems,
+`take` writes a file `NAME.holder`, which names the process and is valid while the process lives, and `wait` does
+nothing. Such a file is sufficient, because a lease decides which manager runs a session, and objects are verified by
+digest.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """True if a process holds a lock on a file; None if unknown.
+    """Return True if a process holds a lock on a file, or None if this is unknown.
 
     With `exclusively`, only an exclusive lock counts. The check then takes a shared lock, so concurrent checks do not
     report each other.
@@ -95,7 +96,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int:
-    """Return the start time of a process in ticks since boot; 0 if it does not run."""
+    """Return the start time of a process in clock ticks since boot, or 0 if the process does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -125,7 +126,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _is_holder_alive(holder: _Named) -> bool:
-    """True if the process is alive. A process on another machine is invisible and counts as dead."""
+    """Return True if the process is alive. A process on another machine is invisible and counts as dead."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -158,7 +159,7 @@ def _is_locked_by_process(pid: int, name: str) -> bool:
 
 
 def _is_descriptor_locked(pid: int, descriptor: str, name: str) -> bool:
-    """True if the kernel lists a lock for the file descriptor `descriptor` (proc_pid_fdinfo(5))."""
+    """Return True if the kernel lists a lock for the file descriptor `descriptor` (proc_pid_fdinfo(5))."""
     try:
         if os.readlink(f"/proc/{pid}/fd/{descriptor}") != name:
             return False

@@ -20,15 +20,15 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""Bytes at which a log is renamed. A log and its renamed file use at most twice this size."""
+"""Size in bytes at which a log file is renamed. A log and its renamed file together use at most twice this size."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
-"""Lines between two checks of the size."""
+"""Number of lines between two checks of the log's size."""
 
 OUTPUT_BYTES = 64_000_000
 """Disk space in bytes at which `free_file_middle` frees the middle of a library's log."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""First and last bytes that `free_file_middle` keeps."""
+"""Number of bytes at the start and at the end of a file that `free_file_middle` keeps."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -66,7 +66,7 @@ class BoundedLog(WatchedFileHandler):
             self._redirect_output(before)
 
     def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr from `before`, or from a renamed or deleted log file."""
+        """Redirect stdout and stderr to this log if they write to `before` or to a renamed or deleted log file."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -94,7 +94,7 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _is_former_log_file(descriptor: int, log: Path) -> bool:
-    """True if the file of the descriptor is a renamed or deleted `log`."""
+    """Return True if the file of the descriptor is a renamed or deleted `log`."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -114,7 +114,7 @@ def keep_log(path: Path) -> None:
 def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     """Free the middle of a file that uses more than `most_bytes` of disk. The file keeps its length.
 
-    Return False if nothing was freed. Raises OSError, also if the file system cannot.
+    Return False if nothing was freed. Raises OSError, also if the file system cannot free parts of a file.
     """
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
@@ -160,7 +160,7 @@ class SeldomLog:
         self._written = 0
 
     def warning(self, subject: str, text: str) -> bool:
-        """Write `text` if the limits allow. True if written."""
+        """Write `text` if the limits allow it. Return True if the text was written."""
         now = self._clock()
         if now - self._window_began >= self._every_s:
             self._window_began, self._written = now, 0

@@ -1,4 +1,4 @@
-"""The pause before a failed action is retried. Standard library only."""
+"""The pause before a failed action is retried. This module needs only the standard library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that can be stopped at any moment and resumed. Final files are replaced atomically.
+"""Folders of runs that can be stopped at any moment and resumed. Final files are replaced atomically.
 
     with contextlib.closing(open_run(Path("runs"), app="mine", prefix="mine", parameters=..., options=...)) as folder:
         with folder.log(key=("id",)) as log:            the results so far; `append` skips a key that the log has
@@ -7,10 +7,10 @@
 
     run.json              application, options, parameters, time of creation
     results.jsonl.part    results so far; removed when the final file is complete
-    attempt.jsonl.part    the private log of an attempt
-    results.parquet       the final file (or results.jsonl, results.npy, responses.jsonl); the run is finished if it
-                          exists and .part does not
-    summary.json          the facts of the last attempt
+    attempt.jsonl.part    the log of one attempt; removed when the attempt ends
+    results.parquet       the final file (or results.jsonl, results.npy, responses.jsonl); the run is finished if this
+                          file exists and results.jsonl.part does not
+    summary.json          a summary of the last attempt
 
 Two runs with equal `parameters` are the same run. A process locks its run folder. An unusable folder raises
 ConfigError. A full disk raises StokerError and leaves existing files intact.
@@ -193,7 +193,7 @@ FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 
 
 class RunFolder:
-    """An open run folder; `close` releases its lock. Made by `open_run`."""
+    """An open, locked run folder, created by `open_run`. The method `close` releases the lock."""
 
     def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
         self.path = path
@@ -439,7 +439,7 @@ def _make_run_folder(root: Path, *, prefix: str) -> Path:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """True if the folder has files other than those of a run that ended before it wrote its first file."""
+    """Return True if the folder has files other than the lock and the unfinished `run.json` of a stopped run."""
     return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_file_path(folder / _RUN).name}
 
 

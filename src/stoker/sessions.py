@@ -1,7 +1,7 @@
-"""Facts, forecasts, checkpoints and policies of a loaded session and its calls.
+"""Statistics, forecasts, checkpoints and policies of a loaded session and its calls.
 
     with stoker.load() as session:
-        ask = facts_of(session, {recipe.key})            function that counts from this moment
+        ask = facts_of(session, {recipe.key})            `ask()` returns the statistics since this moment
         future = verify(claims)
         with observe(session) as observer:               reads status and calls from any thread
             print(observer.calls(limit=100, only=None).calls)
@@ -63,7 +63,7 @@ _HOME = {
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
-    """Figures summed over a set of contexts. Seconds are device time."""
+    """Statistics summed over a set of contexts. `load_total_s`: seconds of device time of all loads."""
 
     names: tuple[str, ...] = ()
     hot: int = 0

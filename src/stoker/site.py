@@ -18,11 +18,11 @@ from stoker.site_options import asks_for_array, max_concurrent_array_tasks, refu
 
 
 class Size(int):
-    """Bytes; in a site file with a unit, as `"4 GB"`."""
+    """A number of bytes. A site file contains it with a unit, as in `"4 GB"`."""
 
 
 class Duration(float):
-    """Seconds; in a site file with a unit, as `"90 s"`."""
+    """A time in seconds. A site file contains it with a unit, as in `"90 s"`."""
 
 
 class Engine(enum.Enum):
@@ -53,7 +53,7 @@ class ProviderKind(enum.Enum):
 
 
 POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
-"""Shipped policies (`stoker.manager.policies.named`)."""
+"""Names of the policies that are part of Stoker (`stoker.manager.policies.named`)."""
 
 BASELINES = {
     "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
@@ -62,10 +62,10 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Policies that no longer ship, and their path in Stoker's repository."""
+"""Policies that are no longer part of the installed package, and their paths in Stoker's repository."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""A user's policy class in a module or file (`docs/policies.md`)."""
+"""Pattern for the name of a user's policy, a class in a module or file (`docs/policies.md`)."""
 
 
 class ProvisioningName(enum.Enum):
@@ -118,7 +118,7 @@ EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
 
 
 def node_exclusion_warning(kind: ProviderKind) -> str:
-    """Return the warning that jobs cannot avoid failed nodes."""
+    """Return the warning that Stoker cannot keep jobs of this batch system away from failed nodes."""
     return f"{kind.title} jobs are not kept off nodes that failed: a new block may start on such a node again"
 
 
@@ -129,8 +129,9 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The batch system that starts pilots, and the resources of one block (one job).
 
-    `gpus`, `cores`, `memory_bytes`: per node; 0 means the site's default. `gpus`: `"2"`, or with a type `"a10:2"`.
-    `options`: see `site_options`. `price`: per device-hour (0: unknown). `exclude_nodes`: 0 excludes no node.
+    `gpus`, `cores`, `memory_bytes`: resources per node (0 or empty: the site's default). `gpus` is written as `"2"`, or
+    with a GPU type as `"a10:2"`. `options`: see `site_options`. `price`: price per device-hour (0: unknown).
+    `exclude_nodes`: maximum number of failed nodes that are excluded (0: exclude no node).
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -192,12 +193,12 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pilots(self) -> int:
-        """Pilots per block: one pilot per node and per task of a job array."""
+        """Number of pilots per block. A block has one pilot per node, for each task of a job array."""
         return self.nodes * (max_concurrent_array_tasks(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
     def gpu_count(self) -> int:
-        """GPUs per node."""
+        """Number of GPUs per node."""
         return int(self.gpus.rpartition(":")[2] or 0)
 
     @property
@@ -208,13 +209,14 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 AUTO_PROBE, NO_PROBE = "auto", "never"
 GPU_CORES = 2
-"""Cores for the library's thread, a thread that reads files, and the agent."""
+"""Default number of CPU cores per GPU, for the library's thread, a thread that reads files, and the pilot's agent."""
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node that a pilot uses, and limits for the number of blocks.
 
-    `probe_every_s`: 0 probes only at the pilot's start. `gpu_cores`: cores reserved for each GPU if `mixed`.
+    `probe_every_s`: seconds between probes of the devices (0: probe only at the pilot's start). `gpu_cores`: number of
+    CPU cores reserved for each GPU if `mixed` is True.
     """
 
     devices: Devices = "auto"
@@ -235,7 +237,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cpu_count(self) -> int:
-        """CPU devices of a pilot without GPUs; 0 if unknown."""
+        """Number of CPU devices of a pilot without GPUs (0: unknown)."""
         return int(self.devices[4:]) if self.devices.startswith("cpu:") else 0
 
     def __post_init__(self) -> None:
@@ -258,9 +260,10 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address and the timeouts of the manager.
 
-    `interface`: name (`ib0`) or address of the network that compute nodes reach. If empty: loopback for local pilots,
-    otherwise the network of this host's name. `sync`: True if results wait for the manager's disk, so that they survive
-    a crash of its host (None: True with `stoker up`).
+    `interface`: name (`ib0`) or address of the network that compute nodes reach. If `interface` is empty, the manager
+    uses loopback for local pilots, otherwise the network of this host's name. `sync`: True if results are synced to
+    disk before the manager sends them, so that results survive a crash of the manager's host (None: True with
+    `stoker up`).
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -327,7 +330,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def describe_unknown_policy(name: str) -> str:
-    """Return why no shipped policy has this name, with advice, as the rest of a sentence."""
+    """Return the end of an error message, which says why `name` is not a shipped policy and gives advice."""
     if name in BASELINES:
         return (
             "is a baseline of a paper and is not part of the installed package; in a clone of Stoker's repository, "
@@ -350,7 +353,7 @@ def make_policy_path_absolute(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`python`: Python on compute nodes; empty: this program's or the archive's."""
+    """The Python environment of pilots. `python`: Python on compute nodes (empty: this program's or the archive's)."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -360,11 +363,11 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language model that reads sources, lines and logs where the rules of the advisor find nothing.
+    """A language model that reads source code, output lines and logs if the rules of the advisor find nothing.
 
-    Without `url`, Stoker sends nothing. `url`: an OpenAI-compatible endpoint without `/chat/completions`.
-    `key_variable`: environment variable with the API key. `time_limit_s`, `tokens`: limits per function, failure or
-    line format. `session_tokens`: limit for the whole session.
+    Without `url`, Stoker sends no data to a model. `url`: an OpenAI-compatible endpoint without `/chat/completions`.
+    `key_variable`: environment variable with the API key. `time_limit_s`, `tokens`: maximum seconds and tokens for one
+    function, failure or line format. `session_tokens`: maximum tokens for the whole session.
     """
 
     url: str = ""
@@ -383,7 +386,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site file. `sites`: further site files of the session."""
+    """The settings of a site file. `sites`: further site files of the session."""
 
     name: Name = "local"
     engine: Engine = Engine.STOKER
@@ -417,5 +420,5 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_local(self) -> bool:
-        """True if pilots are processes on this machine, as the one pilot of TaskVine is."""
+        """True if pilots are processes on this machine, which is always the case with the engine TaskVine."""
         return self.provider.kind is ProviderKind.LOCAL or self.engine is Engine.TASKVINE

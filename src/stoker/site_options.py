@@ -1,6 +1,6 @@
-"""Check texts of a site file: options that Stoker sets itself, job arrays, control characters.
+"""Check texts in a site file for options that Stoker sets itself, for job arrays, and for control characters.
 
-Stoker identifies a job by its name, its folder, its output and the answer of the submit command. If a site file changed
+Stoker identifies a job by its name, its folder, its output and the output of the submit command. If a site file changed
 these properties, Stoker would lose jobs and submit them repeatedly.
 """
 
@@ -38,7 +38,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Options without a value. More options may follow in the same word."""
+"""Short options without a value, by batch system. More options may follow in the same word, as in `-HJname`."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -51,8 +51,8 @@ _WORDS = {
     },
 }  # fmt: skip
 _LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
-"""LSF options that accept a value in the same word, as in `-Jname`. The last four are other options that begin like
-these."""
+"""LSF options that accept a value in the same word, as in `-Jname`. The last four options are allowed. They are
+listed because they begin like refused options."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
@@ -136,12 +136,12 @@ def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _lsf_option(word: str) -> str:
-    """Return the option at the start of a word that also contains a value, or else the word."""
+    """Return the option at the start of `word` if the word also contains the option's value, otherwise `word`."""
     return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
 def _refused_short_options(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """Yield the options in `-J`, `-Jname`, `-HJname`."""
+    """Yield each refused option in a word such as `-J`, `-Jname` or `-HJname`, with the reason."""
     own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
     for letter in word[1:]:
         if letter in own:
@@ -169,7 +169,7 @@ def _words(line: str) -> list[str]:
 _SLURM_ARRAY = re.compile(r"(?:^|\s)(?:--array(?:=|\s+)|-a\s*=?)([\d,:%-]+)")
 _ARRAY_INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
-"""Arrays of PBS (`-J 0-3`), LSF (`-J "name[1-4]"`) and Grid Engine (`-t 1-4`)."""
+"""Pattern for job arrays of PBS (`-J 0-3`), LSF (`-J "name[1-4]"`) and Grid Engine (`-t 1-4`)."""
 
 
 def max_concurrent_array_tasks(options: Sequence[str]) -> int:
@@ -183,7 +183,7 @@ def max_concurrent_array_tasks(options: Sequence[str]) -> int:
 
 
 def asks_for_array(option: str) -> bool:
-    """True if an option of PBS, LSF or Grid Engine turns a job into an array."""
+    """Return True if an option of PBS, LSF or Grid Engine turns a job into a job array."""
     return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
 
 
@@ -204,9 +204,9 @@ _LINE_ENDS = ("\u2028", "\u2029")
 
 
 def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
-    """Raise ValueError if a text in a struct has a control character.
+    """Raise ValueError if a text in the struct `settings` contains a control character.
 
-    Settings in `of_several_lines` may have line breaks and tabs.
+    Fields named in `of_several_lines` may contain line breaks and tabs.
     """
     several = frozenset(of_several_lines)
     for name in settings.__struct_fields__:
@@ -220,5 +220,5 @@ def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] 
 
 
 def is_control_character(character: str) -> bool:
-    """True for control characters, line and paragraph separators, and surrogates."""
+    """Return True for control characters, line and paragraph separators, and surrogates."""
     return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

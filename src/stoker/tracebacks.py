@@ -61,7 +61,7 @@ def user_traceback_lines(error: BaseException) -> list[str]:
 
 
 def trim(error: BaseException) -> None:
-    """Remove Stoker's frames from a user's error and from its causes."""
+    """Remove Stoker's frames from the tracebacks of a user's error and of its causes."""
     for each in _chain(error):
         if _is_user_error(each):
             each.__traceback__ = _keep_user_frames(each.__traceback__)
@@ -79,7 +79,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_user_error(error: BaseException) -> bool:
-    """True if the error is meant for the user, or was raised outside Stoker."""
+    """Return True if the error is meant for the user, or was raised outside Stoker."""
     notes = getattr(error, "__notes__", ())
     if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
         return True
@@ -92,7 +92,7 @@ def _keep_user_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return kept if frames else trace  # keep the frames of Stoker's own programs
+    return kept if frames else trace  # a traceback without user frames stays complete
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -214,7 +214,7 @@ def first_words(text: str) -> str:
 MOST_S = 1e10
 """Longest valid time in seconds, 300 years."""
 LONGEST_S = 1e9
-"""Longest time in an option in seconds, 30 years. The time of day plus this limit is below MOST_S."""
+"""Longest time in an option in seconds, 30 years. The current Unix time plus this limit is below MOST_S."""
 MOST_BYTES = 1 << 60
 MOST_NUMBER = 1 << 40
 """Highest number of a library, block, call or frame."""

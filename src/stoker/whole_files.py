@@ -1,7 +1,7 @@
-"""Write or append data completely or not at all. Standard library only, for the pilot's starter.
+"""Write or append data completely or not at all. The pilot's starter needs this module without other packages.
 
-A writer creates a draft in the same folder, and renames the draft. After an error the writer removes the draft. A
-killed writer leaves its draft, whose name starts with a dot.
+A writer creates a temporary file (the draft) in the same folder, and renames the draft to the final name. After an
+error the writer removes the draft. A killed writer leaves its draft, whose name starts with a dot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME_CHARACTERS = 200
-"""Characters of the file name that a draft's name repeats, because most file systems allow 255 bytes."""
+"""Maximum number of characters of the file name in a draft's name. Most file systems allow names of 255 bytes."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> It
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Replace a file. After an OSError, the old file is unchanged."""
+    """Replace the content of a file atomically. After an OSError, the old file is unchanged."""
     with draft_of(path, sync=sync) as draft:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:

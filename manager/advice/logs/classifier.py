@@ -64,9 +64,9 @@ def shipped_scorer() -> KindScorer:
 
 
 INFRASTRUCTURE_LEAST = 0.5
-"""Minimum probability for the verdict infrastructure if no row matches."""
+"""Minimum probability for the verdict `infrastructure` if no row of the table matches."""
 RAISED_LEAST = 0.7
-"""Minimum probability for the verdict infrastructure if the user's code raised the exception."""
+"""Minimum probability for the verdict `infrastructure` if the user's code raised the exception."""
 GUESSED = "by its words, which no rule knows"
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
@@ -175,7 +175,7 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""Maximum lines of a failure before the traceback."""
+"""Maximum number of lines between the first line of a failure and its traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')

@@ -34,8 +34,8 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The first relevant lines of a log: the failure's first line, its context, its bad lines (one of each form), its
-    first complete traceback.
+    """The first relevant lines of a log: the failure's first line, the lines around it, its error lines (one per kind
+    of message), and its first complete traceback.
     """
 
     first: LogLine
@@ -68,7 +68,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of the table. The surrounding lines must match the pattern `besides`, and must not match `unless`."""
+    """A row of the table of failures. The lines around a match must match `besides`, and must not match `unless`."""
 
     kind: FaultKind
     component: str

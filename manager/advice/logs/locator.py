@@ -1,12 +1,12 @@
 """Find the first relevant lines of a log (SchedMate §3.3, the failure locator).
 
-The paper finds the border between ordinary lines and errors by binary search. `locate` reads the whole log, so it also
-handles harmless warnings, survived failures, and ranks that print after another rank's death.
+The paper finds the border between ordinary lines and errors by binary search. `locate` reads the whole log, so `locate`
+also handles harmless warnings, survived failures, and ranks that print after another rank has died.
 
-Lines are grouped by their form without digits, and only the first line of each form is graded. Bad lines form
-*episodes*: an episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
+Lines that differ only in digits form one group, and only the first line of each group is graded. Bad lines form
+*episodes*. An episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
 episode if the log ends in this episode, or an earlier episode that shows broken hardware. The relevant line is the
-episode's first severe line that does not follow from another rank's end.
+first severe line of the failed episode that is not a consequence of another rank's end.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
 _STEP_BACK_LINES = 3
-"""Maximum lines above the relevant line in which a plain error replaces the relevant line."""
+"""An error without a traceback at most this many lines above the relevant line becomes the relevant line."""
 _ANSWER_LINES = 2
-"""Maximum lines after a failure in which a program announces a retry."""
+"""A program's announcement of a retry must follow the failure within this many lines of the log."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
-"""Components whose failure a program may survive for some time."""
+"""Hardware components. A program may continue for some time after the failure of such a component."""
 _SECONDARY = 2
 _SEVERAL = 3
 
 
 class BadLine:
-    """The first bad line of its form. `count`: number of lines of this form. `overcome`: True if the next lines
-    announce that the program continues."""
+    """The first of the bad lines that differ only in digits. `count`: number of these lines. `overcome`: True if the
+    next lines of the log announce that the program continues."""
 
     __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
 
@@ -70,8 +70,9 @@ class BadLine:
 
     @property
     def rank(self) -> int:
-        """Relevance. 0: an independent failure. 2: a consequence, according to the rules or because several ranks print
-        the line. 3: a survived failure."""
+        """The relevance of the line. 0: the line shows an independent failure. 2: the line shows a consequence of
+        another failure, according to the rules or because several ranks print the line. 3: the program survived the
+        failure."""
         if self.overcome:
             return _SECONDARY + 1
         follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
@@ -79,7 +80,8 @@ class BadLine:
 
 
 class Episode:
-    """A sequence of bad lines. `overcome_after`: the last line that announced a retry or an alternative."""
+    """A sequence of bad lines in a log. `overcome_after`: number of the last line that announced a retry or an
+    alternative."""
 
     def __init__(self, number: int, before: Iterable[tuple[int, bytes]]) -> None:
         self.number = number
@@ -164,16 +166,17 @@ class Episode:
 
 
 AFTER_LINES = 160
-"""Lines after the first relevant line. With `BEFORE_LINES`, this is the paper's window of 200 lines."""
+"""Number of lines to return after the first relevant line. Together with `BEFORE_LINES`, these are the 200 lines of the
+paper."""
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Maximum line forms that are searched with all patterns."""
+"""Maximum number of different lines (apart from digits) that are searched with all patterns."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """Return the first relevant lines of a log, or None without a failure. Raises OSError if a path cannot be
-    opened."""
+    """Return the first relevant lines of a log, or None if the log shows no failure. Raises OSError if a path cannot
+    be opened."""
     scan = _Scan()
     scan.read(source)
     return scan.result(rules)
@@ -236,7 +239,7 @@ class _Scan:
         self._open = Episode(number, self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # Drop the ended episode of the lowest gravity. Among equals, drop the latest episode.
+            # Of the ended episodes, drop the least severe. Of several equally severe episodes, drop the latest.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open

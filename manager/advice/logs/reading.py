@@ -1,11 +1,11 @@
-"""The lines of a log of any size and content, their severity, and Python's tracebacks, in bounded memory.
+"""Read the lines of a log of any size and content, their severity, and Python tracebacks, in bounded memory.
 
-Lines end at line breaks and at carriage returns (of progress bars). A line longer than `LONGEST_BYTES` is shortened to
-its beginning and its end. NUL bytes are dropped, so UTF-16 becomes ASCII.
+Lines end at line breaks and at carriage returns (of progress bars). Of a line longer than `LONGEST_BYTES`, only the
+beginning and the end are kept. NUL bytes are dropped, so UTF-16 text becomes ASCII text.
 
-Words of severity ("error", "failed") determine a line's gravity, after the removal of metric names (`val_error=0.2`),
-settings (`timeout=60`) and zero counts (`0 errors`). A warning, or a line that announces a retry, is a notice. A notice
-can be part of a failure, but a failure never begins with a notice.
+Words such as "error" and "failed" determine the severity (`Gravity`) of a line. Metric names (`val_error=0.2`),
+settings (`timeout=60`) and zero counts (`0 errors`) are removed from the line first. A warning, or a line that
+announces a retry, has the severity `NOTICE`. Such a line can be part of a failure, but a failure never begins with it.
 
 All lines of a traceback have the same rank's mark (`[rank3]: `, `3: `). Chained tracebacks count as one traceback.
 """
@@ -28,13 +28,14 @@ _DIGITS = b"0123456789"
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str | bytes]
-"""A path, a text, an open file or pipe, or lines. A `str` is the text itself; a file name is a `Path`."""
+"""A log: a path, the text, an open file or pipe, or an iterable of lines. A `str` is the text of the log, never a file
+name; a file name is a `Path`."""
 
 
 class LineReader:
-    """The lines of a log as bytes, in one pass. `number`: number of the last line read, from 1, as in an editor.
+    """Iterates once over the lines of a log, as bytes. `number`: number of the last line read, counted from 1.
 
-    Iteration raises OSError if a path cannot be opened. If a later read fails, the iteration ends.
+    The iteration raises OSError if a path cannot be opened. If a later read fails, the iteration ends without an error.
     """
 
     def __init__(self, source: LogSource) -> None:
@@ -56,7 +57,7 @@ class LineReader:
                     self.number += 1
                     yield from _split_at_carriage_returns(line)
                 if b"\r" in rest[:-1]:
-                    self.number += 1  # parts of an incomplete line
+                    self.number += 1  # the parts belong to the next line, which is incomplete
                     done, rest = rest[:-1].rsplit(b"\r", 1)[0], rest[rest[:-1].rindex(b"\r") + 1 :]
                     yield from _split_at_carriage_returns(done)
                     self.number -= 1
@@ -110,7 +111,9 @@ def _encode_if_text(text: str | bytes) -> bytes:
 
 
 def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
-    """Yield the clipped parts of a line between carriage returns. Of many parts, yield one of each form."""
+    """Yield the parts of a line between carriage returns, each shortened. If a line has many parts, yield only one of
+    the parts that differ only in digits.
+    """
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
@@ -143,7 +146,7 @@ _STEMS = (
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 ).split(b"|")
-"""Each match of the patterns below contains at least one of these stems."""
+"""Word stems. A line that contains none of these stems matches none of the patterns below."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -245,18 +248,19 @@ def overcome(line: str) -> bool:
 _HEAD_LINES, _TAIL_LINES = 160, 80
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 _MESSAGE_LINES = 12
-"""Maximum lines of an exception's message that is indented or not ended by a blank line."""
+"""Maximum number of lines of an exception's message at the end of a traceback."""
 _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 _LONG_MESSAGE = re.compile(r"nccl\w+: |Last error:|CUDA kernel errors|For debugging|Compile with|Device-side")
-"""Lines of NCCL's and CUDA's long messages, which start at the left margin."""
+"""Beginnings of unindented lines in the messages of NCCL and CUDA errors, which have several lines."""
 RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """A traceback that is being read. `exceptions`: the line of each exception in the chain. `done`: the traceback is
-    complete. `marks_ranks`: the lines of the traceback begin with a rank's mark instead of a time or level."""
+    """A traceback that is being read. `exceptions`: the line of each exception in the chain. `done`: True if the
+    traceback is complete. `marks_ranks`: True if each line of the traceback begins with a rank's mark, False if it
+    begins with a time or log level, or with nothing."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)

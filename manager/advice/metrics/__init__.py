@@ -1,10 +1,10 @@
-"""Metrics, progress and time left of a program, from the lines that it prints (SchedMate §3.2).
+"""Read metrics, progress and time left of a program from the lines that the program prints (SchedMate §3.2).
 
-names.py    metric names, and their values in a line
-lines.py    the metrics, counts and progress bars of one line
-formats.py  line formats that a language model has explained
-series.py   counts over time: which count shows the progress, and its rate
-tracker.py  the progress in a growing log, and slowdowns (§4.1)
+names.py    find metric names and their values in a line
+lines.py    read the metrics, counts and progress bars of one line
+formats.py  store line formats that a language model has explained
+series.py   choose the count that shows the progress, and determine its rate
+tracker.py  follow the progress in a growing log, and find slowdowns (§4.1)
 """
 
 from stoker.manager.advice.metrics.formats import LineFormats

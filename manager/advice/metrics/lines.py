@@ -1,7 +1,8 @@
-"""The metrics of one line: counts and progress bars, names and values.
+"""Read the metrics of one log line from counts, progress bars, and pairs of name and value.
 
 Counts look like `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total must follow a counting word
-(step, epoch, batch, ...), be in brackets, or precede a bar. Other numbers with a slash are dates, paths or fractions.
+(step, epoch, batch, ...), be in brackets, or precede a progress bar. Other numbers with a slash are dates, paths or
+fractions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from stoker.manager.advice.metrics.names import (
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A count in a line. `name` identifies the count within the log, and contains no numbers."""
+    """A count of progress in a log line, such as `step 3/10`. `name` identifies the count within the log, and contains
+    no numbers.
+    """
 
     name: str
     unit: str
@@ -33,9 +36,10 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one line. `time_s`: seconds per step or since the start, depending on the program. `line_s`: time
-    at which the line was printed, from an unknown origin. `evaluates`: the line is part of an evaluation. `learned`: a
-    language model explained its format (`formats.py`)."""
+    """The metrics of one log line. `time_s`: seconds per step or since the start, depending on the program. `line_s`:
+    time at which the line was printed, in seconds from an unknown origin. `evaluates`: True if the line is part of an
+    evaluation. `learned`: True if a language model explained the line's format (`formats.py`).
+    """
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -77,12 +81,12 @@ _BAR = re.compile(
     rf"(?P<unit>[A-Za-z]*)/(?P<total>\d+(?:\.\d+)?)(?P<total_scale>[kMGT]?)[A-Za-z]*\s*\[{_TIMES}",
     re.DOTALL,
 )
-"""A tqdm bar with a total."""
+"""Matches a tqdm progress bar with a total."""
 _OPEN_BAR = re.compile(
     rf"(?P<before>.*?)(?<![\w.])(?P<done>\d+(?:\.\d+)?)(?P<done_scale>[kMGT]?)(?P<unit>[A-Za-z]+)\s\[{_TIMES}",
     re.DOTALL,
 )
-"""A tqdm bar without a total: 90it [00:30, 3.02it/s]."""
+"""Matches a tqdm progress bar without a total: 90it [00:30, 3.02it/s]."""
 
 _OF = rf"(?P<done>{WHOLE})\s*(?:/|\sof\s|\sout of\s)\s*(?P<total>{WHOLE})(?![\w/.-]*[\w/])"
 _NAMED = re.compile(rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?P<mark>\s?[#\[(:=]{{0,2}}\s*){_OF}", re.IGNORECASE)
@@ -92,14 +96,14 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""A count before a bar, or at the start of the text and before a name and value."""
+"""Matches a count before a progress bar, or a count at the start of the text that a name and a value follow."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-"""Characters before a count that may contain the unit."""
+"""The unit of a count is searched in this many characters before the count."""
 _TOTALS = re.compile(
     rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
     rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
@@ -149,8 +153,9 @@ def bar(text: str) -> Bar | None:
 
 
 def counters(text: str) -> list[Counter]:
-    """Return the counts of a line that has no bar, each name once. A count without total needs a counting word, or
-    brackets at the line's start."""
+    """Return the counts of a line that has no progress bar, each name once. A count without a total must have a
+    counting word (step, epoch, ...), or be in brackets at the start of the line.
+    """
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
@@ -209,7 +214,7 @@ def _plain(word: str | None) -> str:
 
 
 LONGEST_LINE = 4096
-"""Maximum characters of a line that is not data."""
+"""Maximum characters of a line that is searched for metrics. A longer line is data."""
 
 _REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
@@ -245,7 +250,7 @@ _EVALUATES = re.compile(
 _TRAINS = re.compile(r"train|fit", re.IGNORECASE)
 
 _LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
-"""The epoch, printed in a column before a bar."""
+"""Matches an epoch (`3/10`) in a column before a progress bar."""
 
 
 def redraws(text: str) -> list[str]:
@@ -253,7 +258,9 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line. If a bar is redrawn several times, the last redraw with metrics counts."""
+    """Return the metrics of a line, or None if the line has no metric. If a line contains a progress bar that was
+    redrawn several times, the last redraw with metrics counts.
+    """
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -263,7 +270,7 @@ def read_metrics(line: str) -> LineMetrics | None:
 
 
 class ProgressLine(msgspec.Struct, frozen=True):
-    """A line that may report progress: its text without its rank and time. `line_s`: see LineMetrics."""
+    """A line that may report progress. `text`: the line without its rank and time. `line_s`: see LineMetrics."""
 
     text: str
     rank: int | None
@@ -271,7 +278,8 @@ class ProgressLine(msgspec.Struct, frozen=True):
 
 
 def progress_line(shown: str) -> ProgressLine | None:
-    """Return the parts of a line that may report progress; None for other lines, settings and tracebacks."""
+    """Return the text, rank and time of a line that may report progress. Return None for other lines, such as settings
+    and tracebacks."""
     if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
         return None
     rank, text = _rank(_ESCAPES.sub("", shown))
@@ -286,7 +294,7 @@ def progress_line(shown: str) -> ProgressLine | None:
 
 
 def starts_an_evaluation(text: str) -> bool:
-    """True if the words before the first number of a line name an evaluation."""
+    """Return True if the words before the first number of the line name an evaluation."""
     start = re.split(r"\d", text, maxsplit=1)[0]
     return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
 
@@ -360,7 +368,8 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the totals by unit (step, epoch) in a log's first lines. The first total of a unit counts."""
+    """Return the total number of steps and of epochs that the first lines of a log state, by unit (step, epoch). If the
+    lines state several totals of a unit, the first total counts."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

@@ -1,7 +1,7 @@
-"""The table of metric names, and the pairs of name and value in a line.
+"""Read pairs of metric name and value from a line, with a table of the names of each metric.
 
 One regular expression with all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
-512.3`. A value with a unit (`3.02it/s`, `100ms/step`) needs no name.
+512.3`. A value with the unit of a rate (`3.02it/s`, `100ms/step`) needs no name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ NUMBER = (
 )
 WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 CLOCK = r"(?:(?:\d+) days?,? ?)?\d{1,4}:\d\d(?::\d\d)?(?:\.\d+)?"
-"""A duration with colons: 1:02, 1:02:03, 1 day, 2:03:04."""
+"""Pattern of a duration with colons: 1:02, 1:02:03, 1 day, 2:03:04."""
 WORDED = (
     r"(?:\d+(?:\.\d+)?\s?(?:days?|d|hours?|hrs?|h)[,\s]*)?(?:\d+(?:\.\d+)?\s?(?:minutes?|mins?|m)\b[,\s]*)?"
     r"(?:\d+(?:\.\d+)?\s?(?:seconds?|secs?|s|ms)\b)?"
 )
-"""A duration with words: 1h 2m 3s, 5 min, 30s."""
+"""Pattern of a duration with units: 1h 2m 3s, 5 min, 30s."""
 
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -57,7 +57,7 @@ def unit_seconds(unit: str) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds of a duration that CLOCK or WORDED matches. `1:02` is minutes and seconds."""
+    """Return the seconds of a duration that CLOCK or WORDED matches. `1:02` means 1 minute and 2 seconds."""
     if ":" not in text:
         parts = _WORDED_PART.findall(text)
         return sum(float(value) * (unit_seconds(unit) or 0.0) for value, unit in parts) if parts else None
@@ -69,7 +69,7 @@ def duration_s(text: str) -> float | None:
 
 
 def split_off_line_time(text: str) -> tuple[float | None, str]:
-    """Return the time at the start of a line, in seconds from an unknown origin, and the remaining line."""
+    """Return the time at the start of a line, in seconds from an unknown origin, and the rest of the line."""
     found = _DATED.match(text)
     if found is None:
         return None, text
@@ -87,7 +87,7 @@ def split_off_line_time(text: str) -> tuple[float | None, str]:
 
 
 _NAMES = {
-    # Losses, the most informative first.
+    # Names of losses. The most informative loss is the first.
     "loss0": "total loss|overall loss|loss train total",
     "loss1": "loss|lm loss|nll|cost|objective",
     "loss2": "average loss|avg loss|running loss|mean loss|loss avg|nll loss|mlm loss|ce loss|cross entropy|xent",
@@ -107,7 +107,9 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""Names of each metric. Space, underscore, hyphen, slash or full stop may separate two words."""
+"""The names that programs print for each metric. A space, underscore, hyphen, slash or full stop may separate the words
+of a name.
+"""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
@@ -130,7 +132,7 @@ _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
 )
 _RATE_REACH = 40
-"""Maximum characters between a value and the sign of a rate (`/s`)."""
+"""Maximum characters between a value and the sign of a rate (`/s`) that follows the value."""
 _PER_SECOND = re.compile(
     rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
@@ -145,7 +147,7 @@ _SECONDS_PER = re.compile(
 )
 _RATES = frozenset({"steps_per_s", "step_s", "tokens_per_s", "samples_per_s"})
 _VALUE_BEFORE = re.compile(r"(?<![=:\w])\d[\d.,]*[kKMG]?\s?$")
-"""A number before its name: `12.5k tokens/s 0.5 s/step`."""
+"""Matches a number before the name of its metric: `12.5k tokens/s 0.5 s/step`."""
 _OTHER_LOSS = re.compile(
     rf"(?<![A-Za-z0-9_])(?!(?:{_EVALUATION}|best|min|max|last)[\s_/.\-])[A-Za-z]\w{{0,20}}[ _/.-]?loss['\"]?"
     rf"\s*[:=]\s*(?P<value>{NUMBER})",
@@ -156,10 +158,10 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
-    """Return the values by metric, and True if the line has values of an evaluation and no training loss.
+    """Return the values of a line by metric, and True if the line has values of an evaluation and no training loss.
 
-    Metrics are fields of LineMetrics, and `step_s`. The most informative loss and the first value of other metrics
-    count.
+    Metrics are `step_s` and fields of LineMetrics. If a line has several losses, the most informative loss counts. If
+    a line has several values of another metric, the first value counts.
     """
     found: dict[str, float] = {}
     evaluated = False
@@ -195,7 +197,7 @@ def _metric_value(text: str, pair: re.Match[str], metric: str) -> float | None:
     start, end = pair.span("unit")
     unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
     if not timed:
-        # In `loss 3 s` the unit shows that the value is no loss.
+        # The unit in `loss 3 s` shows that 3 is a time and no loss.
         known = unit in ("", "k", "K", "M") and not pair["more"]
         return number(pair["value"], unit) if known else None
     if pair["more"] or unit.lower() in ("h", "m"):

@@ -1,4 +1,4 @@
-"""Counts over time: which count shows the progress, and its rate."""
+"""Choose the count of a log that shows the progress of the program, and determine the rate of the count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.manager.advice.metrics.lines import BYTE, EPOCH, SAMPLE, STEP, Count
 
 _NORMAL = 1.4826
 _FARTHEST = 3.5
-"""Deviations from the median beyond which a value is an outlier (Iglewicz and Hoaglin)."""
+"""A value is an outlier if it differs from the median by more than this many deviations (Iglewicz and Hoaglin)."""
 _LEAST_SHARE = 0.05
 
 
@@ -37,8 +37,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slopes between points (x, y) that are half the list apart. The method follows Siegel and Theil, at
-    linear cost.
+    """Return the slope between each point (x, y) and the point half the length of the list later. The method follows
+    Siegel and Theil, at linear cost.
     """
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
@@ -48,14 +48,16 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""A count that falls by at most this share, and recovers within this many points, is jitter of ranks that print without
-a label."""
+"""If a count falls by at most this share, and recovers within this many points, no new round has begun. Several ranks
+print the count without a label."""
 _AS_GOOD_AS_DONE = 0.95
-"""Share of a total that counts as complete, because the next bar may begin before the end of a bar is drawn."""
+"""A count that reaches this share of its total is complete. A program may start the next progress bar before it has
+drawn the end of the previous bar.
+"""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
-    """A line of a series. `at`: index among the lines with metrics."""
+    """A log line that contains the count of a series. `at`: index of the line among the lines with metrics."""
 
     at: int
     line: LineMetrics
@@ -63,8 +65,9 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time; it falls when a new round begins. `points`: points of the current round, oldest first.
-    `earlier`: points of the previous round. `falls`: number of new rounds. `first_at`: index of the first line."""
+    """The values of a count over time. When the count falls, a new round (such as an epoch) begins. `points`: points of
+    the current round, oldest first. `earlier`: points of the previous round. `falls`: number of times that a new round
+    began. `first_at`: index of the first line with the count."""
 
     name: str
     unit: str
@@ -95,7 +98,7 @@ class ProgressSeries(msgspec.Struct, frozen=True):
 
 
 def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
-    """Return the series of all counts of these lines (oldest first)."""
+    """Return one series for each count in the lines. The first of the `lines` is the oldest."""
     points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
         for counter in line.counters:
@@ -104,7 +107,7 @@ def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _new_round_indexes([point.counter.done for point in each])
-        before, since = [0, 0, *falls][-2:]  # indexes of the last two falls, or the start
+        before, since = [0, 0, *falls][-2:]  # indexes at which the last two rounds begin
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
@@ -152,13 +155,13 @@ def _sort_key_without_total(each: CountSeries) -> tuple[float, ...]:
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the finest count. Prefer a series with a loss, then the first series that still runs, because it contains
-    the other series, then the last."""
+    """Return the series of the finest count. Prefer series with a loss. Of these, return the series that began first
+    and still runs, because it contains the other series. If no series runs, return the last series."""
     among = [each for each in fine if each.has_loss] or fine
     running = [each for each in among if each.newest.total is None or not _is_counter_finished(each.newest)]
     if not running or among[0].has_loss:
         return max(running or among, key=lambda each: each.last_at)
-    # A nested bar that starts again in each step of the outer bar counts more finely.
+    # A nested progress bar that starts again in each step of the outer bar counts in finer units.
     outermost = min(running, key=lambda each: each.first_at)
     rounds = [each for each in among if each.falls and each.first_at > outermost.first_at and not outermost.falls]
     nested = [each for each in rounds if _counts_rounds(outermost, each)]
@@ -185,20 +188,27 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Number of newest points that determine the rate, because a program's rate changes."""
+"""Number of newest points of a series that determine the rate. Older points do not count, because the rate of a program
+changes."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
-"""Stated times left below this many seconds are ignored."""
+"""If a program prints that less than this many seconds are left, the printed time is ignored."""
 _LEAST_SPAN_S = 10.0
-"""If the times of lines span this many seconds, they are preferred to a stated time of unknown meaning."""
+"""If at least this many seconds lie between the times of the lines, these times are preferred to a printed time of
+unknown meaning.
+"""
 _FARTHEST_RATE = 3.0
-"""A stated rate that differs from the lines' times by more than this factor counts something else (loading data)."""
+"""A printed rate is ignored if it differs by more than this factor from the rate according to the times of the lines.
+Such a rate counts something else, for example loaded data.
+"""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Rate of a series in units per second, with the standard deviation, number and source of single rates."""
+    """The rate of a series in units per second, with the standard deviation, the number and the source of the single
+    rates that it was determined from.
+    """
 
     per_s: float
     spread: float
@@ -211,8 +221,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """Return the rate of a series. If the current round is too short, use the previous round. `evaluated_at`: indexes
-    of evaluation lines.
+    """Return the rate of a series. If the current round has too few points, use the previous round. `evaluated_at`:
+    indexes of the lines that are part of an evaluation.
     """
     rounds = (series.points, series.earlier)
     found = (_estimate_series_pace(series, points[-NEWEST:], evaluated_at) for points in rounds)

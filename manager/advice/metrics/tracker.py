@@ -1,7 +1,8 @@
-"""The progress in the newest lines of a growing log, in bounded memory, and the slowdown between two readings.
+"""Determine a program's progress from the newest lines of a growing log, in bounded memory, and the slowdown between
+two readings of the log.
 
-Each reading starts at the end, reads at most `LOOK_BYTES`, and stops when it has enough lines. A truncated or replaced
-(rotated) log counts as a new file.
+Each reading starts at the end of the log, reads at most `LOOK_BYTES`, and stops when enough lines have been read. A
+truncated or replaced (rotated) log counts as a new file.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ from stoker.manager.advice.metrics.series import (
 )
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
-"""Maximum lines with metrics to read, in total and of one kind."""
+"""Maximum number of lines with metrics to read, in total and of one kind. Lines of one kind differ only in numbers,
+bars and blanks.
+"""
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""Number of lines without a metric after which the search for rarer kinds of lines ends."""
+"""The search for rarer kinds of lines ends after this many lines without a metric."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s: rounds (epochs), if rounds contain a
-    finer count. `whole`: False if `total` covers only a part of the run. `loss_change`: median loss of the newer lines
-    minus the median loss of the older lines. `least_left_s`, `most_left_s`: interval around `seconds_left`.
+    """The progress of a program. `done`, `total` and `rate_per_s` count units of the kind `unit`. If the program counts
+    both epochs and steps within an epoch, the unit is an epoch. `whole`: False if `total` covers only a part of the
+    run. `loss_change`: median loss of the newer lines minus the median loss of the older lines. `least_left_s`,
+    `most_left_s`: interval around `seconds_left`.
     """
 
     done: float
@@ -73,8 +77,9 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows one program over several readings of its log. `totals`: totals that the program stated at the start
-    (`stated_totals`). `formats`: learned formats of lines that the rules cannot read."""
+    """Follows the progress of one program over several readings of its log. `totals`: total numbers of steps and epochs
+    that the program printed at its start (`stated_totals`). `formats`: learned formats of lines that the rules cannot
+    read."""
 
     def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})
@@ -82,8 +87,8 @@ class MetricTracker:
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """Return the progress at the end of a log. `at_s`: time of reading, which gives logs without times a rate from
-        the second reading on."""
+        """Return the progress that the newest lines of a log show. `at_s`: time at which the log is read. If the log
+        contains no times, the rate is determined from the times of two readings."""
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
@@ -110,8 +115,8 @@ class MetricTracker:
 def newest_metrics(
     newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
 ) -> tuple[list[LineMetrics], int]:
-    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats
-    matter only if the rules find no counts."""
+    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts in lines of learned
+    formats are used only if the rules find no counts."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -124,7 +129,7 @@ def newest_metrics(
         if count >= ENOUGH_OF_A_KIND:
             continue
         metrics = read_line(shown)
-        # Lines of one kind can differ, so a line without metrics counts only 0.25 towards the kind's limit.
+        # A line without metrics counts only 0.25, because another line of the same kind may have metrics.
         of_kind[kind] = count + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:
@@ -135,8 +140,8 @@ def newest_metrics(
 
 
 def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> Slowdown | None:
-    """Return the share of throughput lost since `before` (negative for a faster program); None without a common rate
-    (§4.1)."""
+    """Return the share of throughput that the program has lost since `before` (negative if the program is faster now).
+    Return None if `before` and `after` have no rate of the same kind (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
         return None
     metrics = ["steps_per_s", "tokens_per_s", "samples_per_s", *(["rate_per_s"] if before.unit == after.unit else [])]
@@ -154,7 +159,7 @@ def _progress(
     now = inner.newest
     done, total, unit, inner_per_unit, whole = now.done, now.total, inner.unit, 1.0, True
     epochs = [each.done for line in reversed(lines) for each in line.counters if each.unit == EPOCH]
-    epoch = epochs[0] if epochs else None  # the first epoch of the newest line
+    epoch = epochs[0] if epochs else None  # the first epoch count of the newest line with an epoch
     in_an_epoch = any(each.unit == EPOCH for each in inner.points[-1].line.counters)
     if outer is not None and now.total:
         done, total, unit, inner_per_unit = _rounds_done(chosen), outer.newest.total, outer.unit, now.total
@@ -204,8 +209,8 @@ def _rounds_done(chosen: ProgressSeries) -> float:
 def _seconds_left(
     done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
 ) -> tuple[float | None, float | None, float | None]:
-    """Return the seconds left, and their interval: plus or minus twice the rate's error, widened to include other
-    forecasts."""
+    """Return the seconds until the program ends, and the lower and upper bound of these seconds. The bounds follow from
+    plus and minus twice the error of the rate. Other forecasts can widen the interval."""
     series = chosen.outer or chosen.inner
     stated = series.points[-1].line.eta_s
     if total is None or rate is None or not rate_per_s:
@@ -255,14 +260,14 @@ def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | N
 LOOK_BYTES = 262_144
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""Bytes to read at the start of a log, because its first lines may state the length of the run."""
+"""Number of bytes to read at the start of a log. The first lines may state the number of steps or epochs."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
-"""If more than one in this many characters of a line is invalid, the line is binary."""
+"""If more than one in this many characters of a line is invalid, the line is binary data."""
 
 
 class FollowedLog:
-    """The log of one program, from byte `start` on. `formats`: see MetricTracker. Not thread-safe."""
+    """Reads the growing log of one program, from byte `start` on. `formats`: see MetricTracker. Not thread-safe."""
 
     def __init__(self, path: str | Path, *, start: int = 0, formats: LineFormats | None = None) -> None:
         self._path = path
@@ -275,7 +280,8 @@ class FollowedLog:
         self._head_bytes = 0
 
     def track(self, *, at_s: float) -> Tracked:
-        """Return the progress, or the reason why the log cannot be read. `at_s`: time on a monotonic clock."""
+        """Return the progress of the program, or the reason why the log cannot be read. `at_s`: current time of a
+        monotonic clock, in seconds."""
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
@@ -301,15 +307,15 @@ class FollowedLog:
 
 
 def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
-    """Yield the last lines of a file, newest first, back to byte `start`. Each redraw of a bar is a line. Omit overlong
-    or incomplete lines."""
+    """Yield the last lines of a file, newest first, back to byte `start`. Each redraw of a progress bar counts as a
+    line. Lines that are too long or incomplete are omitted."""
     reach = max(start, size - LOOK_BYTES)
     rest, end, at_end, too_long = b"", size, True, False
     while end > reach:
         begin = max(reach, end - _BLOCK_BYTES)
         block = os.pread(descriptor, end - begin, begin)
         if len(block) < end - begin:
-            return  # the file was truncated during the reading
+            return  # the file was truncated while it was read
         end = begin
         first, *more = block.replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
         if more:

@@ -1,7 +1,8 @@
-"""An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
+"""An optional language model that reads the user's folders and adds missing facts about a program (SchedMate §3.1).
 
-A ReAct loop uses the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains the value.
-If the endpoint fails, the scan's facts stay unchanged, with a note.
+In a ReAct loop, the model uses the tools of the paper, `file_tree` and `file_read`. A value from the model is accepted
+only if the source code contains the value. If the endpoint of the model fails, the facts of the source scan stay
+unchanged, and a note is added.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from stoker.manager.advice.source.reading import NotReadError, OwnFolders, Readi
 
 
 DOUBTED = 0.5
-"""Certainty below which the model may replace facts of the scan."""
+"""The model may replace a fact of the source scan if the fact's certainty is below this value."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""Certainty of small numbers from the model, because every source contains small numbers."""
+"""Certainty of a small number from the model. The certainty is low, because any code contains small numbers."""
 
 
 def add_answers_found_in_sources(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with the values of the answer that the sources contain, and messages about rejected values.
-    `sources`: the texts that the model has read, by name."""
+    """Return the facts with those values of the model's answer that the sources contain, and messages about rejected
+    values. `sources`: the texts that the model has read, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:
         value = _parse_fact_value(field, answer.get(field))
@@ -120,7 +121,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 def add_facts_from_model(
     source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: ModelEndpoint | None
 ) -> WorkloadFacts:
-    """Return the facts with the language model's additions, or unchanged without a model. Never raises."""
+    """Return the facts with the model's additions. If `model` is None, return the facts unchanged. Never raises."""
     if model is None:
         return facts
     try:
@@ -163,7 +164,7 @@ class _Tools:
         self._source = source
         self._reader = reader
         self.shown: dict[str, str] = {}
-        """Texts that the model has read, by file name."""
+        """Texts that the language model has read, by file name."""
 
     def first_page_of_source(self) -> str:
         name = self._reader.name_of(Path(self._source.file)) if self._source.file else "<source>"

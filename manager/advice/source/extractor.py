@@ -1,7 +1,8 @@
-"""Facts of a function, a loader or a script from its source text (SchedMate §3.1, without a language model).
+"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1, without a language model).
 
-A scan reads the literals in the functions that the entry function uses. Each fact has a place and a certainty; a
-missing fact has a reason. `extract_facts` never raises, never executes code, and reads only the given folders.
+A scan reads the literals in the functions that the entry function uses. Each fact has a source line and a certainty.
+For each missing fact, a reason is given. `extract_facts` never raises, never executes code, and reads only files in the
+given folders.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from stoker.manager.advice.source.scan import Function, OutOfBoundsError, Scanne
 
 
 def normalise_source(source: str | ast.AST) -> str:
-    """Return a source without comments, docstrings, annotations and variable names; class fields keep their names.
-    Raises SyntaxError, ValueError, RecursionError or MemoryError for an invalid source."""
+    """Return source code without comments, docstrings, annotations and variable names. Class fields keep their names.
+    Raises SyntaxError, ValueError, RecursionError or MemoryError if the source code is invalid."""
     tree = ast.parse(source if isinstance(source, str) else ast.unparse(source))
     nodes = list(ast.walk(tree))
     parameters = {
@@ -72,7 +73,7 @@ def _bound_name(node: ast.AST) -> str:
 
 def _without_annotation(node: ast.stmt, names: Mapping[str, str]) -> ast.stmt:
     if not isinstance(node, ast.AnnAssign) or (isinstance(node.target, ast.Name) and node.target.id not in names):
-        return node  # the annotation makes it a field of the class
+        return node  # the annotation declares a field of the class
     return ast.Assign(targets=[node.target], value=node.value) if node.value is not None else ast.Pass()
 
 
@@ -83,8 +84,8 @@ LONGEST_TEXT = 40_000
 
 
 class SourceText(msgspec.Struct, frozen=True):
-    """A source. `function`: the entry function, dotted for a method; empty for a script. `file`: the base of relative
-    imports and paths, or empty."""
+    """The source code of a function or script. `function`: name of the entry function (`Class.method` for a method), or
+    empty for a script. `file`: the file that relative imports and paths start from, or empty."""
 
     text: str
     function: str = ""
@@ -120,7 +121,7 @@ def extract_facts(
         scanner.note(f"the source has more than {reader.limits.nodes:,} expressions; only the first of them were read")
     except NotReadError as error:
         scanner.note(str(error))
-    except Exception as error:  # no source may end the advisor
+    except Exception as error:  # no source code may end the advisor
         scanner.note(f"the source was not read to its end: {type(error).__name__}: {str(error)[:200]}")
     found, missed = scanner.recogniser.found, scanner.recogniser.missed
     unnamed = "; ".join(["the source that was read does not name it", *scanner.notes[:1]])
@@ -187,7 +188,7 @@ class LoaderCall(msgspec.Struct, frozen=True):
 
 
 def loader_of(text: str, function: str) -> LoaderCall | None:
-    """Return the loader of a function's context, or None if the source does not show the loader. Never raises."""
+    """Return the loader of a function's context, or None if the source code does not show the loader. Never raises."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,6 +1,7 @@
-"""Facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls that show them.
+"""Facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls in source code that show each
+fact.
 
-Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` have a value or "unknown".
+Fields with a star in Figure 6 are mandatory: each of `model`, `task` and `data` has a value or is "unknown".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """A value, its place (`file:line`, or `argument`), and its certainty from 0 to 1."""
+    """A value from source code. `where`: position (`file:line`), or `argument`. `sure`: certainty from 0 to 1."""
 
     value: Scalar
     where: str = ""
@@ -44,8 +45,9 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """Facts of a function or a loader. `further`: other named numbers and words. `absent`: the reason for each missing
-    field. `text`: the normalised source of all followed functions. `same`: a digest of `text` and the arguments."""
+    """Facts of a function or a loader. `further`: other numbers and words in the source code, by name. `absent`: for
+    each missing fact, why it is missing. `text`: the normalised source code of all scanned functions. `same`: a digest
+    of `text` and the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -174,7 +176,9 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects each field's most certain fact. `missed`: why a mentioned field's value is unknown."""
+    """Collects the most certain fact for each field of WorkloadFacts. `missed`: by field, why the value is unknown
+    although the source code mentions the field.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}

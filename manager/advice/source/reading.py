@@ -1,6 +1,6 @@
-"""Read files and modules in the user's folders, within limits, and the values that they contain.
+"""Read files and modules in the user's folders, within limits, and the values that these files contain.
 
-No file outside the folders is read, not even through a link.
+No file outside the folders is read, not even through a symbolic link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pyca
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
-    """Limits of a scan. `depth`: nested calls to follow. `nodes`: statements and expressions to visit."""
+    """Limits of a scan of source code. `depth`: maximum number of nested calls to follow. `nodes`: maximum number of
+    statements and expressions to visit."""
 
     files: int = 40
     file_bytes: int = 1_000_000
@@ -37,11 +38,11 @@ class ReadingLimits(msgspec.Struct, frozen=True):
 
 
 class NotReadError(Exception):
-    """A file was not read. The error's text contains the reason."""
+    """A file could not be read. The text of the error contains the reason."""
 
 
 class OwnFolders:
-    """Reads files in the user's folders. `texts`: the files read, by real path."""
+    """Reads files in the user's folders. `texts`: the texts of the files that have been read, by real path."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
@@ -56,7 +57,7 @@ class OwnFolders:
         )
 
     def read(self, path: Path) -> str:
-        """Return the text of a file. Raises NotReadError."""
+        """Return the text of a file. Raises NotReadError if the file cannot be read."""
         try:
             real = Path(os.path.realpath(path))
             if not self.contains(real):
@@ -68,12 +69,12 @@ class OwnFolders:
             return self.texts[real]
         except UnicodeDecodeError:
             why = "it is not UTF-8 text"
-        except (OSError, ValueError) as error:  # ValueError also for a null byte in the path
+        except (OSError, ValueError) as error:  # a null byte in the path raises ValueError
             why = getattr(error, "strerror", None) or str(error)
         raise NotReadError(f"{self.name_of(path)}: not read: {why}")
 
     def _read(self, real: Path) -> str:
-        # With O_NONBLOCK, opening a named pipe without a writer does not wait.
+        # With O_NONBLOCK, `os.open` does not wait for a writer if the file is a named pipe.
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -100,8 +101,8 @@ class OwnFolders:
     def module(
         self, parts: Sequence[str], *, beside: Path | None, level: int = 0, package: bool = False
     ) -> Path | None:
-        """Return the file of a user's module. `level`: dots of a relative import. With `level` or `package`, folders
-        without `__init__.py` also count."""
+        """Return the file of a module in the user's folders. `level`: number of dots of a relative import. If `level`
+        or `package` is set, a folder without `__init__.py` is also a module."""
         places = [beside.parent] if beside is not None else []
         if level:
             places = [[place, *place.parents][min(level - 1, len(place.parents))] for place in places]
@@ -128,7 +129,9 @@ class OwnFolders:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SourceModule:
-    """A user's module, or a package without a file. `waiting`: unscanned statements, by the names that they bind."""
+    """A module of the user, or a package without `__init__.py`. `waiting`: statements that have not been scanned yet,
+    by the names that the statements bind.
+    """
 
     file: Path | None
     shown: str
@@ -175,7 +178,7 @@ class OwnModules:
         except NotReadError as error:
             self._note(str(error))
             return None
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links form a loop
             self._note(f"{path.name}: not read: {error}")
             return None
         self._known[real] = module
@@ -183,7 +186,7 @@ class OwnModules:
 
 
 def parsed(text: str, shown: str) -> ast.Module:
-    """Return the tree of a source. Raises NotReadError."""
+    """Return the syntax tree of source code. Raises NotReadError if the source code cannot be parsed."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -221,7 +224,8 @@ def _root(node: ast.expr) -> list[str]:
 LONGEST_TEXT = 10_000
 LARGEST_NUMBER = 1e18
 MOST_VALUES, DEEPEST = 5_000, 20
-"""Limits of a config, because YAML aliases let a short file represent billions of values."""
+"""Maximum number of values in a config file, and maximum nesting depth. With YAML aliases, a short file can represent
+billions of values."""
 
 CONFIG_READERS = {
     "json.load": "json", "json.loads": "json", "tomllib.load": "toml", "tomllib.loads": "toml", "tomli.load": "toml",
@@ -267,7 +271,7 @@ class Known:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstalledName:
-    """A name of installed code: `torch.float16`. The result of a call ends with `()`."""
+    """A name from an installed package, such as `torch.float16`. The name of a call's result ends with `()`."""
 
     dotted: str
 
@@ -283,7 +287,9 @@ class NamedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of installed code: its dotted name (`?.to` on an unknown object), and its known arguments."""
+    """A call of a function from an installed package. `dotted`: name of the function, such as `torch.load`, or `?.to`
+    for a method of an unknown object. An argument whose value is unknown is None.
+    """
 
     dotted: str
     args: tuple[Known | None, ...]
@@ -340,7 +346,9 @@ def item(base: Known | None, index: Known | None) -> Known | None:
 
 
 def result_of(site: CallSite, base: Known | None) -> Known | None:
-    """Return the value of a call to a Python builtin, or None if unknown. `base`: the object whose method is called."""
+    """Return the value that a call to a Python builtin returns, or None if the value is unknown. `base`: the object
+    whose method is called.
+    """
     if base is not None and (found := _result_of_method(site, base)) is not None:
         return found
     values = [arg.value for arg in site.args if arg is not None and arg.constant]
@@ -424,7 +432,9 @@ def _parsed(text: str, form: str) -> Any:
 
 
 class _ConfigLines:
-    """Finds the line of each value of a config: the first line with its key after its table's line."""
+    """Finds the line of each value in a config file. This is the first line that contains the value's key, after the
+    line of the table that contains the value.
+    """
 
     def __init__(self, text: str, shown: str) -> None:
         self._lines = text.splitlines()

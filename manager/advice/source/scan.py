@@ -1,8 +1,8 @@
-"""Scan a source for literals: signatures, defaults, constants, calls, argparse and click options, dataclasses, configs.
+"""Scan source code for literals in signatures, constants, calls, argparse and click options, dataclasses and configs.
 
-Statements are read once, in order, and a literal is stored under the name that it is bound to. A global is evaluated at
-its first use, so unused code yields no facts. A user's function is scanned at its first call, with that call's
-arguments.
+Each statement is read once, in order, and a literal is stored under the name that the statement binds. A global
+variable is evaluated at its first use, so unused code yields no facts. A function of the user is scanned at its first
+call, with the arguments of this call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
 
 
 class OutOfBoundsError(Exception):
-    """The source is longer than the limit."""
+    """The source code has more statements and expressions than the limit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class OwnCode:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The names visible in a part of the source. `sure`: a factor on the certainty of facts from this scope."""
+    """The names that are visible in a part of the source code. `sure`: factor by which the certainty of facts from this
+    scope is multiplied."""
 
     names: dict[str, Known]
     module: SourceModule
@@ -68,7 +69,8 @@ class Scope:
 
 
 class Scanner:
-    """Scans one function or script. `followed`: the functions that it uses. `constants`: the values of globals."""
+    """Scans one function or script. `followed`: the functions of the user that the scanned code calls. `constants`: the
+    values of global variables."""
 
     def __init__(self, folders: OwnFolders) -> None:
         self.recogniser = Recogniser()
@@ -272,7 +274,8 @@ class Scanner:
         return found
 
     def _resolve_global(self, module: SourceModule, name: str) -> Known | None:
-        """Return a module's global. The statements that bind the global are scanned at its first use."""
+        """Return the value of a module's global variable. At the first use of the variable, the statements that bind it
+        are scanned."""
         for node in module.waiting.pop(name, ()):
             if id(node) not in module.scanned:
                 module.scanned.add(id(node))
@@ -280,7 +283,7 @@ class Scanner:
         found: Known | None = module.names.get(name)
         if found is None and name != "*":
             self._resolve_global(module, "*")
-            stars, module.stars = module.stars, []  # emptied, because two modules may import each other's names
+            stars, module.stars = module.stars, []  # two modules may import each other's names
             found = next((known for star in stars if (known := self._resolve_global(star, name)) is not None), None)
             module.stars = stars
         elif found is not None and found.constant:
@@ -454,7 +457,9 @@ class Scanner:
     def _instantiate_own_class(
         self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str
     ) -> Known:
-        """Return the fields of a new instance. All methods of its class are scanned, `__init__` first."""
+        """Return the fields of a new instance of a user's class. All methods of the class are scanned, `__init__`
+        first.
+        """
         classes = self._class_and_own_base_classes(made)
         fields = self._fields(made)
         value = Known(fields, where)

@@ -1,6 +1,6 @@
-"""Arlo (ICPP '24): serve an encoder that is compiled for several input lengths, and divide the devices among them.
+"""Arlo (ICPP '24): serve an encoder that is compiled for several input lengths, and divide devices among the versions.
 
-Contexts in no family (`stoker.family`, `stoker.encoder_family`) use the default policies.
+Contexts that are in no family (`stoker.family`, `stoker.encoder_family`) use the default policies.
 """
 
 from __future__ import annotations

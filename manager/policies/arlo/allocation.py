@@ -21,11 +21,11 @@ import msgspec
 from stoker.errors import StokerError
 
 _TOLERANCE = 1e-9  # Relative tolerance for cost comparisons
-_BEAM_WIDTH = 32  # Beam width of the first search
+_BEAM_WIDTH = 32  # Partial allocations kept per runtime in the first search
 
 
 class NotEnoughDevicesError(StokerError):
-    """Equation 3 needs `needed` devices, more than are available."""
+    """Equation 3 requires more devices (`needed`) than are available."""
 
     def __init__(self, needed: int, devices: int) -> None:
         super().__init__(f"the requests fill {needed} devices, and there are {devices}")
@@ -35,7 +35,8 @@ class NotEnoughDevicesError(StokerError):
 class LatencyTable(msgspec.Struct, frozen=True):
     """Mean latency of an instance's requests in a period, by number of requests.
 
-    `points`: pairs of requests and seconds, both increasing. The table is linear between and beyond its points.
+    `points`: pairs of a number of requests and seconds, both increasing. Values between and beyond the points are
+    computed linearly.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -133,7 +134,7 @@ class _AllocationSearch:
         return Allocation(self._instances(best), best.cost)
 
     def _search(self, found: _Node, *, width: int | None) -> _Node:
-        """Return the best allocation, `found` included. `width`: nodes kept per runtime; None = all."""
+        """Return the best allocation, which may be `found`. `width`: search nodes kept per runtime (None = all)."""
         most = found.cost * (1 - _TOLERANCE)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
@@ -165,7 +166,7 @@ class _AllocationSearch:
         if is_last:
             yield node(free)
             return
-        # With `enough` instances nothing is demoted. From there the bound is convex: it falls, then rises.
+        # From `enough` instances on, no request is demoted, and the lower bound is convex: it falls, then rises.
         enough = min(free + 1, max(0, -floor(-(before.demoted + runtime.requests) / runtime.capacity) - least))
         yield from map(node, range(enough))
         if enough > free or not runtime.latency.is_convex:
@@ -190,7 +191,7 @@ class _AllocationSearch:
 
 
 def _drop_dominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop nodes if another node with as many devices neither demotes nor costs more."""
+    """Drop each node if another node with as many devices demotes no more requests and costs no more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -227,7 +228,7 @@ def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare
 
 
 def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value and the slopes of the hull."""
+    """Return the first value and the slopes of the lower convex hull of `values`."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

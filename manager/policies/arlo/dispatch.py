@@ -1,9 +1,10 @@
 """Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) for the libraries of a family.
 
-A level is a runtime with libraries; its head is its least loaded library. A call is sent to the first level whose head
-has a load below a threshold. The threshold falls from level to level, to keep longer runtimes free for long calls. If
-all levels are congested, the shortest level gets the call if its head can answer in time. Otherwise the call waits in
-the manager for the first library with capacity. In the paper it waits in the level's queue.
+A level is a runtime with libraries. The head of a level is its least loaded library. A call is sent to the first level
+whose head has a load below a threshold. The threshold falls from level to level, to keep longer runtimes free for long
+calls. If all levels are congested, the level of the shortest runtime gets the call if its head can answer in time.
+Otherwise the call waits in the manager for the first library with capacity. In the paper, the call waits in the queue
+of the level.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class MultiLevelQueue(HottestFirst):
         self._thresholds = load_thresholds_by_level(threshold=threshold, decay=decay, peeked=peeked)
 
     def window(self, view: View, library: Library) -> int:
-        """Return how many calls the library answers in time. Before the first run, return its slots."""
+        """Return how many calls the library can answer in time, or before the first run its number of slots."""
         context = library.context
         if not is_runtime_variant(context):
             return super().window(view, library)
@@ -97,7 +98,7 @@ class MultiLevelQueue(HottestFirst):
         return library.id
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return the library's share of its runtime's waiting calls, up to what it answers in time."""
+        """Return the library's share of its runtime's waiting calls, at most as many as it can answer in time."""
         context = library.context
         if not is_runtime_variant(context) or context.queue.gangs:
             return super().pull(view, library)

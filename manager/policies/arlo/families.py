@@ -1,8 +1,8 @@
 """Track the runtimes of a family by length, their run times, and the arrivals of their calls.
 
 A context is a runtime if calls list it with other contexts (`Context.lists`), or if it declares its longest input. The
-mean run time of a runtime is its profile (§3.1). The time of an unmeasured runtime is estimated by length from the
-nearest measured one.
+mean run time of a runtime is its profile (§3.1). The run time of an unmeasured runtime is scaled by length from the
+measured runtime with the nearest length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def family_runtimes_shortest_first(context: Context) -> tuple[Context, ...]:
         others[shorter.recipe.key] = shorter
         others.update(shorter.lists)
     others[context.recipe.key] = context
-    # Without declared lengths, a runtime that lists more contexts is shorter.
+    # Without declared lengths, a runtime that lists more contexts counts as shorter.
     return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
 
 
@@ -41,7 +41,7 @@ def uniform_length_call_shares(family: Sequence[Context]) -> list[float]:
 
 
 class RuntimeTimes:
-    """Run times of runtimes. `latency_s`: default latency objective of calls."""
+    """Measured or estimated run times of each runtime. `latency_s`: default latency objective of calls."""
 
     def __init__(self, *, latency_s: float) -> None:
         self._usual_s = latency_s
@@ -70,7 +70,7 @@ class RuntimeTimes:
         return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
 
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
-        """Return the calls and the capacity of a runtime within one latency objective.
+        """Return the calls and the capacity of a runtime in a period as long as its latency objective.
 
         A call beyond the longest runtime's capacity (equations 3 and 5) costs one more latency objective (§3.3).
         """
@@ -82,7 +82,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Calls of the last `over_s` seconds, by shortest runtime. Dispatch counts calls; residency reads the counts."""
+    """Call counts of the last `over_s` seconds by shortest runtime. Dispatch adds calls; residency reads the counts."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s

@@ -1,13 +1,14 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
 Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of recent
-calls. A free device gets a missing runtime, or the longest one (§4). Surplus libraries are replaced one by one, least
-busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because
-co-located runtimes interfere (§3.3).
+calls. A free device gets a missing runtime, or the longest runtime (§4). Surplus libraries are replaced one by one,
+least busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family,
+because co-located runtimes interfere (§3.3).
 
-A family is *new* during its first period. At its first call it is allocated as if all lengths were equally likely and
-the devices busy. A new family is allocated again when a call adds a runtime, and after 1 s, then at intervals that
-double up to 10 s, by the calls that arrived; waiting calls count twice. The replacements of a new family have no limit.
+A family is *new* during its first period. At the first call, its devices are assigned as if all lengths were equally
+likely and all devices busy. The devices of a new family are assigned again when a call adds a runtime, after 1 s, and
+then at intervals that double up to 10 s. These assignments follow the calls that arrived, and waiting calls count
+twice. The number of replacements in a new family is not limited.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely 
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Libraries of each runtime by recipe key, for `devices` devices. The plan is renewed at `due_at`.
+    """Number of libraries of each runtime, by recipe key, on `devices` devices. The plan is renewed at `due_at`.
 
     `new_until`: time at which the first period of the family ends.
     """
@@ -53,8 +54,8 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 class AllocateRuntimes(LoadWhereWanted):
     """Arlo's residency policy.
 
-    `out_of_service`: share of a family's devices, at least one, that may lack a ready library during replacements. A
-    new family has no limit.
+    `out_of_service`: maximum share of a family's devices (at least one device) that may lack a ready library during
+    replacements. A new family has no such limit.
     """
 
     period_s = _STEP_S
@@ -89,7 +90,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the default minimum. A runtime of unknown size counts as the largest of its family."""
+        """Return the minimum free bytes for a load. A runtime of unknown size counts as the largest of its family."""
         if required_bytes_if_known(context, device.facts):
             return super().minimum(context, device)
         return self._largest_runtime_bytes(context, device) or super().minimum(context, device)
@@ -151,12 +152,12 @@ class AllocateRuntimes(LoadWhereWanted):
             for context, share in zip(able, uniform_length_call_shares(able), strict=True):
                 calls[context] += _ASSUMED_CALLS * share
         if seconds < _FIRST_PERIOD_S:
-            # The rate is not known yet. With a low rate all allocations would seem equally good.
+            # The call rate is not known yet. With a low call rate, all allocations would seem equally good.
             per_s = max(per_s, devices / sum(count * self._times.request_s(each) for each, count in calls.items()))
         return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """True if a plan is old and calls arrived, devices left, or runtimes are new or cannot be loaded.
+        """Return True if a plan is old and calls arrived, or devices left, or runtimes are new or cannot be loaded.
 
         New devices get the longest runtime until the next period (§4).
         """
@@ -226,7 +227,7 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return a runtime for each missing library. The longest runtime, loaded first, is last.
+    """Return the runtime of each missing library. The longest runtime is last in the list and is loaded first.
 
     After a failed load a runtime is probed with one load at a time. If loads of a runtime keep failing, the runtime is
     tried once per plan, and for each waiting call.

@@ -3,9 +3,10 @@
 Dispatch and residency share the pools. A context gets a pool when one of its calls has a deadline or is a gang. While
 such calls wait, rounds decide about all waiting calls of the context. Otherwise the default policy decides.
 
-Every 50 ms dispatch chooses the jobs that start and their numbers of replicas. A gang is sent to all its libraries
-together. Without `together` (an ablation, §6.3) each replica of a job takes an idle device and waits for the others. If
-all replicas are held and none is loading, the late job with the nearest deadline starts.
+Every 50 ms, a round chooses the jobs (waiting calls) that start and the number of replicas (libraries) of each job. A
+gang is sent to all its libraries together. Without `together` (an ablation, §6.3) each replica of a job takes an idle
+device and waits for the job's other replicas. If all replicas are held and none is loading, the late job with the
+nearest deadline starts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements chan
 
 
 def is_decided_in_rounds(call: Call) -> bool:
-    """True if rounds decide about a call, because it has a deadline or may be a gang."""
+    """Return True if rounds decide about a call, because the call has a deadline or may be a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
@@ -69,10 +70,10 @@ class PoolState:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
-        self.asked = 0  # Queued jobs about which rounds decide
+        self.asked = 0  # Number of queued jobs about which rounds decide
         self.others: set[int] = set()  # Queued calls about which the default policy decides once no job is queued
         self.promises: dict[int, OrderedReplicas] = {}
-        self.held: dict[int, int] = {}  # Idle replicas that each job holds until it has enough (ablation)
+        self.held: dict[int, int] = {}  # By job: number of idle replicas held until it has enough (ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
         self.idle_since: dict[LibraryId, float] = {}
         self.allot_due = self.walk_due = True  # True if something changed since the last decision
@@ -105,7 +106,7 @@ class PoolState:
 
     # ---- jobs
     def rate(self, now: float) -> bool:
-        """Compute the rates again if measurements changed. Return True if the new rates differ."""
+        """Compute the run time rates again if measurements changed. Return True if the new rates differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -152,7 +153,7 @@ class PoolState:
     def _run_times_s(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
-        """Return the seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
+        """Return the run times in seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if done is None and features is not None and features.seconds_before_first_item(1):
@@ -170,7 +171,7 @@ class PoolState:
 
     # ---- libraries
     def free(self, *, reuse: bool = True) -> list[Library]:
-        """Return idle replicas, hottest first. `reuse`: include libraries that have served a call."""
+        """Return idle replicas, last used first. `reuse`: include libraries that have served a call."""
         idle = reversed(self.context.idle.values())
         return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
 
@@ -359,7 +360,7 @@ class PoolStates:
 
 # ---- dispatch
 class AllotInRounds(HottestFirst):
-    """Dispatch by Algorithm 1 for contexts with queued jobs, else by the default policy."""
+    """Dispatch policy: Algorithm 1 for contexts with queued jobs, the default policy for other contexts."""
 
     period_s = ROUND_S
     by_deadline = False

@@ -61,7 +61,7 @@ def cold_devices(view: View) -> list[Device]:
 
 
 class ColdDevices:
-    """Assigns each cold device at most once per round. `fits`: True if a context fits a device."""
+    """Assigns each cold (empty) device at most once per round. `fits`: tests whether a context fits on a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
@@ -72,7 +72,7 @@ class ColdDevices:
         self.taken: dict[int, list[Replica]] = {}  # Replicas taken, by job
 
     def count(self, model: str, *, most: int) -> int:
-        """Return how many replicas of a model could be warmed, up to `most`; 0 while it is probed."""
+        """Return how many replicas of a model could be warmed, up to `most`; 0 while the model is probed."""
         return 0 if has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
@@ -152,7 +152,7 @@ JOBS_PER_ROUND = 128  # Maximum jobs examined in a round; later rounds examine f
 
 
 class WarmPools(Quiet):
-    """Residency by Algorithm 2 for contexts with queued jobs, else by the default policy."""
+    """Residency policy: Algorithm 2 for contexts with queued jobs, the default policy for other contexts."""
 
     period_s = ROUND_S
 
@@ -168,7 +168,7 @@ class WarmPools(Quiet):
     ) -> None:
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
-        """The default policy. This policy decides for contexts without a pool, and how contexts are loaded."""
+        """The default policy, which decides for contexts without a pool and about how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -185,7 +185,7 @@ class WarmPools(Quiet):
     # ---- between rounds
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan; if rounds decide about the context, only unloads or a failure."""
+        """Return the default plan. If rounds decide about the context, the plan contains only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -285,7 +285,7 @@ class WarmPools(Quiet):
         ], places
 
     def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order lost replicas again if their job can meet its deadline; else drop the promise."""
+        """Order lost replicas again if their job can still meet its deadline. Otherwise drop the job's promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -357,7 +357,7 @@ class WarmPools(Quiet):
         return found
 
     def _evict_idle_libraries(self, view: View, state: PoolState) -> list[Action]:
-        """Unload idle libraries, least recently used first, for one replica at a time."""
+        """Unload idle libraries, least recently used first, to make room for one more replica."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
@@ -379,7 +379,7 @@ class WarmPools(Quiet):
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Return when a device was last used, and its libraries; None if a library must stay."""
+        """Return the time of a device's last use and the libraries to unload; None if a library must stay."""
         if not can_use_device(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_device_warm(x) and x.state is not LibraryState.STOPPING]
@@ -441,7 +441,7 @@ class WarmPools(Quiet):
         )
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may be unloaded for a context.
+        """Return True if a library may be unloaded for a context.
 
         A replica of a pool stays for `window_s`. A replica may leave earlier for calls of the default policy, or for a
         context that has lacked replicas for `patience_s` and longer than the pool's jobs.

@@ -14,15 +14,15 @@ Differences from the printed algorithms:
 - Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
   missed and cold devices remain.
 - Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). Loading devices, and the idle devices that a job needs, are reserved for it until it starts
+  T_cold + T(A). Loading devices, and the idle devices that a job needs, are reserved for the job until it starts
   (`Promise`).
 - In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
 - The first job of a model measures run times, so it gets its fewest replicas immediately.
 
 The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. The need never falls.
-So `JobQueue` keeps one row of jobs per need, sorted by deadline, and a heap of latest start times. `allot` reads the
-heads of rows; a walk continues where the last round stopped.
+So `JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times. `allot` reads
+the first jobs of these lists. A `Walk` continues where the last round stopped.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
 
 _EARLY_S = 1e-6  # The need of a job is checked this many seconds before its latest start, because of rounding
-_FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jobs the row is sorted
+_FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jobs the whole list is sorted
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
     """A waiting job.
 
-    `run_s[a - 1]`: upper bound of the seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; these jobs run
-    last, by `priority`. `least`: minimum replicas. `measures`: True if the run time is unknown.
+    `run_s[a - 1]`: upper bound of the run time in seconds on `a` replicas, non-increasing. `deadline_at`: time of the
+    deadline (0 = none; jobs without a deadline run last, by `priority`). `least`: minimum number of replicas.
+    `measures`: True if the run time is unknown.
     """
 
     id: int
@@ -82,13 +83,13 @@ class JobQueue:
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
-        self.rows: dict[int, list[Key]] = {}  # By need: jobs that can meet their deadline
+        self.rows: dict[int, list[Key]] = {}  # By need (number of replicas): jobs that can meet their deadline
         self.late: list[Key] = []
         self.rest: list[Key] = []  # Jobs without a deadline
         self._keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
-        self._due: dict[int, float] = {}  # By hopeful job: time at which its need may grow
-        self._turns: list[tuple[float, int]] = []  # Heap of these times; entries that differ from `_due` are outdated
+        self._due: dict[int, float] = {}  # By job: time at which it may need more replicas
+        self._turns: list[tuple[float, int]] = []  # Heap of `_due` times; entries that differ from `_due` are outdated
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -139,7 +140,7 @@ class JobQueue:
         self._due.pop(id, None)
 
     def advance(self, now: float) -> bool:
-        """Update the needs of jobs whose latest start has passed. Return True if any need grew."""
+        """Update the need of each job whose latest start has passed. Return True if a job now needs more replicas."""
         moved = False
         turns = self._turns
         while turns and turns[0][0] <= now:
@@ -167,7 +168,7 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """Return the need of a job; 0 if the job is late or has no deadline."""
+        """Return how many replicas a job needs for its deadline; 0 if the job is late or has no deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:
@@ -199,7 +200,8 @@ class JobQueue:
 class Promise(msgspec.Struct, frozen=True):
     """Replicas that load for a job.
 
-    `here`: replicas already loaded. `beside`: idle replicas reserved for the job. `free_at`: end of the job.
+    `here`: number of these replicas already loaded. `beside`: number of idle replicas reserved for the job. `free_at`:
+    expected end of the job.
     """
 
     job: int
@@ -274,7 +276,7 @@ def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int,
 
 
 def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """True if a waiting job can meet its deadline on idle or freed replicas."""
+    """Return True if a waiting job can meet its deadline on replicas that are idle or become free."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait

@@ -1,7 +1,8 @@
 """SLINFER (arXiv:2507.00507): many language models share devices; each request meets its SLO or is refused early.
 
-Other contexts, and models on several devices (§X), use the default policies. The part of the pilot is in
-`stoker.pilot.core`: `turns` schedules by headroom and does shadow validation, `memory` orders resizes.
+Contexts that are not language models, and models on several devices (§X), use the default policies. The pilot's part
+of SLINFER is in `stoker.pilot.core`: `turns` schedules by headroom and does shadow validation, `memory` orders
+resizes.
 """
 
 from __future__ import annotations

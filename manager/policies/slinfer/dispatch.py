@@ -1,10 +1,11 @@
 """SLINFER's dispatch and residency policies (§V to §VIII).
 
-A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory.
-The pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all instances refuse,
-neighbours with smaller batches make room (§VIII-A): an offer names them, and they stop if the pilot accepts it.
-Otherwise the call waits for a loading instance that will serve it in time, or an instance wakes or is loaded (§V). A
-call without an instance is tried again in rounds, and dropped once its first token would be late (§IX-B).
+A call is offered to ready instances one after another: CPUs first, then the largest batches (§VIII-B). The manager
+checks memory. The pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all
+instances refuse, neighbours with smaller batches make room (§VIII-A). The offer of the call names these neighbours,
+and they stop if the pilot accepts the offer. Otherwise the call waits for a loading instance that will serve it in
+time, or an instance wakes or is loaded (§V). A call without an instance is tried again in rounds, and dropped once its
+first token would be late (§IX-B).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
 
-_ROUND_S = 0.1  # Seconds between two rounds
+_ROUND_S = 0.1
 
 _MOST_TRIED = 32
 """Maximum waiting calls of a context tried per round, oldest first. The maximum limits the time of a round (0.3 ms per
@@ -67,9 +68,10 @@ class _Refusal(NamedTuple):
 
 
 class OfferByHeadroom(HottestFirst):
-    """SLINFER's offers, preemption, drops and keep-alive.
+    """SLINFER's dispatch policy: offers of calls to instances, preemption, drops and keep-alive.
 
-    `consolidates`: offer to the largest batch first, and preempt neighbours with smaller batches (§VIII).
+    `consolidates`: offer a call to the instance with the largest batch first, and preempt neighbours with smaller
+    batches (§VIII).
     """
 
     period_s = _ROUND_S
@@ -234,7 +236,7 @@ class OfferByHeadroom(HottestFirst):
         return any(call.id in self._expected.get(library.id, ()) for library in loading(call.group.context))
 
     def _waits_for_load(self, view: View, call: Call) -> bool:
-        """True if a loading instance will serve a call in time, with the other calls that wait for it."""
+        """Return True if a loading instance will serve a call in time, with the calls that wait for the instance."""
         context = call.group.context
         on_their_way = loading(context)
         if on_their_way and has_failed_loads(context):
@@ -274,7 +276,7 @@ def _seconds_until_request_ends(view: View, call: Call) -> float:
 
 
 def _first_token_lateness_s(view: View, call: Call) -> float:
-    """Return the seconds by which a waiting call's first token is at least late, without its load (§IX-A).
+    """Return the minimum lateness in seconds of a waiting call's first token, without the call's load time (§IX-A).
 
     The result is negative for an evicted call.
     """
@@ -301,7 +303,7 @@ class ResizeLate(LoadWhereWanted):
         self._sizes = sizes
         self._placement = placement
         self._resizes = resizes
-        self._answered: dict[LibraryId, float] = {}  # Time of the last handled report of a short cache
+        self._answered: dict[LibraryId, float] = {}  # Time of the last handled report that a cache is too small
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Fail the calls of a model that no device can load."""
@@ -312,7 +314,7 @@ class ResizeLate(LoadWhereWanted):
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the promised bytes. Without a declared size, return the measured bytes; the first offer adds cache."""
+        """Return the promised bytes, or without a declared size the weights' bytes. The first offer adds a cache."""
         context, device = library.context, library.devices[0]
         if not has_known_token_memory(context) or cache_of(context, device).is_fixed:
             return super().measured(view, library)
@@ -328,7 +330,7 @@ class ResizeLate(LoadWhereWanted):
                 yield from self._grow(view, library) or self._sizes.shrink(library)
         for context in view.contexts.values():
             is_kept = context.limits.least and has_known_token_memory(context)
-            if is_kept and not loading(context) and context.last_failure is None:  # else only calls load it
+            if is_kept and not loading(context) and context.last_failure is None:  # else only calls cause loads
                 yield from self._placement.start_minimum_instance(view, context)
 
     def _grow(self, view: View, library: Library) -> tuple[Action, ...]:

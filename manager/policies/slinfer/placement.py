@@ -55,7 +55,7 @@ class CacheSizes:
         return max(required_bytes_if_known(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
-        """Return `required`, or the size with a small cache if larger, plus the watermark."""
+        """Return the larger of `required` and the size with a small cache, plus the watermark."""
         cache = cache_of(context, device)
         least = cache.weights_bytes + cache.token_bytes * cache.tokens
         return self._with_watermark(max(least, required), cache.weights_bytes)
@@ -79,7 +79,7 @@ class CacheSizes:
         return required - library.promised_bytes - library.devices[0].budget_bytes
 
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required`; 0 and None as for `admit`."""
+        """Return the bytes to reserve for `required` bytes; 0 if enough is reserved, None if they do not fit."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -125,7 +125,7 @@ class CacheSizes:
         weights = cache.weights_bytes
         least = self._with_watermark(weights + cache.token_bytes * cache.tokens, weights)
         if library.promised_bytes <= self._with_watermark(least, weights):
-            return ()  # the size of an instance without calls: the common case must be fast
+            return ()  # an instance without calls has this size; this common case must be fast
         required = max(self.required(context, device, library.held.values()), self.reported(library))
         recommended = self.recommended(context, device, required)
         enough = self._with_watermark(recommended, weights)
@@ -148,7 +148,7 @@ def cache_of(context: Context, device: Device) -> TokenCache:
 
 
 def has_known_token_memory(context: Context) -> bool:
-    """True for a model on one device whose memory per cached token was declared, or reported by a load."""
+    """Return True for a model on one device whose memory per cached token was declared, or reported by a load."""
     needs = context.recipe.needs
     if needs.devices != 1:
         return False
@@ -195,7 +195,7 @@ def _choose_libraries_to_unload(leavable: Iterable[Library], device: Device, siz
 
 
 def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: Context) -> tuple[list[Action], int]:
-    """Return actions that stop libraries, or let them sleep, for `size` bytes of a context; and the free bytes."""
+    """Return actions that stop libraries or let them sleep to free `size` bytes for a context, and the free bytes."""
     why = f"{of.recipe.name} needs the memory, and this library runs no call"
     if not any(map(may_sleep, gone)):
         return [Unload(library.id, why) for library in gone], room
@@ -209,10 +209,10 @@ def _is_at_library_limit(view: View, context: Context) -> bool:
 
 
 def _load_disturbs(context: Context, device: Device) -> bool:
-    """True if a load would take a CPU's cores from running calls for longer than their time per output token.
+    """Return True if a load would take a CPU's cores from running calls for longer than their time per output token.
 
-    The load time is that of the context's libraries on this kind of device. The paper's CPUs have all models in memory
-    (§IX-A).
+    The load time is the longest load of the context's libraries on this kind of device. The paper's CPUs have all
+    models in memory (§IX-A).
     """
     if not device.facts.on_host:
         return False
@@ -321,8 +321,8 @@ class InstancePlaces:
     ) -> Iterator[tuple[Device, int, list[Library]]]:
         """Yield devices with enough memory and speed for a new instance for a call.
 
-        Also yield its bytes, and the idle instances on the device, least recently used first. With `ends_idle`, these
-        may stop or sleep. `shadow`: assumed stops and moves.
+        Also yield the bytes of the new instance, and the idle instances on the device, least recently used first. With
+        `ends_idle`, the idle instances may stop or sleep. `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
         if _is_at_library_limit(view, context):
@@ -354,7 +354,7 @@ class InstancePlaces:
     # ---- calls that are assumed to move
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
-        """Move a call in the shadow to an instance (None: a new one) if memory and time allow this."""
+        """In the shadow, move a call to an instance (None: a new one). Return False if memory or time forbids this."""
         context, soon_s = call.group.context, left_s(view, call)
         held, promised = (library.held.values(), library.promised_bytes) if library is not None else ((), 0)
         calls = (*held, *shadow.calls(device, context), call)
@@ -394,7 +394,7 @@ class InstancePlaces:
         return False
 
     def can_serve_with_waiting_calls(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
-        """True if a loading instance will serve one more call in time after its waiting calls."""
+        """Return True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
             shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=0)

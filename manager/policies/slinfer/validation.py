@@ -123,7 +123,7 @@ class ComputeOutlook:
         self._at = -1.0
         self._cycles: dict[Device, float] = {}
         self._outlooks: dict[int, tuple[int, EngineOutlook | None]] = {}
-        """Outlooks at the present time, by library, each with the number of its calls."""
+        """By library: its number of calls and its forecast work at the present time."""
 
     def cost(self, context: Context, device: Device) -> StepSeconds | None:
         """Return the step times of an engine on a device; None if not measured."""
@@ -142,7 +142,6 @@ class ComputeOutlook:
         return OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
 
     def decode_s(self, library: Library) -> float:
-        """Return the seconds of a library's decode step."""
         rows = len(library.held)
         cost = self.cost(library.context, library.devices[0]) if rows else None
         if cost is None:
@@ -151,7 +150,7 @@ class ComputeOutlook:
         return OVERESTIMATE * cost.decode_s(rows, tokens / rows)[0]
 
     def cycle_s(self, device: Device, *, now: float) -> float:
-        """Return the seconds for one decode step of each library on a device."""
+        """Return the seconds that one decode step of every library on a device takes in total."""
         self._forget(now)
         known = self._cycles.get(device)
         if known is None:
@@ -172,8 +171,8 @@ class ComputeOutlook:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """True if a decode step of a new instance would leave the other instances too little time (case 3, the cheapest
-        check).
+        """Return True if a decode step of a new instance would leave the other instances too little time (case 3, the
+        cheapest check).
 
         The check applies to calls without a limit on their output.
         """
@@ -197,7 +196,7 @@ class ComputeOutlook:
             if library.context is context:
                 to = library.id
             elif found is not None and not more and library.state is LibraryState.LOADING:
-                found = replace(found, rows=1, length=1.0)  # a request will arrive
+                found = replace(found, rows=1, length=1.0)  # a request will arrive after the load
             if found is not None:
                 engines.append(_joined(found, more))
         for number, (other, prompts) in enumerate(joined.items()):
@@ -266,7 +265,7 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 def left_s(view: View, call: Call) -> float:
     """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
 
-    A held call that moves starts again (O = 0 in eq. 1). The call is in time only if its first token is.
+    A held call that moves starts again (O = 0 in eq. 1). The call is in time only if its first token is in time.
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):

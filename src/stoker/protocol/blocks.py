@@ -50,7 +50,7 @@ class Source(msgspec.Struct, frozen=True):
 
 class BlockPhase(enum.Enum):
     ASKED = "asked"
-    """Requested by the manager, not submitted yet."""
+    """The manager has requested the block, and the factory has not submitted the job yet."""
     PENDING = "pending"
     """The job is queued or held in the batch system."""
     RUNNING = "running"
@@ -87,12 +87,12 @@ class LossReason(enum.Enum):
 
     @property
     def explained(self) -> bool:
-        """True if the calls on the pilot cannot have caused the loss."""
+        """Return True if the calls on the pilot cannot have caused the loss."""
         return self not in (LossReason.OUT_OF_MEMORY, LossReason.SCRATCH_GONE, LossReason.UNEXPLAINED)
 
     @property
     def is_unspecific(self) -> bool:
-        """True if an end of the walltime would explain the loss better."""
+        """Return True if the end of the walltime would be a better explanation of the loss."""
         return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 

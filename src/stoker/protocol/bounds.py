@@ -105,7 +105,7 @@ def _options(options: CallOptions) -> str:
 
 def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
     """Describe the first invalid value of these calls, or return ""."""
-    for spec in specs:  # this loop is on the hot path
+    for spec in specs:  # must be fast: this loop runs for every submitted call
         features = spec.features
         if (
             (features is not None and not _are_features_valid(features))
@@ -117,7 +117,7 @@ def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_features_valid(features: Features) -> bool:
-    """True if `_features` would report no fault; a fast check for a million calls."""
+    """Return True if `_features` would report no fault. This check is fast enough for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most
@@ -202,7 +202,7 @@ def _batch(m: say.LibraryBatch) -> str:
 
 def _ended(m: say.CallsEnded) -> str:
     most_s = MOST_S
-    for end in m.ends:  # this loop is also on the hot path
+    for end in m.ends:  # must be fast: this loop runs for every ended call
         if not 0.0 <= end.run_s <= most_s or (type(end.payload) is ObjectRef and end.payload.size_bytes < 0):
             return _end(end)
     return ""
@@ -258,8 +258,8 @@ _CHECKS: dict[type, Check] = {
     say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
     say.WalltimeUpdate: _times("ends_in_s"),
 }  # fmt: skip
-"""Check functions by type of message. Users choose the numbers in progress reports, so an invalid report is rejected
-alone (`is_sound`).
+"""Functions that check a message, by message type. Users choose the numbers in progress reports, so only the invalid
+report is rejected (`is_sound`).
 """
 
 

@@ -14,7 +14,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
 Payload = bytes | ObjectRef
-"""Pickled bytes that only a library or the client may unpickle. Large payloads are objects."""
+"""Pickled bytes that only a library or the client may unpickle. A large payload is an `ObjectRef`."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 
@@ -27,10 +27,10 @@ always allowed.
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: maximum output.
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: maximum length.
 
     `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: additional device seconds, divided
-    among a gang's devices. `kind`: calls of one kind end after a similar share of their items.
+    among a gang's devices. `kind`: name of a group of calls that end after a similar fraction of their items.
     """
 
     items: int = 1
@@ -109,7 +109,7 @@ class RefusalCase(enum.Enum):
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
-    """A decode step of each engine on the device would exceed the time per output token."""
+    """One decode step of every engine on the device, taken together, would exceed the time per output token."""
     MEMORY = "memory"
     """The call's KV cache does not fit into device memory."""
     ENDS = "library-ends"
@@ -207,7 +207,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """The expected end of a call in the manager's clock (`Forecasts.said_at`)."""
+    """The time at which a call is expected to end, on the manager's clock (`Forecasts.said_at`)."""
 
     call: CallId
     ends_at: float

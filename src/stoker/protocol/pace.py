@@ -25,7 +25,7 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _GAPS = 5.0
-"""Length of the window, in longest gaps between bursts."""
+"""Length of the window as a multiple of the longest gap between bursts."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
 """Results within 1 s of the first, or within 0.25 of the longest gap, are one burst."""
 _FOLLOW_S = 10.0
@@ -89,7 +89,7 @@ class WorkPace:
         self._slide_window()
 
     def per_second(self, now: float) -> float:
-        """Return results per second; 0.0 if unknown."""
+        """Return the number of results per second, or 0.0 if the rate is unknown."""
         rate = self._current_rate(now)
         silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
         if silent_s <= patience_s:
@@ -97,7 +97,7 @@ class WorkPace:
         return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
-        """Return the expected seconds until `rest` more results; None if unknown."""
+        """Return the expected seconds until `rest` more results have arrived, or None if unknown."""
         if rest <= 0:
             return 0.0
         rate = self._current_rate(now)
@@ -119,7 +119,7 @@ class WorkPace:
         return left_s
 
     def _is_burst_complete(self, now: float) -> bool:
-        """True if a result at time `now` would start a new burst."""
+        """Return True if a result at time `now` would start a new burst."""
         return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
 
     def _current_rate(self, now: float) -> float:
@@ -199,7 +199,7 @@ def seconds_since_first_count(counts: Counts, *, now: float) -> float:
 
 
 def recent_rate_per_second(counts: Counts, *, now: float) -> float:
-    """Return the rate between the first and the last burst in the window; 0.0 without counts.
+    """Return the counts per second between the first and the last burst in the window, or 0.0 without counts.
 
     The rate decreases only if the next burst is overdue.
     """

@@ -5,23 +5,24 @@
         keys/                    0700; CURVE key pairs (0600) of server and client; the secret `transfer` for transfers
                                  between pilots; blocks/ has a key pair for each block that has not ended
         journal                  events of the manager, in order; journal.*: earlier parts and snapshots
-        manager.log              and factory.log, seed.log, advisor.log, client.log
-        manager.lease            the manager's process (`manager.live.lease`), with manager.lock
-        manager.end              request of `stoker down` to a manager that reads no messages
-        manager.json             command that restarts the manager of a session that outlives programs
-        policies.json            policies other than the default; policies/ has the user's files
+        manager.log              log of the manager; other logs: factory.log, seed.log, advisor.log, client.log
+        manager.lease            names the manager's process (`manager.live.lease`); used with manager.lock
+        manager.end              written by `stoker down`, to stop a manager that reads no messages
+        manager.json             command that restarts the manager of a session that continues when programs end
+        policies.json            policies other than the default; policies/ has the files of the user's policies
         seed.address             address of the seed
         jobs-left                jobs that the factory could not cancel at the end of the session
         sites/                   site files
-        sources/                 sources of functions and loaders for the advisor (`ProgramSource`)
+        sources/                 source code of functions and loaders for the advisor (`ProgramSource`)
         submit/                  submit scripts, and the output of jobs
         objects/                 payloads over 1 MB and files from clients, by cache name
-        gateways/                the models of each `stoker serve` (`GatewayNote`)
+        gateways/                a file per `stoker serve` process, with its models (`GatewayNote`)
         pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
 The folder `sessions/` in the user's state folder (`contexts.folders`) has a link to each session, named by session id.
 
-A gateway rewrites its note every few seconds and removes it at exit. An old note shows that the gateway was killed.
+A gateway rewrites its file in `gateways/` every few seconds, and removes the file at exit. An old file shows that the
+gateway was killed.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
 IDENTITY_MARK = b"~"
-"""A pilot connects to the manager as `name~secret`. Only a peer that knows the secret can replace the pilot's
-connection.
+"""Separator in the identity `name~secret` with which a pilot connects to the manager. Only a peer that knows the
+secret can replace the pilot's connection.
 """
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Python version of this process. Functions are sent as bytecode, which fails in another version."""
+"""Python version of this process. Functions are sent as bytecode, which runs only in the same Python version."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """Content of `session.json`. `server_key`: public key in Z85. `python`: Python version of the session (empty: an
-    older manager).
+    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: Python version of the
+    session (empty: the file was written by an older manager).
     """
 
     session: str
@@ -80,14 +81,14 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """Content of a lease file. `over`: why the session is over."""
+    """Content of a lease file (`manager.lease`). `over`: why the session is over (empty: it is not over)."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths in a session's folder, and readers of its small files. Readers raise SessionError for an unreadable
-    file."""
+    """Paths in a session's folder, and methods that read small files in this folder. These methods raise
+    SessionError for an unreadable file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = folder = Path(path).absolute()
@@ -122,7 +123,7 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """`role`: `server`, `client`, or `pilot` (pilots without a block)."""
+        """Return the key file of a role: `server`, `client`, or `pilot` (for pilots without a block)."""
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
@@ -138,7 +139,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return the key pair of the pilot's block, or of pilots without a block."""
+        """Return the key pair of `block`. If `block` has none, return the key pair of pilots without a block."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -164,7 +165,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """Return advice for a missing key pair."""
+        """Return advice about a missing or damaged key pair, as the end of an error message, or ""."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -208,7 +209,7 @@ def is_session_folder(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """True if `stoker up` started the session of the folder, and its manager does not listen yet."""
+    """Return True if `stoker up` has started the session in `folder`, and the manager does not listen yet."""
     return not is_session_folder(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
@@ -224,7 +225,7 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return a session by id, prefix of an id, or path; without a name, the newest session. Raises SessionError."""
+    """Return the session with path, id or id prefix `name` (empty: the newest). Raises SessionError if none exists."""
     named = session_at_path(name)
     if named is not None:
         return named
@@ -242,15 +243,15 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""Maximum number of characters of a stored source."""
+"""Maximum number of characters of source code that is stored for the advisor."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source code around a function or a loader. `text`: digest of the source. `function`: dotted name. `file`:
-    empty for a notebook or prompt. `folder`: folder of the program, with readable modules. `arguments`: plain arguments
-    of a loader.
+    """The source code around a function or a loader. `text`: digest of the source code. `function`: dotted name.
+    `file`: file of the source code (empty: a notebook or an interactive prompt). `folder`: folder of the program, with
+    readable modules. `arguments`: arguments of a loader that are strings, numbers, booleans or None.
     """
 
     text: str
@@ -281,14 +282,14 @@ def read_program_source(sources: Path, key: str) -> tuple[ProgramSource, str] | 
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""Seconds without a new note after which a gateway counts as killed."""
+"""A gateway counts as killed if its newest note is older than this number of seconds."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """Figures of one model of a gateway. `key`, `recipe`: key and name of the context (empty: the model's folder has
-    not been read). `trouble`: why the folder is unreadable. `ttft_s`: median of recent streams. `met`: share of these
-    streams that met their objectives (None: no objective or no stream). `refused`: number of requests refused because
-    they would have been late.
+    """Measurements of one model that a gateway serves. `key`, `recipe`: key and name of the model's context (empty:
+    the model's folder has not been read). `trouble`: why the model's folder is unreadable. `ttft_s`: median time to
+    first token of recent streams. `met`: share of these streams that met their objectives (None: no objective or no
+    stream). `refused`: number of requests that were refused because their answers would have been late.
     """
 
     name: str

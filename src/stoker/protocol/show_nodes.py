@@ -10,7 +10,7 @@ from stoker.units import show_seconds
 
 
 def excluded_nodes(status: SessionFacts) -> list[str]:
-    """Return a line per excluded node, with its queued or running probe."""
+    """Return one line of text per excluded node, with the state of the node's queued or running probe."""
     probes = {(job.source, job.probes): job for job in status.jobs if job.probes}
     lines = []
     for record in status.excluded_nodes:

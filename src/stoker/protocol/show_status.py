@@ -1,4 +1,4 @@
-"""Format a session's status (`stoker status`) and a subject's story (`stoker explain`) as text."""
+"""Format the state of a session (`stoker status`) and explanations of states (`stoker explain`) as text."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 _SHOWN_JOBS = 6
 """Maximum number of ranges of job ids in one line."""
 SILENT_S = 600.0
-"""Seconds without a pilot after which a job will probably not start a pilot."""
+"""A job that runs for this number of seconds without a pilot will probably not start a pilot."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return one text per phase of the blocks: `3 queued (Priority; the first in about 11 min)`."""
+    """Return one text per phase of blocks without a pilot: `3 queued (Priority; the first in about 11 min)`."""
     jobs = [job for job in jobs if not job.probes]
     leaving = [job for job in jobs if job.leaving and not job.pilots]
     jobs = [job for job in jobs if not job.leaving]
@@ -89,7 +89,7 @@ def soonest(jobs: Iterable[BlockStatus]) -> float:
 
 
 def format_start_time(seconds: float, now: datetime.datetime) -> str:
-    """Return `10:42 (in 11 min)`, with the date if not today."""
+    """Return a start time as `10:42 (in 11 min)`, with the date if the start is not today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
@@ -125,9 +125,10 @@ def _format_reason_in_brackets(why: str, expected_in_s: float) -> str:
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
-    """Return rows for each gateway: models in use or with errors, the number of other models, and the address.
+    """Return table rows for each gateway. The rows show the models that are in use or have errors, the number of
+    other models, and the gateway's address.
 
-    `now`: seconds since 1970.
+    `now`: current time in seconds since 1970.
     """
     rows: list[str] = []
     for note in notes:
@@ -198,7 +199,7 @@ def _format_ttft(seconds: float) -> str:
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """Yield texts about other models that share the model's devices."""
+    """Yield one text per pilot on which other models share devices with `model`."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -286,7 +287,7 @@ def _headline(status: SessionFacts, *, over: bool) -> str:
 
 
 def format_call_counts(status: SessionFacts) -> str:
-    """Return `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
+    """Return the numbers of calls as `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
     calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     without = {"failed": status.failed, "cancelled": status.cancelled}
     calls += [f"{number:,} {how}" for how, number in without.items() if number]
@@ -294,7 +295,7 @@ def format_call_counts(status: SessionFacts) -> str:
 
 
 def format_forecast(status: SessionFacts) -> str:
-    """Return `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`.
+    """Return the forecast `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`.
 
     Return "" if no call is open or no forecast is known.
     """
@@ -313,7 +314,7 @@ def format_forecast(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Return why calls wait. `apart`: True if several contexts wait, so that each needs a separate forecast."""
+    """Return why calls of a context wait. `apart`: True if calls of other contexts wait too, to add a forecast."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -433,7 +434,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """Return the uses per load, without cancelled calls that never ran."""
+    """Return how many calls ran per load of the context, as text. Cancelled calls that never ran do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads

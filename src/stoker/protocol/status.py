@@ -1,4 +1,4 @@
-"""The state of a session, or of one subject in a session. `show_status` formats this state as text."""
+"""The state of a session, or of one call, pilot, library or context. `show_status` formats this state as text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stoker.protocol.calls import FailureGroup, ListedCall
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """A library. `state`: value of a LibraryState. Memory is measured. `loading_s`, `line`: seconds and last output
-    line of a load. `batch`: last report of its engine.
+    """A library. `state`: value of a LibraryState. `memory_bytes`, `device_bytes`: measured memory. `loading_s`,
+    `line`: seconds and last output line of a load. `batch`: last report of the library's inference engine.
     """
 
     library: int
@@ -32,7 +32,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """A device. `promised_bytes`: memory reserved for libraries. `cores`: 0 if unknown."""
+    """A device. `promised_bytes`: memory reserved for libraries. `cores`: number of CPU cores (0: unknown)."""
 
     device: str
     kind: str
@@ -44,7 +44,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """A pilot. `ends_in_s`: walltime left (0: no limit). `ended`: calls that ended on the pilot.
+    """A pilot. `ends_in_s`: seconds of walltime left (0: no limit). `ended`: number of calls that ended on the pilot.
     `rate`: calls per second in the last 30 s.
     """
 
@@ -63,7 +63,8 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
-    """Transfers of an object: number of pilots that have or fetch the object, and bytes by origin."""
+    """Transfers of an object. `holders`, `fetching`: number of pilots that have the object, and that fetch it.
+    `origin_bytes`, `peer_bytes`: bytes read from the origin, and from other pilots."""
 
     name: str
     size_bytes: int
@@ -95,10 +96,10 @@ class KindSpeed(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """A context: its libraries, loads and reuse. `ended`: calls that ended in any way. `served`: calls that libraries
-    completed (a gang's call counts once per library). `arguments`: arguments of the loader as text. `speeds`: slower
-    device kinds with known speeds. `wake_s`: seconds of the last wake (0: none). `refused_offers`: calls that pilots
-    refused, by value of `RefusalCase`.
+    """A context, with its libraries, loads and calls. `ended`: number of calls that ended in any way. `served`: number
+    of calls that libraries completed (a gang's call counts once per library). `arguments`: arguments of the loader as
+    text. `speeds`: known speeds of slower device kinds. `wake_s`: seconds that the last wake took (0: no wake).
+    `refused_offers`: number of calls that pilots refused, by value of `RefusalCase`.
     """
 
     key: str
@@ -127,20 +128,20 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """`llm-7f3a('models/small')`, or `no context`."""
+        """Name and arguments of the context, as `llm-7f3a('models/small')`, or `no context`."""
         return f"{self.name}{self.arguments}" if self.key != BARE.key else "no context"
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """A line of a story. `at`: seconds since 1970."""
+    """A line of an explanation (`StoryFacts`). `at`: time of the event in seconds since 1970."""
 
     at: float
     text: str
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """A call that returned a result after a long run. `run_s`: seconds in the function. `ended_s`: seconds since the
-    end.
+    """A call that returned a result after a long run. `run_s`: seconds that the function ran. `ended_s`: seconds
+    since the call ended.
     """
 
     call: str
@@ -152,19 +153,20 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 JOURNAL = "journal"
-"""Key in `Status.trouble` for a journal that cannot be written."""
+"""Key in `Status.trouble` of the message that the journal cannot be written."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
     """The state of the whole session. Rates are calls per second over the last 30 s.
 
-    `left_s`: seconds until all open calls are done, from the start of the first pilot (0: none or unknown).
-    `pilot_in_s`: seconds until the expected start of a pilot. `emptied_blocks`: the program's own blocks that have lost
-    all pilots. `gone_pilots` includes `lost_pilots`; `losses` counts lost pilots by reason. `jobs`: blocks that have
-    not ended. `ended_blocks`: number of ended blocks by kind of end. `trouble`: faults of batch systems, of connections
-    between pilots (`peers`), and of the journal (`journal`), which delays calls and results. `excluded_nodes`: nodes on
-    which no block may start. `failure_groups`: the largest groups. `longest`: the longest running calls. `slowest`: the
-    longest calls that ended with a result.
+    `left_s`: seconds until all open calls are done, counted from the start of the first pilot (0: no open call, or
+    unknown). `pilot_in_s`: seconds until the expected start of a pilot. `emptied_blocks`: blocks that a program started
+    itself and that have lost all pilots. `gone_pilots`: number of ended pilots, including `lost_pilots`. `losses`:
+    number of lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: number of ended blocks by kind
+    of end. `trouble`: faults of batch systems, of connections between pilots (key `peers`), and of the journal (key
+    `journal`). A fault of the journal delays calls and results. `excluded_nodes`: nodes on which no block may start.
+    `failure_groups`: the largest groups of failed calls. `longest`: running calls that have run longest. `slowest`:
+    calls with a result that ran longest.
     """
 
     session: str
@@ -200,8 +202,9 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` of a client. `client`: number of the client. `total`: items (-1: unknown). `done`: items
-    with a result. `kept`: items with a result of an earlier run. `left_s`: 0 if unknown.
+    """An open `stoker.map` of a client. `client`: number of the client. `total`: number of items (-1: unknown).
+    `done`: number of items with a result. `kept`: number of items with a result of an earlier run. `left_s`: seconds
+    until the map is done (0: unknown).
     """
 
     function: str
@@ -215,10 +218,11 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """Why a call, pilot, library or context is in its state.
+    """The explanation of why a call, pilot, library or context is in its state.
 
-    For a call: `payload`: pickled arguments, if small. `arguments`: arguments as text. `runs_in`: libraries of the
-    call. `runs_from`: byte offset of its output in the library's log (-1: the library writes output when calls end).
+    The last fields are for calls. `payload`: pickled arguments, if small. `arguments`: arguments as text. `runs_in`:
+    libraries that run the call. `runs_from`: byte offset at which the call's output starts in the library's log (-1:
+    the library writes output only when calls end).
     """
 
     subject: str

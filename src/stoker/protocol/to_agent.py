@@ -1,4 +1,4 @@
-"""Messages of a library to its pilot's agent over a Unix socket."""
+"""Messages from a library to the agent of its pilot over a Unix socket."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """The library has loaded its context. Bytes: 0 if not measured. `start_s`: seconds from the order to the load
-    (None: the pilot measures). `slots`: concurrent calls (0: as in the recipe). `cache`: see
-    `to_manager.LibraryReady`. `sleeps`: True if the context can sleep.
+    """The library has loaded its context. A number of bytes is 0 if it was not measured. `start_s`: seconds from the
+    order to the start of the load (None: the pilot measures this time). `slots`: maximum number of concurrent calls (0:
+    as in the recipe). `cache`: see `to_manager.LibraryReady`. `sleeps`: True if the context can sleep.
     """
 
     load_s: float
@@ -46,8 +46,8 @@ class RunsEnded(_Message, frozen=True, tag="ended"):
 
 
 class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Unstarted calls that the library returns. `need_function`: True if the library lacks the function. `order`:
-    number of the answered `GiveBack` (0: none).
+    """Unstarted calls that the library returns. `need_function`: True if the library lacks the function of the calls.
+    `order`: number of the `GiveBack` message that the library answers (0: none).
     """
 
     calls: tuple[CallId, ...]
@@ -60,8 +60,8 @@ class Reports(_Message, frozen=True, tag="reports"):
 
 
 class Yielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of a running call's result: pickled, numbered from 0 within one `run`. `waits`: True if the call waits
-    until all pieces are acknowledged; `items` may then be empty.
+    """Pickled pieces of the result of a running call. Pieces are numbered from 0 within one `run` of the call.
+    `waits`: True if the call waits until all pieces are acknowledged. In this case `items` may be empty.
     """
 
     call: CallId
@@ -89,8 +89,8 @@ class Resized(_Message, frozen=True, tag="resized"):
 
 
 class Slept(_Message, frozen=True, tag="slept"):
-    """The context sleeps. `resident_bytes`: host memory of the process. `more_bytes`: growth of that memory by the
-    sleep. `device_bytes`: memory that torch still uses on the fullest device.
+    """The context sleeps. `resident_bytes`: host memory of the process. `more_bytes`: bytes by which this host memory
+    has grown, because the context sleeps. `device_bytes`: memory that PyTorch still uses on the fullest device.
     """
 
     resident_bytes: int
@@ -110,8 +110,8 @@ class SleepFailed(_Message, frozen=True, tag="sleep-failed"):
 
 
 class SnapshotMade(_Message, frozen=True, tag="snapshot"):
-    """The library has written a snapshot of the context. `form`: name of its format, equal on all pilots. `made_s`:
-    seconds to write it.
+    """The library has written a snapshot of the context. `form`: name of the snapshot's format, equal on all pilots.
+    `made_s`: seconds that the library needed to write the snapshot.
     """
 
     form: str
@@ -120,7 +120,7 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
 
 
 class BatchReport(_Message, frozen=True, tag="batch"):
-    """The library's fields of a `to_manager.LibraryBatch`."""
+    """The load and the step times of the library's engine, for a `to_manager.LibraryBatch`."""
 
     load: EngineLoad
     times: StepTimes = StepTimes()

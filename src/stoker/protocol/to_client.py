@@ -16,8 +16,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: True if messages were
-    lost; the client then resubmits its open calls and sends `Resubmitted`.
+    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: True if messages of the
+    client were lost. The client then resubmits its open calls and sends `Resubmitted`.
     """
 
     session: str
@@ -26,20 +26,20 @@ class ClientWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class ClientRefused(_Message, frozen=True, tag="refused"):
-    """The client has a wrong session or protocol version."""
+    """The manager refuses the client, because the client's hello has another session or protocol version."""
 
     reason: str
 
 
 class Results(_Message, frozen=True, tag="results", gc=False):
-    """Ends of calls. `first`: number of the first end among all ends for this client, from 0."""
+    """The ends of calls. `first`: number of the first of `ends`, counted from 0 over all ends that this client gets."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(_Message, frozen=True, tag="rejected"):
-    """The manager rejected a client's message without any change. `calls`: calls in the message."""
+    """The manager rejected a message of the client and ignored all of it. `calls`: calls in the rejected message."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
@@ -60,8 +60,8 @@ class Pieces(_Message, frozen=True, tag="pieces", gc=False):
 
 
 class Forecasts(_Message, frozen=True, tag="forecasts"):
-    """Expected ends of calls with deadlines, sent after each change. `said_at`: time in the manager's clock (0:
-    unknown).
+    """Expected ends of calls with deadlines, sent after each change of a forecast. `said_at`: time of the forecasts in
+    the manager's clock (0: unknown).
     """
 
     forecasts: list[CallForecast]
@@ -75,8 +75,8 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 
 class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
-    """All blocks that have not ended, for a new factory. The factory submits blocks without a job, and cancels the
-    session's other jobs.
+    """All blocks that have not ended, for a new factory. The factory submits the blocks that have no job, and cancels
+    jobs of the session that belong to none of these blocks.
     """
 
     blocks: tuple[KnownBlock, ...]
@@ -106,7 +106,8 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(_Message, frozen=True, tag="calls"):
-    """The longest running, next, and last failed calls. The numbers are totals. `groups`: all failures by kind."""
+    """The calls that have run longest, the next waiting calls, and the last failed calls. `running`, `waiting`,
+    `failed`: numbers of all such calls. `groups`: all failures by kind."""
 
     session: str
     running: int

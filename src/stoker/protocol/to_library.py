@@ -24,7 +24,7 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Run calls. `waited_s`: seconds that the calls have waited; their tokens are due this much earlier."""
+    """Run calls. `waited_s`: seconds that the calls have waited. Token deadlines are earlier by this time."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -36,8 +36,8 @@ class Run(_Message, frozen=True, tag="run"):
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Return up to `count` unstarted calls, newest first, or exactly `calls`. `GivenBack` repeats the number
-    `order`."""
+    """Return up to `count` unstarted calls, newest first, or exactly the calls in `calls`. The answer `GivenBack`
+    repeats the number `order`."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
@@ -60,7 +60,7 @@ class Meet(_Message, frozen=True, tag="meet"):
 
 
 class Taken(_Message, frozen=True, tag="taken"):
-    """The client has the first `upto` pieces of run `run` of a call."""
+    """The client has received the first `upto` result pieces of run number `run` of a call."""
 
     call: CallId
     run: int

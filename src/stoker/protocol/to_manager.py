@@ -22,10 +22,11 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientHello(_Message, frozen=True, tag="client-hello"):
-    """A client joins or reconnects. An `observer` submits no calls. The `factory` submits and cancels blocks.
+    """A client joins or reconnects. `observer`: True if the client submits no calls. `factory`: True if the client is
+    the factory, which submits and cancels blocks.
 
-    `received`: number of results that the client has. `acknowledged`: highest frame number that the client no longer
-    keeps. `number`: the client's number from an earlier welcome, or -1.
+    `received`: number of results that the client has received. `acknowledged`: highest number of a frame that the
+    manager has acknowledged. `number`: the client's number from an earlier welcome, or -1.
     """
 
     protocol: int
@@ -62,8 +63,8 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Calls of one function with one context, in running order. `due_in_s`: seconds until the deadline, negative if it
-    has passed (None: use the deadline in `options`, if any).
+    """Calls of one function with one context, in the order in which they should run. `due_in_s`: seconds until the
+    deadline of the calls (negative: the deadline has passed; None: use the deadline in `options`, if any).
     """
 
     function: FunctionKey
@@ -74,10 +75,11 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class MapReport(_Message, frozen=True, tag="map"):
-    """The progress of a `stoker.map`. `map`: number of the map. `total`, `done`: numbers of items (-1: unknown).
+    """The progress of a `stoker.map`. `map`: number of the map. `total`: number of items (-1: unknown). `done`: number
+    of items with a result.
 
-    `kept`: items with a result of an earlier run. `unsent`: number of calls that the client will still submit (-1:
-    unknown).
+    `kept`: number of items with a result of an earlier run. `unsent`: number of calls that the client will still submit
+    (-1: unknown).
     """
 
     map: int
@@ -98,8 +100,8 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 
 
 class Received(_Message, frozen=True, tag="received"):
-    """The client has its first `total` results, so the manager may delete these. The manager may also delete the
-    `unused` functions when no open call needs them.
+    """The client has received its first `total` results, so the manager may delete these results. The manager may also
+    delete the functions in `unused` when no open call needs them.
     """
 
     total: int
@@ -107,7 +109,8 @@ class Received(_Message, frozen=True, tag="received"):
 
 
 class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
-    """The client has the first `upto` pieces of run `run` of a call. `again`: True to request the later pieces again.
+    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: True to request
+    the later pieces again.
 
     This message has no frame number and is not in the journal.
     """
@@ -123,13 +126,13 @@ class AskStatus(_Message, frozen=True, tag="ask-status"):
 
 
 class AskStory(_Message, frozen=True, tag="ask-story"):
-    """Request the story of a call, pilot, library or context. The manager answers with `to_client.Story`."""
+    """Ask why a call, pilot, library or context is in its state. The manager answers with `to_client.Story`."""
 
     subject: str
 
 
 class AskCalls(_Message, frozen=True, tag="ask-calls"):
-    """Request up to `limit` calls of `state`, or of each state. The manager answers with `to_client.Calls`."""
+    """Request up to `limit` calls in `state` (None: in each state). The manager answers with `to_client.Calls`."""
 
     limit: int
     state: ListedState | None = None
@@ -137,7 +140,7 @@ class AskCalls(_Message, frozen=True, tag="ask-calls"):
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
     """The states of the blocks of a client's Parsl provider, sent after each change. `ended`: blocks whose jobs have
-    ended, so their pilots never reconnect. `most_pilots`: maximum number of pilots (0: none).
+    ended, so their pilots never reconnect. `most_pilots`: maximum number of pilots (0: no maximum).
     """
 
     blocks: dict[str, str]
@@ -161,8 +164,9 @@ class EndSession(_Message, frozen=True, tag="end-session"):
 
 
 class BlockUpdate(_Message, frozen=True, tag="block-news"):
-    """The new state of a block in its batch system. `job`: id of the job. `expected_in_s`: seconds until the start (0:
-    unknown). `loss`: why a running job ended. `no_node`: True if the batch system has no allowed node for the block.
+    """The new state of a block in its batch system. `job`: id of the block's job. `expected_in_s`: seconds until the
+    expected start of the job (0: unknown). `loss`: why the job ended while it ran. `no_node`: True if the batch system
+    has no allowed node for the block.
     """
 
     block: BlockId
@@ -172,9 +176,9 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     expected_in_s: float = 0.0
     loss: LossReason | None = None
     source: str = ""
-    """Source of the block, for a manager that may have lost the block with its journal."""
+    """Source of the block. A manager that has lost the end of its journal may not know the block."""
     cause: str = ""
-    """Why the batch system holds the job, or last held it (`memory`)."""
+    """Reason for which the batch system holds or last held the job, such as `memory`."""
     advice: str = ""
     """Advice for the user on how to release the held job."""
     holds: int = 0
@@ -192,10 +196,11 @@ class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """A device of a pilot. `kind`: `cpu`, `NVIDIA A10`. `processes`: maximum number of processes on the device (0: any
-    number). `process_bytes`: memory overhead per process. `fault`: why nothing may be loaded on the device. `spare`:
-    True for CPU cores that the GPUs do not need, for contexts that name the device's kind in `kinds`. `island`: number
-    that devices with a fast link (NVLink, or else one NUMA node) share (0: unknown).
+    """A device of a pilot. `kind`: for example `cpu` or `NVIDIA A10`. `processes`: maximum number of processes on the
+    device (0: any number). `process_bytes`: memory overhead per process. `fault`: why nothing may be loaded on the
+    device. `spare`: True for CPU cores that the GPUs do not need. These cores are for contexts that name the device's
+    kind in `kinds`. `island`: number of the device's group. Devices of one group have a fast link: NVLink, or without
+    NVLink the same NUMA node (0: unknown).
     """
 
     device: DeviceId
@@ -214,10 +219,11 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device. `memory_bytes`,
-    `device_bytes`: measured on host and device. `slots`: 0 if unknown, or as in the recipe. `cache`: as in
-    `LibraryReady`. `sleeps`: True if the context can sleep. `asleep`: True if the library sleeps, or has the order.
-    `awake_bytes`: reservation per device before the sleep. `host_bytes`: reserved host memory of a sleeping context.
+    """A library in a pilot's hello, with the library's calls in order. `reserved_bytes`: reserved memory per device.
+    `memory_bytes`, `device_bytes`: measured memory on host and device. `slots`: maximum number of concurrent calls (0:
+    unknown, or as in the recipe). `cache`: see `LibraryReady`. `sleeps`: True if the context can sleep. `asleep`: True
+    if the library sleeps, or was ordered to sleep. `awake_bytes`: reservation per device before the sleep.
+    `host_bytes`: reserved host memory of a sleeping context.
     """
 
     library: LibraryId
@@ -237,13 +243,13 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or reconnects and reports its state. `number`: count of its hellos. `ends_in_s`: seconds of
-    walltime left (0: no limit).
+    """A pilot joins, or reconnects and reports its state. `number`: number of this hello among the pilot's hellos.
+    `ends_in_s`: seconds of walltime left (0: no limit).
 
     `peer`: `host:port` at which the pilot serves objects. Pilots with the same `cache` share a cache. `acknowledged`:
-    highest frame number that the pilot no longer keeps. `troubles`: faults of the job's devices (a lost GPU). `lacks`:
-    missing requirement of the site, which prevents loads. `node`: name of the node in the batch system.
-    `sleeper_bytes`: host memory for sleeping contexts of GPUs.
+    highest number of a frame that the manager has acknowledged. `troubles`: faults of the job's devices, such as a lost
+    GPU. `lacks`: a requirement of the site that is not met, so that the pilot cannot load contexts. `node`: name of the
+    node in the batch system. `sleeper_bytes`: host memory for GPU contexts that sleep.
 
     A manager that lost the end of its journal needs `recipes`, `faults` and `last_library`, the highest library number
     that the pilot received.
@@ -282,7 +288,7 @@ class LibraryPhase(enum.Enum):
 
 
 class LibraryUpdate(_Message, frozen=True, tag="library-news"):
-    """A library that is not ready has entered `phase`, or has printed a new last `line`."""
+    """A library that is not ready has entered a new `phase`, or has printed a new line of output (`line`)."""
 
     library: LibraryId
     phase: LibraryPhase
@@ -290,9 +296,9 @@ class LibraryUpdate(_Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(_Message, frozen=True, tag="library-ready"):
-    """A library has loaded. `resident_bytes`, `peak_bytes`: host memory. `slots`: concurrent calls (0: as in the
-    recipe). `cache`: memory of a language model by cached tokens (None: another context). `sleeps`: True if the context
-    can sleep.
+    """A library has loaded its context. `resident_bytes`, `peak_bytes`: current and highest host memory. `slots`:
+    maximum number of concurrent calls (0: as in the recipe). `cache`: memory of a language model by number of cached
+    tokens (None: the context is no language model). `sleeps`: True if the context can sleep.
     """
 
     library: LibraryId
@@ -332,9 +338,9 @@ class LibraryAwake(_Message, frozen=True, tag="awake"):
 class LibraryGone(_Message, frozen=True, tag="library-gone"):
     """A library has retired, stopped, failed to load, or died.
 
-    `running`: calls that it was computing. `unstarted`: all other calls of the library. `failure`: None if the manager
-    ordered the end. `loading`: True if it was never ready. `cache_lacks_bytes`: bytes that other libraries would have
-    to release in the pilot's cache.
+    `running`: calls that the library was running. `unstarted`: all other calls of the library. `failure`: None if the
+    manager ordered the end. `loading`: True if the library was never ready. `cache_lacks_bytes`: bytes that other
+    libraries would have to release in the pilot's cache, so that the objects of this library fit.
     """
 
     library: LibraryId
@@ -351,10 +357,11 @@ class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
 
 
 class CallsReturned(_Message, frozen=True, tag="returned"):
-    """A library returns unstarted calls by order, or a pilot refuses calls. `refused`: reason of the refusal.
-    `need_function`: True if the pilot lacks the function. `required_bytes`: reservation per device with which the
-    library could accept the call (0: other reason). `over_s`: seconds by which a decode step of each engine on the
-    device would exceed the time per output token (0: other reason). `case`: reason of a refused offer.
+    """A library returns unstarted calls as ordered, or a pilot refuses calls. `refused`: reason for the refusal.
+    `need_function`: True if the pilot lacks the function of the calls. `required_bytes`: reservation per device with
+    which the library could accept the call (0: other reason). `over_s`: seconds by which a decode step of each engine
+    on the device would exceed the time per output token (0: other reason). `case`: why the pilot refused an offered
+    call.
     """
 
     library: LibraryId
@@ -367,8 +374,8 @@ class CallsReturned(_Message, frozen=True, tag="returned"):
 
 
 class OfferAccepted(_Message, frozen=True, tag="accepted"):
-    """A library accepted an offered call on the condition that the libraries in `preempts` end. `reserve_bytes`: as in
-    the offer.
+    """A library accepted an offered call on the condition that the libraries in `preempts` end. `reserve_bytes`: see
+    `to_pilot.RunCalls`.
     """
 
     library: LibraryId
@@ -383,9 +390,8 @@ class CallsProgress(_Message, frozen=True, tag="progress"):
 
 
 class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of a running call (`to_agent.Yielded`). The pilot keeps the pieces until they are acknowledged, and
-    resends
-    them after each welcome. This message has no frame number and is not in the journal.
+    """Pieces of the result of a running call (`to_agent.Yielded`). The pilot keeps the pieces until they are
+    acknowledged, and resends them after each welcome. This message has no frame number and is not in the journal.
     """
 
     library: LibraryId
@@ -397,7 +403,7 @@ class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
 
 
 class CallEvicted(_Message, frozen=True, tag="evicted"):
-    """A running call was stopped by order. With `progress.state` the call can resume elsewhere."""
+    """A running call was stopped by order of the manager. The call can resume elsewhere from `progress.state`."""
 
     library: LibraryId
     progress: CallProgress
@@ -412,8 +418,8 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
-    """The new reservation of a library per device. `measured`: True if measured without an order. `ordered_bytes`: size
-    in the order (-1: unknown).
+    """The new memory reservation of a library per device. `measured`: True if the pilot measured the reservation
+    without an order of the manager. `ordered_bytes`: reservation in the manager's order (-1: unknown).
     """
 
     library: LibraryId
@@ -423,7 +429,7 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(_Message, frozen=True, tag="batch"):
-    """The load of an engine's batch, and step times since the last report. Sent at most every 10 s."""
+    """The batch load of an inference engine, and the step times since the last report. Sent at most every 10 s."""
 
     library: LibraryId
     load: EngineLoad
@@ -452,7 +458,7 @@ class WantObjects(_Message, frozen=True, tag="want-objects"):
 
 
 class ObjectArrival(msgspec.Struct, frozen=True):
-    """An object that a pilot has cached, with the bytes received from origin and peers."""
+    """An object that a pilot has cached, with the bytes received from the origin and from other pilots."""
 
     name: str
     size_bytes: int
@@ -490,7 +496,8 @@ class DeviceFault(_Message, frozen=True, tag="device-fault"):
 
 
 class WalltimeUpdate(_Message, frozen=True, tag="walltime-news"):
-    """The batch system has changed the pilot's walltime. (A second hello would revoke orders since the first hello.)"""
+    """The batch system has changed the pilot's walltime. The pilot does not send this change in a second hello, which
+    would revoke the manager's orders since the first hello."""
 
     ends_in_s: float
 
@@ -506,7 +513,8 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot exits and has returned its calls. `loss`: reason (None: the manager, walltime or idleness)."""
+    """A pilot has returned its calls and exits. `loss`: why the pilot is lost (None: the manager ended it, its
+    walltime ended, or it was idle)."""
 
     reason: str
     loss: LossReason | None = None

@@ -15,10 +15,11 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager accepts the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls.
+    """The manager accepts the pilot. The manager then sends StopLibrary and CancelCalls for libraries and calls that
+    it does not want.
 
-    `again`: True if messages were lost; the pilot then repeats everything that its hello lacks. `hello`: number of the
-    answered hello (0: unknown).
+    `again`: True if messages of the pilot were lost. The pilot then repeats everything that is not in its hello.
+    `hello`: number of the hello that the manager answers (0: unknown).
     """
 
     session: str
@@ -35,7 +36,7 @@ class HelloAgain(_Message, frozen=True, tag="hello-again"):
 
 
 class PilotRefused(_Message, frozen=True, tag="refused"):
-    """The pilot should exit, because session or protocol are wrong, or the session is over."""
+    """The pilot should exit, because it has another session or protocol version, or the session is over."""
 
     reason: str
 
@@ -43,10 +44,10 @@ class PilotRefused(_Message, frozen=True, tag="refused"):
 class StartLibrary(_Message, frozen=True, tag="start-library"):
     """Start a library of `recipe` on `devices`.
 
-    `memory_bytes`: limit on host memory. `device_memory_bytes`: reservation per device (0: no limit). `snapshots`:
-    snapshots of the context, by form. `snapshot_wait_s`: maximum wait until snapshots are fetched. `planned`: objects
-    that the pilot probably lacks; `FetchObject` follows for each. `steps`: known step times of the engine on these
-    devices.
+    `memory_bytes`: limit on host memory. `device_memory_bytes`: memory reservation per device (0: no limit).
+    `snapshots`: snapshots of the context, by format. `snapshot_wait_s`: maximum seconds to wait until snapshots are
+    fetched. `planned`: objects that the pilot probably lacks. A `FetchObject` message follows for each of these
+    objects. `steps`: known step times of the inference engine on these devices.
     """
 
     library: LibraryId
@@ -69,7 +70,8 @@ class StopLibrary(_Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that is new to the library. `place`: file of the function's program, or its installed module."""
+    """A function that the library does not have yet. `place`: file of the program that defines the function, or the
+    function's installed module."""
 
     key: FunctionKey
     name: str
@@ -78,15 +80,16 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def timing_key(self) -> str:
-        """Name under which times of the function are stored: `/home/ana/claims.py:verify`."""
+        """Name under which run times of the function are stored, such as `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
 class RunCalls(_Message, frozen=True, tag="run", gc=False):
-    """Calls of one function for one library, in order. `offer`: True if the library may refuse. `reserve_bytes`: new
-    reservation of the library for the offer. `waited_s`: seconds that an offered call has waited, without the library's
-    load; its tokens are due this much earlier. `preempts`: libraries on the same devices that the manager ends if the
-    pilot accepts the offer (`to_manager.OfferAccepted`).
+    """Calls of one function for one library, in order. `offer`: True if the library may refuse the calls.
+    `reserve_bytes`: new memory reservation that the library gets for an offered call. `waited_s`: seconds that an
+    offered call has waited, without the time of the library's load. The deadlines of the call's tokens are earlier by
+    this time. `preempts`: libraries on the same devices that the manager ends if the pilot accepts the offered call
+    (`to_manager.OfferAccepted`).
     """
 
     library: LibraryId
@@ -111,7 +114,8 @@ class TakeBack(_Message, frozen=True, tag="take-back"):
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
     """Drop unstarted calls. `running`: True to stop running calls as well.
 
-    A running call has at least `grace_s` seconds to react. Then its library stops, after the library's other calls.
+    A running call has at least `grace_s` seconds to react. After this time, the library of the call stops when its
+    other calls have ended.
     """
 
     library: LibraryId
@@ -136,7 +140,8 @@ class EvictCall(_Message, frozen=True, tag="evict-call"):
 
 
 class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has the first `upto` pieces of run `run` of a call. `again`: True to resend later pieces."""
+    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: True to resend
+    later pieces."""
 
     library: LibraryId
     call: CallId
@@ -157,7 +162,7 @@ class SleepLibrary(_Message, frozen=True, tag="sleep"):
     LibraryGone.
 
     `device_memory_bytes`: memory that the library keeps on each device. `host_bytes`: host memory of the sleeping
-    context. A second order repeats the answer.
+    context. If the manager repeats the order, the pilot repeats its answer.
     """
 
     library: LibraryId
@@ -180,9 +185,9 @@ class ServingPeer(msgspec.Struct, frozen=True):
 
 
 class FetchObject(_Message, frozen=True, tag="fetch"):
-    """The current sources of an object (none: unavailable). `origin`: True for the one pilot that should read the
-    origin. `manifest`: digests of the object's parts, sent once. `keep`: True to fetch an object that this pilot does
-    not need, because its only holder is leaving.
+    """The current sources of an object that the pilot should fetch (no source: the object is unavailable). `origin`:
+    True for the one pilot that should read the object from its origin. `manifest`: digests of the object's parts, sent
+    once. `keep`: True to fetch an object that this pilot does not need, because the only pilot with the object exits.
     """
 
     object: ObjectRef
@@ -199,9 +204,9 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 
 class Exit(_Message, frozen=True, tag="exit"):
-    """Exit. `drain`: True to finish running calls first and return all other calls. `hand_on_s`: maximum seconds that
-    the pilot then stays while other pilots fetch objects that only it has. A second Exit without `hand_on_s` ends this
-    wait.
+    """The pilot should exit. `drain`: True to finish running calls first and return all other calls. `hand_on_s`:
+    maximum seconds that the pilot then stays while other pilots fetch objects that only this pilot has. A second Exit
+    without `hand_on_s` ends this wait.
     """
 
     reason: str

@@ -1,6 +1,6 @@
 """Encode and decode frames of messages. Invalid data raises ProtocolError and changes nothing.
 
-A frame is a MessagePack array `[sequence, [message, ...]]`. An unnumbered frame has the sequence 0.
+A frame is a MessagePack array `[sequence, [message, ...]]`. The sequence number of an unnumbered frame is 0.
 
 Every protocol version has the same frame shape, the same hello and the same refusal, so that peers of two versions get
 a clear error. A hello is a map with `protocol` and `session`, and the first message of its frame. The answer `refused`
@@ -8,10 +8,11 @@ is a map with a `reason`.
 
 Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
 resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. The receiver
-refuses a frame that skips a number, because all unacknowledged frames follow after the next hello.
+refuses a frame that skips a number, because the sender resends all unacknowledged frames after the next hello.
 
-A manager that lost the end of its journal lacks frames that it had acknowledged. The hello of the sender states the
-last number of these frames. The manager continues from this number (`Inbox.skip_to`) and requests their content again.
+A manager that lost the end of its journal lacks frames that it had acknowledged. The hello of the sender contains the
+last number of these frames. The manager continues from this number (`Inbox.skip_to`) and requests the content of the
+lost frames again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """`sequence`: number of the frame among the sender's frames, or 0."""
+    """A list of messages. `sequence`: number of the frame among the sender's frames (0: an unnumbered frame)."""
 
     sequence: int
     messages: list[M]
@@ -115,12 +116,12 @@ def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
 
 
 class Outbox:
-    """The sender of numbered frames."""
+    """Numbers the frames of a sender, and keeps sent frames until the receiver has acknowledged them."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """Highest acknowledged number. The sender keeps only later frames."""
+        """Highest frame number that the receiver has acknowledged. The sender keeps only later frames."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -143,7 +144,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
-        """Remove the unacknowledged frames, reuse their numbers, and return these frames."""
+        """Remove and return the unacknowledged frames. The next frames reuse the numbers of these frames."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -151,7 +152,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiver of numbered frames."""
+    """Checks the numbers of received frames."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
@@ -159,7 +160,7 @@ class Inbox:
         """True if handled frames are lost (`RecordsLost`). Until the next hello, a frame may skip numbers."""
 
     def accept(self, sequence: int) -> bool:
-        """True if the caller should handle the frame with number `sequence`."""
+        """Return True if the caller should handle the frame with number `sequence`."""
         if sequence == 0:
             return True
         if sequence != self.last + 1 and not (self.lost_handled_frames and sequence > self.last):
@@ -168,9 +169,10 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """Continue after number `sequence`, because the sender keeps no earlier frames.
+        """Continue after frame number `sequence`, because the sender keeps no earlier frames.
 
-        True if the receiver has lost acknowledged frames. Frames handled after a skipped number are handled again.
+        Return True if the receiver has lost frames that it had acknowledged. Frames that were handled after a skipped
+        number are handled again.
         """
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)

@@ -249,7 +249,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
 
 
 class Reporter:
-    """Reports the loss, and sometimes a state for resuming."""
+    """Reports the progress of a job with its loss, and sometimes a state from which the job can resume."""
 
     def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial

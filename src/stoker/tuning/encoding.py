@@ -1,11 +1,11 @@
 """Encode samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
 
-A text becomes a soft prompt as the embeddings of its tokens, repeated or cut to the job's `virtual_tokens`. The bank
+A soft prompt starts as the embeddings of the tokens of a text, repeated or cut to the job's `virtual_tokens`. The bank
 also uses `encode_prompt`, so tuning starts with the loss that the bank measured (eq. 1).
 
 Only the seed and the iteration number decide the samples of an iteration, on any number of devices. Each epoch is
-shuffled. A batch is sorted by length, and each of n ranks gets every n-th sample, so that all have about as many
-tokens.
+shuffled. A batch is sorted by length, and each of n ranks gets every n-th sample, so that all ranks have about the same
+number of tokens.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt, repeated or cut to `virtual_tokens` (PEFT's rule), or cut to
-    `most`. Raises ConfigError if the prompt is empty or too long for the model (`longest` tokens; 0: no limit).
+    """Return the tokens of the initial soft prompt. The tokens are repeated or cut to `virtual_tokens` (PEFT's rule).
+    If the prompt sets no `virtual_tokens`, the tokens are cut to `most`. Raises ConfigError if the prompt is empty or
+    too long for the model (`longest` tokens; 0: no limit).
     """
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
@@ -79,7 +80,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long_samples(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raise ConfigError if prompt and sample exceed the context length (`longest` tokens; 0: no limit)."""
+    """Raise ConfigError if the prompt with any sample exceeds the context length (`longest` tokens; 0: no limit)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):
@@ -104,7 +105,7 @@ Row = TypeVar("Row", bound=Sized)
 
 
 def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[int]:
-    """Return the sample indices of an iteration, below `count`."""
+    """Return the indices of the samples in the batch of an iteration. Each index is below `count`."""
     places = range(iteration * batch, (iteration + 1) * batch)
     epochs = {place // count for place in (places[0], places[-1])}
     orders = {epoch: _order(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}
@@ -112,7 +113,7 @@ def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[
 
 
 def share(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
-    """Return the rows of a rank: every `size`-th row, longest first."""
+    """Return the samples of a rank: every `size`-th row of the batch, longest first."""
     return sorted(rows, key=len, reverse=True)[rank::size]
 
 

@@ -1,9 +1,9 @@
 """The connections between the ranks of a gang, and the sums that the ranks exchange.
 
-The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job in the store.
-Two gangs at one address thus get an error, not wrong sums. The ranks then form a process group of torch.distributed,
-with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls in two slots of a library
-must not share a group.
+The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank writes an identifier of its
+job to the store. If two gangs use one address, they get an error instead of wrong sums. The ranks then form a process
+group of torch.distributed, with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls
+in two slots of a library must not share a group.
 
 Sums are 64-bit numbers. Every rank receives identical bits.
 """
@@ -162,7 +162,7 @@ def meet(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # Skipped after an error, because this rank would wait for the lost rank again.
+        # `part` is skipped after an error, because this rank would wait for the lost rank again.
         exchange.part()
     finally:
         exchange.close()
@@ -210,7 +210,7 @@ def _connect_with_retries(address: str, *, key: bytes, limit_s: float, ends_at: 
 
 
 def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """Raise ExchangeError unless each rank is present exactly once and has this job."""
+    """Raise ExchangeError unless each rank is present exactly once and all ranks have this job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again, at its own address"

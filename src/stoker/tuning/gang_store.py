@@ -1,7 +1,8 @@
-"""The key-value store that connects the ranks of a gang. Rank 0 serves the store to ranks that prove the gang's key.
+"""The key-value store that connects the ranks of a gang. Rank 0 serves the store to ranks that know the gang's key.
 
 torch.distributed's own store answers any stranger who reaches its port. In this store, both sides of a connection first
-prove the key (`pilot.transfer.wire`). Every header has a MAC and the digest of its value. Values are not encrypted.
+prove that they know the key (`pilot.transfer.wire`). Every message header has a MAC and the digest of the value that
+follows. Values are not encrypted.
 
 Gloo and NCCL find their ranks through this store. The connections of Gloo and NCCL check no key (docs/security.md).
 """

@@ -124,14 +124,14 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The initial prompt, and the length of the soft prompt in tokens (0: as the initial prompt, at most 64)."""
+    """The initial prompt, and the length of the soft prompt in tokens (0: that of the initial prompt, at most 64)."""
 
     initial: str = ""
     virtual_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
 
 class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of the job, and its deadline. `slo_s`: seconds from submission (0: none)."""
+    """When a job ends, and the job's deadline. `slo_s`: seconds from submission to the deadline (0: not set)."""
 
     metric: Metric = Metric.ACCURACY
     reach: float | None = None
@@ -242,7 +242,7 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
 
 
 def _with_absolute_paths(job: Job, folder: Path) -> Job:
-    """Make paths absolute. If the model is not a path, it is a name on the model hub."""
+    """Return the job with absolute paths. If the model is not an existing path, it is a name on the model hub."""
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
     return msgspec.structs.replace(job, model=model, data=data)

@@ -29,8 +29,8 @@ _SPLIT = (
 
 
 class MetricSums(msgspec.Struct, frozen=True):
-    """Sums over samples. `matches`, `grams`: counts of n-grams of one to four words. `written`, `wanted`: lengths in
-    words.
+    """Sums over samples. `matches`, `grams`: numbers of matching and of all generated n-grams of one to four words.
+    `written`, `wanted`: numbers of words in the generated texts and in the targets.
     """
 
     samples: float = 0.0

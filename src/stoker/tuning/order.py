@@ -45,7 +45,7 @@ class Initial(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The state for resuming a job. `metric`: value of the last evaluation, for display."""
+    """The state from which a job resumes. `metric`: value of the metric at the last evaluation, for display."""
 
     initial: Initial
     checkpoint: bytes
@@ -53,9 +53,8 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The work of one call. `slo_s`: seconds from submission to deadline (0: no deadline). `start`: packed `Saved` of
-    an
-    earlier attempt.
+    """The argument of one tuning call. `slo_s`: seconds from submission to deadline (0: no deadline). `start`: packed
+    `Saved` of an earlier attempt.
     """
 
     job: Job

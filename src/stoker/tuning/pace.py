@@ -2,11 +2,11 @@
 
 PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. We add the
 longest evaluation for each remaining evaluation. The first iteration after a start is ignored, because it includes
-one-time work. Only recent iterations count. For a number of devices without measurements, computation time scales with
-the batch per device, and exchange time stays constant.
+one-time work. Only recent iterations count. For a number of devices without measurements, we assume that computation
+time scales with the batch per device, and that exchange time stays constant.
 
-PromptTuner §4.4.3 limits a lookup to 20 % of a job's SLO. The wait of the job is not subtracted. A pace is valid only
-for equal kinds of device and `virtual_tokens`.
+PromptTuner §4.4.3 limits a lookup to 20 % of a job's SLO. The time that the job has waited is not subtracted from the
+SLO. A measured `ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class Part(enum.Enum):
     COMMUNICATION = "communication"
     """Exchange of gradients, including the wait for the slowest rank."""
     EVALUATION = "evaluation"
-    """Evaluation of the soft prompt."""
     CHECKPOINTS = "checkpoints"
-    """Create and write checkpoints."""
 
 
 class PartClock:
@@ -67,14 +65,15 @@ class PartClock:
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """Return the share of the exchange in the time of iterations; 0 without iterations."""
+    """Return the share of the time of iterations that the exchange of gradients took (0: no iterations)."""
     exchange = spent_s.get(Part.COMMUNICATION.value, 0.0)
     both = exchange + spent_s.get(Part.COMPUTE.value, 0.0)
     return exchange / both if both > 0 else 0.0
 
 
 class TimeLeft(msgspec.Struct, frozen=True):
-    """Seconds left. `measured`: True for an upper bound, False for an estimate from another number of devices."""
+    """Seconds that a job still needs. `measured`: True for an upper bound, False for an estimate from measurements
+    with another number of devices."""
 
     seconds: float
     measured: bool
@@ -150,7 +149,7 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Store the pace of a lookup in the bank. Of two concurrent paces, one may be lost."""
+    """Store the pace of a lookup in the bank. If two processes do this at the same time, one pace may be lost."""
     known = _read_known(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):

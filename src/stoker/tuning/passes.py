@@ -110,7 +110,7 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient of the summed loss of `rows`, `[tokens, width]`, the loss in nats, and the number of target
+    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and the number of target
     tokens.
     """
     soft.vectors.grad = None

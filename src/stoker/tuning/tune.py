@@ -4,8 +4,8 @@ A soft prompt is a small number of vectors before the embeddings of the input. G
 vectors (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1).
 
 Ranks are synchronous, and each rank has the whole model. Every rank computes the summed loss of its part of the batch,
-and the gradient of this loss. The ranks add losses, gradients and token counts, divide, and make identical steps.
-Therefore the number of ranks affects only rounding.
+and the gradient of this loss. The losses, gradients and token counts of all ranks are added. Every rank then divides by
+the number of tokens and makes the same optimizer step. Therefore the number of ranks affects only rounding.
 
 If the progress report of a rank raises `Evicted`, the rank announces the eviction in the next exchange. All ranks then
 stop after the same iteration with the same checkpoint.
@@ -143,8 +143,8 @@ class TunableModel(Protocol):
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """The progress of a job. `loss`: per target token of the batch. `metric`: value of the last evaluation. `left_s`:
-    upper bound of the seconds left. `checkpoint`: new checkpoint of rank 0, if any.
+    """The progress of a job. `loss`: mean loss per target token of the batch. `metric`: value of the metric at the
+    last evaluation. `left_s`: upper bound of the seconds left. `checkpoint`: new checkpoint of rank 0, if any.
     """
 
     iteration: int
@@ -214,8 +214,8 @@ def tune_with_exchange(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """Run a job as `tune`, with ranks that have met. Add the job's seconds to `clock`. First call `begun` with the
-    number of earlier iterations.
+    """Run a job like `tune`, but with ranks that are already connected. Add the seconds of the job's parts to `clock`.
+    Before the first iteration, call `begun` with the number of iterations of earlier runs.
     """
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)

@@ -3,11 +3,11 @@
 The file `readings` stores each feature. A build after a killed build, or with other settings, reuses this file.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean of the last hidden states over its first 64 tokens.
-The paper names no layer; only the last layer decides the score. We use the mean, because the last token of a prompt is
-often punctuation.
+The paper names no layer. We use the last layer, because only this layer decides the score. We use the mean, because the
+last token of a prompt is often punctuation.
 
-The score of a prompt is the initial loss of tuning, on the same tokens. Equation 1 is a mean over samples, tuning uses
-a mean over target tokens. The two means are equal for targets of equal length.
+The score of a prompt is the loss with which tuning would start, on the same tokens. Equation 1 is a mean over samples,
+but tuning uses a mean over target tokens. The two means are equal for targets of equal length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 """A function that receives the number of prompts read so far, and the total."""
 
 AT_ONCE = 64
-"""Number of prompts that are read and stored together. A killed build loses at most this number."""
+"""Number of prompts that are read and stored together. A killed build loses at most this number of features."""
 
 
 class _Origin(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class Readings:
-    """The features from one model, by prompt. A writer must lock the folder."""
+    """The stored features of prompts, computed with one model. A process must lock the folder to add features."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.path = folder / "readings"
@@ -141,10 +141,10 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """Return the bank in `folder`. Build it if it is missing or damaged, or if `again` is True.
+    """Return the bank in `folder`. Build the bank if it is missing or damaged, or if `again` is True.
 
-    A new bank contains `candidates`, the prompts in `readings`, and the old bank's intact prompts. Only one process
-    builds. Raises StokerError for another model's folder, and ValueError as `layers.build`.
+    A new bank contains `candidates`, the prompts in `readings`, and the old bank's intact prompts. Only one process at
+    a time builds the bank. Raises StokerError if the folder is for another model, and the ValueError of `layers.build`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
@@ -230,13 +230,13 @@ def _compute_missing_features(
 
 
 FEATURE_TOKENS = MOST_TOKENS
-"""Tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
+"""Number of tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
 SCORED_SAMPLES = 16
-"""Evaluation samples per score (§4.3.2)."""
+"""Number of samples from which the score of a prompt is computed (§4.3.2)."""
 
 
 def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
-    """Describe how features are computed, for a bank's identity."""
+    """Return a description of how features are computed, which is part of a bank's identity."""
     return f"mean last hidden state, first {tokens} tokens"
 
 
@@ -260,9 +260,10 @@ def scorer(
 ) -> Score:
     """Return a function that computes equation 1: the mean loss of the targets of `samples` after prompt and input.
 
-    The function cuts each prompt to `tokens`, or repeats or cuts it to `virtual_tokens` if given. The loss is NaN if
-    tuning would refuse the prompt. `batch_size`: prompts per batch. `seen` receives the number of scored prompts.
-    Raises ValueError for samples that the model cannot read.
+    The function cuts each prompt to `tokens`. If `virtual_tokens` is given, the function instead repeats or cuts each
+    prompt to this length. The loss is NaN if tuning would refuse the prompt. `batch_size`: prompts per batch. `seen`:
+    function that receives the number of prompts that were just scored. Raises ValueError for samples that the model
+    cannot read.
     """
     from stoker.contexts.reading import mean_losses
 
@@ -289,7 +290,7 @@ def scorer(
 def evaluation_samples(
     samples: Sequence[tuple[str, str]], *, count: int = SCORED_SAMPLES, seed: int = 0
 ) -> list[tuple[str, str]]:
-    """Draw at most `count` samples without replacement, in their order. Equal seeds draw equal samples."""
+    """Return at most `count` random samples, without repetition and in their order. Equal seeds give equal samples."""
     draw = Stream(seed, "evaluation samples")
     order = sorted(range(len(samples)), key=draw.uniform)[:count]
     return [samples[place] for place in sorted(order)]

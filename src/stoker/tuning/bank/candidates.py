@@ -33,11 +33,10 @@ class Candidate(msgspec.Struct, frozen=True):
     value: float | None = None
     """Value of the metric on held-out data."""
     tuned_at: float | None = None
-    """Seconds since the epoch."""
+    """Time of the tuning in seconds since the epoch."""
 
     @property
     def key(self) -> Key:
-        """Key of the prompt's text."""
         return key_of(self.text)
 
 
@@ -73,7 +72,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """Return an instruction to generate targets like `targets`, with up to 8 short targets as a list."""
+    """Return an instruction to generate texts like `targets`. Up to 8 short targets are listed in the instruction."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

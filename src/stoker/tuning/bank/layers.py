@@ -2,28 +2,29 @@
 
 **Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
 constant over texts (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed in
-that paper, each dimension is centred and divided by its standard deviation over the bank's prompts. Each feature is
-then scaled to length one. The scale is fixed when a bank is built.
+the former paper, each dimension is centred and divided by its standard deviation over the bank's prompts. Each feature
+is then scaled to length one. The centres and divisors are fixed when a bank is built.
 
-**K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the accounting of FasterPAM (Schubert and
+**K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the cost computation of FasterPAM (Schubert and
 Rousseeuw, Information Systems 101, 2021). Each point is tried as a replacement for all K medoids at once, and an
-improving swap is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the start without
-random numbers, so every machine gets the same result. A swap must gain more than `_LEAST` of the total cost, because
-otherwise rounding could prevent the end of the loop.
+improving swap is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
+without random numbers, so every machine gets the same result. A swap must reduce the total cost by more than the share
+`_LEAST`, because otherwise rounding could prevent the end of the loop.
 
-**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid). If
-the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper leaves some cases
-open. We decide:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (the medoid of
+the cluster). If the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper
+leaves some cases open. We decide:
 
-- If the bank has the text, its record is replaced.
+- If the bank already has the text, the record of this text is replaced.
 - A representative is never removed, but the new prompt may be refused.
-- If the cluster has only its representative, the largest cluster loses a candidate.
-- Of equal candidates the oldest is chosen, also for removal.
+- If the cluster has only its representative, a candidate of the largest cluster is removed.
+- Of equally near candidates the oldest is chosen, also for removal.
 - Representatives stay until the bank is rebuilt.
 
 **Groups** are our addition, because the largest cluster has over a hundred members. If a lookup reaches a group of more
-than `largest_group` members, K-medoids divides the group into about the square root of this number. A change of the
-cluster discards the division. The paper found three layers for the whole bank too costly to build (§4.3.4).
+than `largest_group` members, K-medoids divides the group. The number of subgroups is about the square root of the
+number of members. A change of the cluster discards its subgroups. The paper found three layers for the whole bank too
+costly to build (§4.3.4).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""Minimum gain of a swap, as a share of the total cost."""
+"""Minimum cost reduction of a swap of medoids, as a share of the total cost."""
 _PASSES = 100
 """Maximum number of passes over all points. Usually fewer than ten passes are needed."""
 
@@ -68,7 +69,7 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
 
 
 def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """Return the number of each point's nearest medoid, the first of equals. A medoid's own number is its nearest."""
+    """Return the number of each point's nearest medoid (the first if equally near). A medoid gets its own number."""
     owners: Indices = np.argmin(distances[:, medoids], axis=1)
     owners[medoids] = np.arange(len(medoids))
     return owners
@@ -80,7 +81,7 @@ def medoid_cost(distances: Array, medoids: Indices) -> float:
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
-    """Choose one point after the other. Each choice reduces the cost most (PAM's BUILD)."""
+    """Choose `k` points as medoids, one after the other. Each choice reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -92,7 +93,7 @@ def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
 
 
 def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
-    """Make improving swaps until a whole pass finds no improvement."""
+    """Replace medoids by other points until a whole pass over all points finds no lower cost."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _nearest_two_medoids(distances, own)
     since, point = 0, 0
@@ -103,7 +104,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
         if point not in own:
             to = distances[point]
             gained = to < near
-            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # equal for all removed medoids
+            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # independent of which medoid is removed
             # If the medoid of a point is removed, the point joins the nearer of its second medoid and the new medoid.
             moves = np.where(gained, 0.0, np.minimum(to, second) - near)
             by_medoid = np.bincount(nearest, weights=moves, minlength=k)
@@ -117,7 +118,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Return each point's nearest medoid, its distance, and the second nearest's distance."""
+    """Return each point's nearest medoid, its distance, and the distance of the second nearest medoid."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -129,7 +130,7 @@ def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, A
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """The centre and the divisor of each dimension, both `[width]`."""
+    """The centre and the divisor (`spread`) of each feature dimension, both with shape `[width]`."""
 
     centre: Array
     spread: Array
@@ -159,11 +160,11 @@ CLUSTERS = 50
 CAPACITY = 3000
 """Maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""Maximum number of members of a group that a lookup scores without division."""
+"""Maximum number of members of a group. A lookup divides larger groups into subgroups."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """Candidates: the representative, then other members by distance to it."""
+    """A group of candidates: the representative, then the other members by distance to the representative."""
 
     members: tuple[Key, ...]
 
@@ -176,13 +177,13 @@ class InsertionOutcome(enum.Enum):
     ADDED = "added"
     """The prompt was added. Another candidate may have been removed."""
     UPDATED = "updated"
-    """The bank had the text, and its record was replaced."""
+    """The bank already had the text, and the record of this text was replaced."""
     REFUSED = "refused"
     """The bank is full, and this prompt would be removed first."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """An insertion: its outcome, the cluster of the prompt, and the candidate to remove."""
+    """The insertion of a prompt: its outcome, the cluster of the prompt, and the candidate to remove."""
 
     did: InsertionOutcome
     cluster: int
@@ -190,7 +191,8 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """Candidates in clusters. `vectors`: unit features. The first member of a cluster is the representative."""
+    """The candidates of a bank in clusters. `vectors`: features scaled to length 1. The first member of a cluster is
+    the representative."""
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class Layers:
             self._remove(insertion.removed)
 
     def trim(self) -> list[Key]:
-        """Remove candidates above the capacity, each from the largest cluster."""
+        """Remove candidates beyond the capacity, each from the largest cluster. Return the removed keys."""
         gone = []
         while len(self) > self.capacity and len(self.clusters[largest := self._largest_cluster_index()]) > 1:
             gone.append(self._nearest(largest)[0])

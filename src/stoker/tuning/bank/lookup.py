@@ -27,18 +27,18 @@ Score = Callable[[Sequence[str]], Sequence[float]]
 """A function that returns the loss of each prompt for the task. The loss is `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""Divisor of the bank's size for the default limit of a lookup (`default_score_limit`)."""
+"""The default limit of a lookup in a large bank is the bank's size divided by this number (`default_score_limit`)."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
-    """The result of a lookup, and its cost."""
+    """The best candidate of a lookup, its loss, and all scores of the lookup."""
 
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
     """Loss of each scored candidate; `inf` if scoring was impossible."""
     steps: tuple[int, ...]
-    """Number of candidates in each batch of scores."""
+    """Number of candidates in each batch that the lookup scored."""
 
     @property
     def scores(self) -> int:
@@ -50,7 +50,7 @@ class LookupResult(msgspec.Struct, frozen=True):
 
 
 def default_score_limit(layers: Layers) -> int:
-    """Return the default number of scores: all representatives and some groups, or all candidates of a small bank."""
+    """Return the default limit on scored prompts: all representatives and some groups, or a whole small bank."""
     least = len(layers.clusters) + 2 * layers.largest_group
     return min(len(layers), max(least, len(layers) // SAVING))
 
@@ -58,7 +58,8 @@ def default_score_limit(layers: Layers) -> int:
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
     """Return the candidate with the lowest loss among at most `limit` scored candidates (0: `default_score_limit`).
 
-    All representatives are scored. Raises StokerError for a wrong number of losses, or without any finite loss.
+    All representatives are scored, even if their number exceeds `limit`. Raises StokerError if the number of losses is
+    wrong, or if no loss is finite.
     """
     search = _Search(layers, score, limit=max(limit or default_score_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
@@ -81,7 +82,7 @@ def two_layers(layers: Layers, score: Score) -> LookupResult:
 
 
 def score_all_candidates(layers: Layers, score: Score) -> LookupResult:
-    """Score every candidate, for comparison."""
+    """Score every candidate, to compare the result with those of faster lookups."""
     search = _Search(layers, score, limit=len(layers))
     search.ask(list(layers.candidates))
     return search.found()
@@ -102,7 +103,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Score representatives within the limit, and queue the groups of scored representatives."""
+        """Score the groups' representatives within the limit, and queue the groups with a scored representative."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:

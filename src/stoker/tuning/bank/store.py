@@ -43,8 +43,8 @@ _HEAD = Struct("<III")
 
 
 class RecordsRead(msgspec.Struct, frozen=True):
-    """Records from byte `start`. `end`: end of the last intact record. `damaged`: True if later bytes are damaged, not
-    only torn.
+    """Records of a file from byte `start`. `end`: byte offset of the end of the last intact record. `damaged`: True if
+    bytes are damaged and not only torn.
     """
 
     payloads: list[bytes]
@@ -89,7 +89,8 @@ def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bo
 
 
 def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
-    """Append records at byte `at`, replacing torn bytes. Return the new end. The caller has the lock.
+    """Append records at byte `at`, and replace torn bytes. Return the new end of the file. The caller must hold the
+    lock.
 
     If the write fails, add no record and raise StokerError.
     """
@@ -114,7 +115,7 @@ def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
 
 
 def replace_records(path: Path, payloads: Iterable[bytes]) -> int:
-    """Replace a file atomically. Return its size."""
+    """Replace a file of records atomically. Return the size of the new file in bytes."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -135,8 +136,8 @@ _BANK, _LOCK = "bank", "lock"
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
-    """The first record: model and settings of the bank. `reading`: how features were computed. `stamp`: unique for each
-    file.
+    """The first record of a bank: its model and its settings. `reading`: how features were computed. `stamp`: a text
+    that is unique for each file.
     """
 
     format: int
@@ -152,7 +153,8 @@ class Head(msgspec.Struct, frozen=True, tag="head"):
 
 
 class BankMember(msgspec.Struct, frozen=True, tag="member"):
-    """A candidate and its cluster, the representative first. Vectors are float32, little-endian."""
+    """A record with a candidate and its cluster. The first member of a cluster is the representative. `vector`:
+    float32, little-endian."""
 
     candidate: Candidate
     cluster: int
@@ -173,7 +175,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class BankStore:
-    """An open bank. `layers`: content at the last read. Made by `open_bank` or `create_bank`."""
+    """An open bank, from `open_bank` or `create_bank`. `layers`: content of the bank when it was last read."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.folder = folder
@@ -268,12 +270,13 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open a bank. Raises StokerError (facts `missing`, `damaged`), also for another model or kind of reading."""
+    """Open a bank. Raises StokerError if the bank is missing or damaged (facts `missing`, `damaged`), or if its model
+    or `reading` is different."""
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
 def create_bank(folder: Path, layers: Layers, *, model: str, reading: str) -> BankStore:
-    """Write a bank, and replace an old bank. The caller has the lock."""
+    """Write a bank, and replace an old bank in the folder. The caller must hold the lock."""
     replace_records(folder / _BANK, _encode_bank_records(layers, model=model, reading=reading))
     return open_bank(folder, model=model, reading=reading)
 
@@ -293,7 +296,7 @@ def salvage_candidates(folder: Path) -> list[Candidate]:
 
 @contextlib.contextmanager
 def hold_bank_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder for a writer. Raises StokerError."""
+    """Lock the folder for a writer while the block runs. Raises StokerError if the folder is not writable."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
