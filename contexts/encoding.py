@@ -139,7 +139,7 @@ _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer, made by `encoder`. Concurrent calls share batches."""
+    """An encoder and its tokenizer. Made by `encoder`. Concurrent calls share batches."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class EncoderModel:
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Compute a batch with one text of maximum length, and return the seconds that it took."""
+        """Return the seconds for a batch with one text of maximum length."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])

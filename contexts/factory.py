@@ -53,7 +53,7 @@ def first_rebound_name(key: str) -> str:
 
 
 class RecipeFactory:
-    """A loader decorated with `@context`, as made by `context`. A call of this object returns a Recipe."""
+    """A loader decorated with `@context`. A call returns a Recipe. Made by `context`."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):

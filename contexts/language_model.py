@@ -55,7 +55,7 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
 
 class CausalLM:
-    """A language model and its tokenizer, made by `load_causal_lm`. Calls of several slots share one batch."""
+    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
 
     def __init__(
         self,

@@ -80,6 +80,7 @@ class Observer:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:

@@ -110,10 +110,9 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """A block of printed lines that can be replaced. A terminal redraws the lines in place. A pipe receives all lines
-    again.
+    """Lines that change. A terminal redraws the lines in place; a pipe receives the lines again.
 
-    `redrawn` creates the object.
+    Made by `redrawn`.
     """
 
     def __init__(self, live: Live | None) -> None:
@@ -200,6 +199,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As `click.ParamType.convert`."""
         try:
             number = int(value)
         except ValueError:
@@ -215,6 +215,7 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As `click.ParamType.convert`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

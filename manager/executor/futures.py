@@ -228,11 +228,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Behave like `CallFuture.add_done_callback`."""
+        """As `CallFuture.add_done_callback`."""
         add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
-        """Behave like `CallFuture.cancel`."""
+        """As `CallFuture.cancel`."""
         record = self.task_record
         with self._update_lock:
             if self.done():
@@ -246,6 +246,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return True
 
     def cancelled(self) -> bool:
+        """True if the call was cancelled."""
         return self._was_cancelled
 
     def __iter__(self) -> NoReturn:
@@ -257,11 +258,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """Behave like `Future.set_result`, but keep the state of a cancelled future."""
+        """As `Future.set_result`. A cancelled future keeps its state."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Behave like `Future.set_exception`, but keep the state of a cancelled future."""
+        """As `Future.set_exception`. A cancelled future keeps its state."""
         if not self._was_cancelled:
             super().set_exception(exception)

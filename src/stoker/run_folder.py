@@ -193,7 +193,7 @@ FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 
 
 class RunFolder:
-    """An open, locked run folder, created by `open_run`. The method `close` releases the lock."""
+    """An open run folder; `close` releases its lock. Made by `open_run`."""
 
     def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
         self.path = path

@@ -37,6 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
+        """Key of the prompt's text."""
         return key_of(self.text)
 
 
