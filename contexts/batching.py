@@ -127,7 +127,6 @@ class RunningBatch:
         self._waiting: dict[int, BatchedRequest] = {}
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
-        """Mean number of tokens that ended requests have written."""
         self._ended = 0
         self._arrivals = 0
         self._decode_next = False

@@ -144,7 +144,6 @@ def _is_plain_data(part: Any) -> bool:
 
 
 CACHED = type(functools.lru_cache(len))
-"""Class of functions decorated with `functools.cache` or `lru_cache`."""
 _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # the object is a function
 
 
@@ -314,7 +313,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._prefers_names = prefers_names
 
     def share_module_globals(self, modules: list[types.ModuleType]) -> None:
-        """Make rebuilt functions of `modules` share the globals of their module."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:

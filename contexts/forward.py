@@ -43,7 +43,6 @@ class PrefixCache(Generic[KV]):
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
         self.reused_tokens = 0
-        """Total number of prompt tokens that were taken from kept prefixes instead of being computed."""
         self._cut = cut
         self._shared: list[Prefix[KV]] = []  # least recently used first
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)

@@ -156,7 +156,6 @@ def _block(file: str, code: types.CodeType) -> list[str]:
 
 
 def register_source_files(files: Mapping[str, Mapping[int, list[str]]]) -> None:
-    """Add source lines to `linecache` for tracebacks."""
     for name, blocks in files.items():
         if os.path.exists(name):
             continue

@@ -201,7 +201,7 @@ class HubWatch(logging.Handler):
         constants = _hub_constants_module()
         if self.unreachable or constants is None:
             return
-        if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user forbids offline mode
+        if os.environ.get("HF_HUB_OFFLINE") == "0":
             return
         refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
         if not refused and not (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):

@@ -318,5 +318,5 @@ class Published:
                 said = json.loads(line)
                 ref = ObjectRef(name=said["name"], size_bytes=said["size_bytes"], source=said["source"])
             except (ValueError, RecursionError, KeyError, TypeError):
-                continue  # ignore a damaged line
+                continue
             self._known[ref.name] = ref

@@ -282,7 +282,6 @@ def _exception_body(error: BaseException) -> bytes:
         return whole
     except Exception:
         pass
-    # Leave out attributes that cannot be pickled (a lock, a connection).
     kept, lost = {}, []
     for name, value in vars(error).items():
         try:
@@ -294,7 +293,7 @@ def _exception_body(error: BaseException) -> bytes:
         notes = list(kept.get("__notes__", ()))
         kept["__notes__"] = [*notes, f"left in the library, because they can't be pickled: {', '.join(lost)}"]
     try:
-        if isinstance(error, BaseExceptionGroup):  # members are rebuilt like single exceptions
+        if isinstance(error, BaseExceptionGroup):
             members = [dump_exception(member) for member in error.exceptions]
             return dumps((None, type(error), (error.message, members), kept), what="exception")
         return dumps((None, type(error), error.args, kept), what="exception")

@@ -125,7 +125,6 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
 
 
 def rename_damaged_snapshot(place: Path) -> Path:
-    """Rename an unusable snapshot, and return its new path."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
         place.rename(aside)

@@ -41,8 +41,6 @@ _MOST_READERS = 8
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: `size_bytes` bytes from byte `start`."""
-
     name: str
     file: str
     start: int
@@ -292,7 +290,6 @@ class Staging:
 
 
 def release_pinned_memory() -> None:
-    """Give the pinned memory in PyTorch's cache back to the operating system."""
     for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
         release = getattr(owner, name, None)
         if release is not None:

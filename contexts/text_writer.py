@@ -53,7 +53,6 @@ class CompletionStream(Iterator[CompletionToken]):
         return next(self._tokens)
 
     def close(self) -> None:
-        """End the request."""
         self._tokens.close()
 
     def texts(self) -> CompletionTexts:

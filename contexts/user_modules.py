@@ -66,7 +66,6 @@ def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[st
 
 
 def relative_import_package(name: str, *, is_package: bool) -> str:
-    """Return the package where a module's relative imports start."""
     return name if is_package else name.rpartition(".")[0]
 
 

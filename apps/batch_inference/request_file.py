@@ -41,7 +41,6 @@ class CheckedFile(msgspec.Struct, frozen=True):
     custom_ids: dict[str, int]
     refused: tuple[RefusedLine, ...]
     counts: dict[tuple[Endpoint, str], int]
-    """Number of requests per endpoint and model name."""
     ignored: tuple[str, ...] = ()
     """Names of request fields that do not change an answer."""
 

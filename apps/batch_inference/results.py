@@ -44,7 +44,6 @@ def make_answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
 
 
 def make_error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
-    """Return the output line of a request without an answer. `key` identifies the request."""
     return _line(custom_id, name=_name(key), status=error.status, body=error.body)
 
 

@@ -69,7 +69,6 @@ class AnswerParser:
         return self._make_answer_delta(thoughts.reasoning, parsed.text, parsed.calls)
 
     def end(self) -> AnswerDelta:
-        """Return the parsed parts that remain after the last piece of text."""
         thoughts = self._reasoning.end() if self._reasoning else Thoughts()
         if self._calls is None:
             return self._make_answer_delta(thoughts.reasoning, thoughts.text, ())
@@ -139,7 +138,6 @@ def _call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | None:
 
 
 def parse_whole_answer(parser: AnswerParser, text: str) -> tuple[AnswerDelta, tuple[ToolCall, ...]]:
-    """Return the reasoning and the text of a whole answer, and the function calls."""
     parts = (parser.feed(text), parser.end())
     calls: dict[int, ToolCall] = {}
     for part in (call for each in parts for call in each.calls):

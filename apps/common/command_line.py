@@ -105,12 +105,10 @@ def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 call` or `2 calls`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_estimated_wait(seconds: float) -> str:
-    """Return an estimated wait in words: `a minute`, `7 min`, `3 h`."""
     if seconds < 55:
         return "a minute"
     return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"

@@ -73,7 +73,6 @@ class Cold(enum.Enum):
     """The handling of requests for a model that is not loaded."""
 
     WAIT = "wait"
-    """The request waits until the model is loaded."""
     REFUSE = "refuse"
     """The request is refused with HTTP status 503, and the model is loaded for later requests."""
 
@@ -161,7 +160,6 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_parsers(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
-    """Return the request with the tool-call parser and the reasoning parser from the settings of the model."""
     if settings is None or request.endpoint is not Endpoint.CHAT:
         return request
     named = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
@@ -210,7 +208,6 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
 
 
 def model_digest_or_name(recipe: Recipe, path: str = "") -> str:
-    """Return the digest of a model's files, or the model's name on the hub."""
     return ", ".join(part.name for part in recipe.objects) or path
 
 
@@ -303,7 +300,6 @@ def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
 
 
 def _load_chat_template(settings: ModelSettings, folder: Path, *, at: str) -> ModelSettings:
-    """Return the settings with the text of the chat template instead of the template's file name."""
     named = settings.chat_template
     if not named or "{" in named:
         return settings

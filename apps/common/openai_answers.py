@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _MOST_SPECIAL_TOKENS = 16
-"""Maximum number of special tokens that a tokenizer adds to a text."""
 _UNKNOWN_LENGTH = 4096
 """Assumed context length in tokens if a model states none."""
 

@@ -25,11 +25,9 @@ class ToolChoice(enum.Enum):
     NONE = "none"
     """The model sees no tools."""
     AUTO = "auto"
-    """The model decides whether it calls functions."""
     REQUIRED = "required"
     """The model calls at least one function."""
     NAMED = "function"
-    """The model calls one function, which the request names."""
 
 
 class Tools(msgspec.Struct, frozen=True):
@@ -46,7 +44,6 @@ class Tools(msgspec.Struct, frozen=True):
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """The schema of each function's parameters."""
         return {each["function"]["name"]: _parameters(each) for each in self.functions}
 
     @property

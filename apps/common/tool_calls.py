@@ -74,7 +74,6 @@ PLAIN_FORMAT = "hermes"
 
 
 def detect_tool_call_format(template: str) -> str:
-    """Return the name of the format that a chat template uses for function calls."""
     shown = (name for name, each in FORMATS.items() if any(mark in template for mark in each.templates))
     return next(shown, "json")
 
@@ -278,7 +277,6 @@ class _CallObject:
         self._word = ""
         """The current key or value, unless the value is an object or array."""
         self._depth = 0
-        """Number of open objects and arrays inside the call's object."""
         self._is_quoted = False
         self._is_escaped = False
         self._arguments = "{" if is_arguments else ""

@@ -34,7 +34,6 @@ _FORCED_CALL_TEXTS = {
 
 
 def has_tool_support(template: str) -> bool:
-    """Return True if a chat template can render tools and function calls."""
     return "tools" in template
 
 

@@ -114,7 +114,6 @@ class XMLCallParser:
 
 
 def _partial_call_suffix_length(text: str) -> int:
-    """Return the length of the suffix of `text` that may open a call."""
     for found in re.finditer("<", text):
         rest = text[found.start() :]
         after = rest.removeprefix(_MARK).lstrip() if rest.startswith(_MARK) else rest

@@ -29,7 +29,6 @@ _MOST_SPREAD = 0.05
 
 
 def format_length_table(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
-    """Return a table row per length: milliseconds, spread, increase over the previous length, and share of texts."""
     heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
     lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
     shares, before = _shares(profile, counts), None

@@ -42,9 +42,7 @@ class Label(enum.Enum):
 
     SUPPORTS = "SUPPORTS"
     REFUTES = "REFUTES"
-    """The evidence contradicts the claim."""
     NOT_ENOUGH_INFO = "NOT ENOUGH INFO"
-    """The evidence neither supports nor contradicts the claim."""
 
 
 LABELS = tuple(Label)

@@ -162,7 +162,6 @@ def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add_key_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that describe an API key to a command."""
     admin = click.option("--admin", is_flag=True, help="May see the usage of all keys at /v1/usage.")
     group = click.option(
         "--group", metavar="GROUP", default="", help="Share the limits of this group (stoker serve groups set)."

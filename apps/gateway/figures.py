@@ -58,8 +58,6 @@ def summed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 class WorkerFigures(Protocol):
-    """The metrics of all worker processes that answer requests for a gateway."""
-
     @property
     def facts(self) -> WorkerFacts:
         """The numbers of worker processes."""

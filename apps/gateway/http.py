@@ -300,7 +300,6 @@ def build_starlette_app(
 
 
 def reduce_garbage_collection() -> None:
-    """Make the garbage collector skip permanent objects and run less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -322,7 +321,7 @@ def guarded(
         try:
             return await handler(request, guard.caller(request.headers))
         except ClientLeft:
-            return Response(status_code=499)  # the client has disconnected
+            return Response(status_code=499)
         except Exception as error:
             log_failure(error, request)
             failed(refusal_of(error).error.status)

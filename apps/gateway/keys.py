@@ -219,7 +219,6 @@ class KeyFile:
         self._write(msgspec.structs.replace(kept, keys=tuple(each for each in kept.keys if each.name != name)))
 
     def set_group(self, name: str, limits: KeyLimits) -> None:
-        """Create a group, or replace the limits of a group."""
         _check_name_syntax(name, what="a group")
         kept = self._read()
         others = (each for each in kept.groups if each.name != name)
@@ -305,12 +304,10 @@ class Caller(msgspec.Struct):
 
     @property
     def owners(self) -> tuple[Caller, ...]:
-        """The owners of limits for this client's requests: the key and its group."""
         return (self, self.group) if self.group is not None else (self,)
 
     @property
     def is_limited(self) -> bool:
-        """True if requests of this client have limits."""
         return self.limits != KeyLimits() or self.group is not None
 
     def reached(self, used: LimitsUsed, *, now: float) -> LimitReached | None:
@@ -387,7 +384,6 @@ class Guard:
         return self.begin(caller)
 
     def begin_if_within_limits(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
-        """Start a request, or return None if a limit is reached."""
         now = time.monotonic()
         return None if caller.reached(used, now=now) else self._started(caller, now)
 

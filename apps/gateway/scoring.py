@@ -38,7 +38,6 @@ class Scoring(msgspec.Struct, frozen=True):
     shows: bool = True
 
     def body(self, request: ApiRequest, scores: Sequence[float], *, tokens: int, name: str, model: str) -> Any:
-        """Return the body of an answer. `tokens`: number of tokens that the model read."""
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         if self.address == SCORE:
             data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]

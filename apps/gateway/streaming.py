@@ -167,7 +167,6 @@ class Chunks:
         self._completed = 0
         """Number of generated tokens of the choices that have ended."""
         self.reasons: list[str] = []
-        """Finish reasons of the choices that have ended."""
 
     @property
     def tokens(self) -> int:

@@ -107,7 +107,6 @@ class GatewayWorkers:
                 await asyncio.wait(ending, timeout=wait_s)
 
     async def collect(self) -> Sequence[Sample]:
-        """Implement `WorkerFigures.collect`: sum the reports of all workers."""
         await asyncio.gather(*(self._ask(each) for each in self._workers if each.is_ready))
         reports = [self._ended, *(each.report for each in self._workers)]
         for name, model in self._models.items():
@@ -191,7 +190,6 @@ class GatewayWorkers:
                 worker.is_ready = True
 
     def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
-        """Start a request of a key, or return the error for the client."""
         try:
             worker.held[number] = self._guard.begin_for_key_name(key)
         except RequestRefused as error:

@@ -271,7 +271,6 @@ class SweepRequests:
 
 
 def max_calls_in_flight(batch_size: int) -> int:
-    """Return the maximum number of one model's calls in flight."""
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 

@@ -34,7 +34,6 @@ def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
 
 
 def format_prediction_error(error: Sequence[float]) -> str:
-    """Return a prediction error in words, such as `4.1 % over 100 other workloads`."""
     mean, count = error
     return (
         f"{100 * mean:.1f} % over {count:.0f} other workloads" if count else "not known: there was no time to compare"

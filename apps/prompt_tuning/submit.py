@@ -139,7 +139,6 @@ def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int
 
 
 def _features(order: Order) -> Features:
-    """Return the features of a job for the scheduler. The work grows with iterations and tokens."""
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_PER_TOKEN or _PROMPT_TOKENS

@@ -158,7 +158,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     @property
     def is_cache_too_small(self) -> bool:
-        """True if the requests are expected to need more tokens than the cache has."""
         return 0 < self.cache_tokens < self.peak_tokens
 
     def after(
@@ -259,8 +258,6 @@ class Matcher(Protocol):
 
 
 class GrammarSource(Protocol):
-    """Compiles grammars for one tokenizer."""
-
     def matcher(self, sampling: Sampling) -> Matcher | None:
         """Return a matcher at the start of the text, or None if the options have no grammar. Raises OptionRefused."""
 

@@ -150,8 +150,6 @@ class RowBuffers:
 
 
 class RowInput(msgspec.Struct, frozen=True):
-    """The next token and position of a row, and how the following token is drawn."""
-
     token: int
     position: int
     draw: TokenDraw

@@ -36,7 +36,6 @@ class RowArray:
         self._shape = (heads, tokens, size)
         self._devices, self._dtype = devices, dtype
         self.capacity = 0
-        """Number of allocated rows."""
         self.version = 0
         """Number of times that the keys and values moved to new addresses."""
         self.keys = [self._empty(0, device) for device in devices]
@@ -59,7 +58,6 @@ class RowArray:
 
 class KVStore:
     def __init__(self, *, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
-        """Create an empty store. `devices`: device of each layer."""
         self._make = {"heads": heads, "size": size, "dtype": dtype, "devices": devices}
         self.token_bytes: int = 2 * max(Counter(devices).values()) * heads * size * dtype.itemsize
         """Bytes of a cached token on the device with the most layers."""
@@ -150,8 +148,6 @@ _PROBE = 12
 
 
 class ReadPart:
-    """A part of a request's tokens to read in this step: `count` tokens from index `start`."""
-
     def __init__(self, request: int, array: RowArray, *, start: int, count: int) -> None:
         self.request, self.array, self.start, self.count = request, array, start, count
         self.row = array.requests.index(request)

@@ -193,8 +193,8 @@ class EngineThread:
         self._holder = 0
         self._device_turns: DeviceShare | None = None
         self._asleep = False
-        self._step_s = 0.0  # recent duration of a step in seconds
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # accepted and ended requests, mean output tokens
+        self._step_s = 0.0
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
@@ -268,8 +268,6 @@ class EngineThread:
         self.run(fall_asleep)
 
     def wake(self) -> None:
-        """Wake the engine after `sleep`."""
-
         def wake_up() -> None:
             self.engine.wake()
             self._asleep = False

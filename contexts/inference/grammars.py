@@ -18,7 +18,6 @@ from stoker.contexts.inference.adapter import Matcher, Sampling
 from stoker.contexts.inference.options import OptionRefused
 
 _MOST_COMPILED = 128
-"""Maximum number of compiled grammars that are kept."""
 _MOST_CHARACTERS = 500_000
 _SHOWN_CHARACTERS = 300
 _LIMITS: dict[str, Any] = {"verbose_errors": False}

@@ -154,7 +154,6 @@ def attend_with_grouped_queries(
 def attend_by_matrix_products(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Compute two batched matrix products with a softmax between them."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -259,7 +258,6 @@ class Writing:
 
     @property
     def is_capturable(self) -> bool:
-        """True if a captured step can write the next token of the request."""
         has_matrices = self.adapter is not None and bool(self.adapter.matrices)
         return not self.request.sampling.logprobs and self.rules is None and not has_matrices
 

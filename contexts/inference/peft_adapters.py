@@ -119,7 +119,6 @@ class AdapterBank:
     """The stacked LoRA matrices of the adapters in the running batch, on the devices of their layers."""
 
     def __init__(self, base: BaseShapes, devices: Sequence[Any]) -> None:
-        """Create an empty bank. `devices`: device of each layer."""
         self.base = base
         self._devices = devices
         self.places: dict[Adapter, int] = {}

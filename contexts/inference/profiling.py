@@ -60,7 +60,6 @@ class StepCollector:
             self._fresh.add(used)
 
     def replace_known_times(self, times: StepTimes) -> None:
-        """Replace the known times with the result of a profiler."""
         with self._lock:
             self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
             self.urgent = True
@@ -85,7 +84,6 @@ _WORKLOADS = 100
 _WEIGHT = 20
 """A profiler's median counts as much as this number of steps that were measured during calls."""
 _FIRST_ID = 1 << 60
-"""First request id of a profiler."""
 
 
 class _Effort(msgspec.Struct, frozen=True):

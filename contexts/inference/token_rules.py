@@ -20,14 +20,11 @@ _ROOM = 64
 
 
 class TokenRules:
-    """The rules of one request, and the tokens on which the rules depend."""
-
     def __init__(self, request: GenerationRequest, *, ends: Sequence[int], matcher: Matcher | None) -> None:
         sampling = request.sampling
         options = dict(sampling.engine_options)
         self.matcher = matcher
         self.failure: OptionRefused | None = None
-        """Reason why the request cannot continue."""
         self.form = sampling.structure[0] if sampling.structure else ""
         self.draws = sampling.temperature > 0
         top_k = options.get("top_k", 0) if self.draws else 0

@@ -90,12 +90,10 @@ class Advisor:
                 return self._answer_about_pace(question, question.about)
 
     def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
-        """Return True if `answer_with_model_opinion` may improve this answer."""
         verdict = found.advice if found is not None else None
         return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
 
     def answer_with_model_opinion(self, question: AskAdvice) -> AdviceArrived | None:
-        """Answer a question about a failure, with the language model's opinion."""
         return (
             self._answer_about_failure(question, question.about, asks=True)
             if isinstance(question.about, OfFailure)
@@ -254,7 +252,6 @@ def run_advisor_process(channel: socket.socket, advisor: Advisor) -> None:
 
 
 def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
-    """Answer questions until the manager closes the channel."""
     slow, failures = ThreadPoolExecutor(1, "sources"), ThreadPoolExecutor(1, "failures")
     doubted: list[Future[None]] = []
     while True:

@@ -216,7 +216,6 @@ def batch_system() -> Iterator[Finding]:
 
 
 def check_advice_endpoint(site: Site) -> Iterator[Finding]:
-    """Check that the endpoint in the site file's `[advice]` section answers and has the model."""
     topic, named = f"site {site.name}", site.advice
     if not named.url:
         return

@@ -257,7 +257,7 @@ def init(*, output: Path, partition: str) -> None:
     if output.exists() and not to_stdout:
         raise ConfigError(f"{output} already exists; name another file: stoker init --output FILE", file=str(output))
     made = draft(inspect_host(), partition=partition)
-    parse_site(made.text, file=str(output))  # check that Stoker can read the written file
+    parse_site(made.text, file=str(output))
     if to_stdout:
         console.raw(made.text.encode())
         return

@@ -94,7 +94,6 @@ def died(texts: list[str]) -> list[str]:
 
 
 def log_of_failed_loader(texts: list[str]) -> Path | None:
-    """Return the log of the library in which the call's context failed to load, or None if no load failed."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
     return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
 

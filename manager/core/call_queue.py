@@ -225,7 +225,6 @@ class Queue(Generic[C]):
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Remove the calls of a group from the head of the queue, at most `limit`, and return these calls."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:

@@ -175,7 +175,7 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 KEPT_S = 86_400.0  # Seconds that a session of `stoker up` keeps the results of a disconnected program
 MOST_KEPT_BYTES = 64_000_000  # Maximum bytes of a disconnected program's results, without large results in files
 SETTLE_S = 60.0  # Seconds until the size of the kept results is checked. Cancelled calls have ended by then
-KEPT_BANNED = 1000  # Number of banned programs that the manager remembers
+KEPT_BANNED = 1000
 
 
 def handle_gone_client(manager: Manager, id: ClientId) -> None:

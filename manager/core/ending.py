@@ -67,7 +67,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-MOST_SLOW = 10  # Number of slowest runs that are kept
+MOST_SLOW = 10
 _BY_RUN_TIME = operator.attrgetter("run_s")
 
 

@@ -168,8 +168,6 @@ Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
-    """Advice on a subject has arrived. `source`: where the advice comes from."""
-
     about: About
     advice: Advice
     source: str = "history"
@@ -214,8 +212,6 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
 
 
 class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
-    """The server refused frames. `counts`: number of refused frames, by kind."""
-
     counts: dict[str, int]
 
 

@@ -351,7 +351,6 @@ def free_withdrawn_slot(library: Library, id: int) -> bool:
 
 
 def remove_unlisted_calls(library: Library, listed: Container[int]) -> list[Call]:
-    """Remove and return held calls that are not in the pilot's list of a library."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
         del library.held[call.id]

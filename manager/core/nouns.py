@@ -37,7 +37,7 @@ class LibraryState(enum.Enum):
     READY = "ready"  # The library has its context loaded and serves calls
     ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory (see `sleepers`)
     STOPPING = "stopping"  # The library was ordered to stop; its memory counts until it has ended
-    GONE = "gone"  # The library has ended
+    GONE = "gone"
 
 
 class PilotState(enum.Enum):
@@ -73,7 +73,7 @@ class Client:
     known_ends: int | None = None  # Number of results in the journal, from a restart until the client's hello
     unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
     last_call: int = -1  # Highest id of the client's calls
-    maps: dict[int, MapRecord] = field(default_factory=dict)  # Open maps that the client has reported
+    maps: dict[int, MapRecord] = field(default_factory=dict)
     open_calls: int = 0
 
 
@@ -129,8 +129,8 @@ class Call(msgspec.Struct, gc=False, eq=False):
     ticket: int = 0
     offered: bool = False
     late: bool = False  # True if the call cannot meet its deadline; the deadline is then ignored
-    runs_alone: bool = False  # True if the call must run alone in a library
-    past: CallPast | None = None  # Unusual events of the call; None for most calls
+    runs_alone: bool = False
+    past: CallPast | None = None
 
     @property
     def notes(self) -> list[Note]:
@@ -177,7 +177,7 @@ class Context:
         self.index: LoadIndex[Library] = LoadIndex()  # Ready libraries of the context, by load
         self.advice: dict[str, ContextAdvice] = {}  # Times and memory by device kind, measured or advised
         self.advised_by = ""  # Source of the advice that arrived before any measurement; empty without such advice
-        self.paces = Paces()  # Seconds per unit of work, by gang size
+        self.paces = Paces()
         self.ask_at = 1  # Number of waiting calls at which the residency policy runs again
         self.asked_at = 0.0  # Time at which the residency policy last ran for this context
         self.load_failures = 0  # Number of failed loads since the last successful load
@@ -193,7 +193,7 @@ class Context:
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
-        self.wake_s = 0.0  # Seconds that the last wake took
+        self.wake_s = 0.0
         self.asleep: dict[str, tuple[int, int]] = {}  # Device and host bytes of a sleeping library, by device kind
         self.sleep_failure = ""  # Why `sleep` or `wake` failed; if set, the context never sleeps again
         self.resident_bytes = 0
@@ -204,7 +204,7 @@ class Context:
         self.run_s = 0.0
         self.run_total_s = 0.0
         self.by_kind: dict[str, KindRuns] = {}  # Runs by device kind, recorded while kinds are compared
-        self.speeds = Speeds()  # Relative speeds of device kinds
+        self.speeds = Speeds()
         self.submitted_at = 0.0  # Time at which the last call of the context was submitted
         self.unsent: int | None = None  # Calls that open maps will still submit (-1: unknown); None without a map
         self.limits = NO_LIMITS  # Limits on the number of libraries, combined over all programs
@@ -301,7 +301,7 @@ class Library:
         self.context = context
         self.pilot = pilot
         self.devices = devices
-        self.kind = devices[0].facts.kind  # Kind of the library's devices
+        self.kind = devices[0].facts.kind
         self.promised_bytes = 0
         self.slots = context.slots  # Concurrent calls; the value of the context until the library reports its own
         self.state = LibraryState.LOADING
@@ -407,7 +407,7 @@ class Pilot:
         self.reserved: Call | None = None  # The call for which this pilot is reserved (see `retries`)
         self.released = False  # True if the manager ordered the pilot to exit
         self.loss: LossReason | None = None  # Why the pilot was lost, as far as known; None = not lost (see `blocks`)
-        self.loss_settled = False  # True if `loss` is final
+        self.loss_settled = False
         self.lost_at = 0.0
         self.lasts_s = 0.0  # Largest remaining walltime ever reported, in seconds; 0 = no limit
         self.ends_at = 0.0  # Time at which the walltime ends; 0 = never

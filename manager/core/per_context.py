@@ -253,7 +253,6 @@ def work_of(features: Features | None) -> float:
 
 
 def _time_relative_to_one_replica(size: int) -> float:
-    """Return the time per unit of work on `size` replicas, relative to the time on one replica (Amdahl's law)."""
     return _SERIAL_SHARE + (1 - _SERIAL_SHARE) / size
 
 
@@ -265,4 +264,4 @@ class Cost:
     run_s: float = 0.0
     ordered_s: float = 0.0  # Expected run time of a call in seconds, when the queue was last sorted
     least_s: float = math.inf  # Shortest mean run time of calls that ended together, in seconds
-    by_kind: dict[str, KindRuns] = field(default_factory=dict)  # Numbers and times of runs, by device kind
+    by_kind: dict[str, KindRuns] = field(default_factory=dict)

@@ -267,7 +267,7 @@ OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 def handle_ready_library(manager: Manager, library: Library, message: LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
-        if library.state is not LibraryState.STOPPING:  # a stopping library was ordered to stop meanwhile
+        if library.state is not LibraryState.STOPPING:
             state.refuse("library ready twice")
         return
     libraries.record_memory_use(library, message.resident_bytes, message.device_bytes, now=state.now)

@@ -54,7 +54,6 @@ def mark_pilot_reconnected(manager: Manager, pilot: Pilot) -> None:
 
 
 def readmit_lost_pilot(manager: Manager, pilot: Pilot) -> Kept:
-    """Readmit a pilot that was counted as lost. Return the pilot's former libraries."""
     state = manager.state
     kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
@@ -302,7 +301,6 @@ def end_client_resubmission(manager: Manager, client: Client) -> None:
 
 
 def is_unsubmitted_call_id(state: State, id: int) -> bool:
-    """Return True if no client has submitted a call with this id."""
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
     if client is None:

@@ -187,7 +187,6 @@ def record_queue_shrinkage(manager: Manager, context: Context) -> None:
 
 
 def update_starved_since(manager: Manager, changed: Context) -> None:
-    """Update the time since which the waiting calls of a context have had no usable library."""
     for context in (changed, *changed.listed_by.values()):
         if not context.queue.count or any(library.usable for library in libraries_serving_context(context)):
             context.starved_since = None

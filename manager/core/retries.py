@@ -160,7 +160,6 @@ def remove_call_losses_of_pilot(state: State, pilot: Pilot) -> None:
 
 
 def has_idle_reserved_pilot(state: State) -> bool:
-    """Return True if a pilot that is reserved for a call has no running calls."""
     return any(not _load(pilot) for pilot in state.reserved.values())
 
 
@@ -330,7 +329,6 @@ def blame_call_for_library_death(
 
 
 def record_cut_by_other_call(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
-    """Record that another call ended the library of this call."""
     past = call.remember()
     past.cuts_beside += 1
     call.runs_alone |= past.cuts_beside >= CUTS_BESIDE

@@ -166,29 +166,21 @@ class Wake(msgspec.Struct, frozen=True):
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Change the bytes of memory that a library reserves on each of its devices."""
-
     library: LibraryId
     memory_bytes: int
 
 
 class FailCall(msgspec.Struct, frozen=True):
-    """End a waiting call with this failure."""
-
     call: CallId
     failure: Failure
 
 
 class FailWaiting(msgspec.Struct, frozen=True):
-    """End every waiting call of a context with this failure."""
-
     recipe: RecipeKey
     failure: Failure
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """Tell a client when a call will end and whether the call will meet its deadline."""
-
     call: CallId
     ends_at: float
     in_time: bool
@@ -361,7 +353,6 @@ class Policies(msgspec.Struct, frozen=True):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes that the dispatch policy or the residency policy honours."""
         return self.dispatch.honours | self.residency.honours
 
 
@@ -378,7 +369,6 @@ WISHES = {
     "max_libraries": "a maximum of libraries of its context",
     "keep_alive": "a time after which an idle library of its context is unloaded",
 }
-"""Description of every wish, by its name."""
 
 
 def wishes_in_options(

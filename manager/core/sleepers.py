@@ -15,7 +15,7 @@ from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryFacts
 from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
 from stoker.units import show_bytes, show_seconds
 
-_ESTIMATE_FACTOR = 1.1  # The estimate is the measured memory times this factor
+_ESTIMATE_FACTOR = 1.1
 
 
 def asleep_bytes(library: Library) -> int:

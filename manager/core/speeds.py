@@ -19,7 +19,7 @@ from stoker.contexts.speeds import Pair, relative_speeds
 NEW_WEIGHT = 0.2  # Minimum weight of the latest runs in a mean run time
 _ROUND_CALLS = 2  # Minimum calls of each device kind in a round
 _LEAST_ROUNDS = 5  # Minimum number of rounds before a speed ratio is used
-_KEPT_ROUNDS = 31  # Number of latest rounds kept for each pair of device kinds
+_KEPT_ROUNDS = 31
 _RECENT_CALLS = 64  # After this many calls of a device kind in a round, older calls lose weight
 _MOST_OPEN_ROUNDS = 64  # Maximum number of functions with an unfinished round
 _SHORTEST_RUN_S = 0.001  # Shorter calls are ignored, because their run time is mostly overhead
@@ -52,8 +52,6 @@ class KindRuns:
 
 
 class Runs(Protocol):
-    """Statistics of the runs of a function or a context."""
-
     @property
     def run_s(self) -> float:
         """Mean seconds of recent runs on any device kind; 0 = unknown."""

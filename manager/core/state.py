@@ -44,7 +44,7 @@ KEPT_BLOCK_NOTES = 50  # Number of latest notes kept for a block, in addition to
 class SourceState:
     source: Source
     blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
-    abandoned: dict[BlockId, None] = field(default_factory=dict)  # Open blocks released because their pilots were lost
+    abandoned: dict[BlockId, None] = field(default_factory=dict)
     staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
     coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` whose first pilot may still join
     filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that lack some of their pilots
@@ -80,20 +80,20 @@ class Block:
         self.allowed = allowed
         self.phase = BlockPhase.ASKED
         self.since = now
-        self.runs_since = 0.0  # Time at which the block's job last started
+        self.runs_since = 0.0
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
         self.emptied_at: float | None = None  # Time at which the block's last pilot left although the job runs
         self.held_for = ""  # Why the batch system last held the block's job; empty if the job was not held
-        self.holds = 0  # Number of times that the batch system has held the block's job
+        self.holds = 0
         self.abandoned = False  # True if the block was released because its pilots were lost
         self.loss: LossReason | None = None  # Why the block's job has ended, as reported by the batch system
         self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots for which the batch system has not given a reason yet
         self.leaving = ""  # Why the block was released; empty if it was not released
         self.pilots: dict[PilotId, None] = {}  # Pilots of the block that have not ended
         self.brought = 0  # Number of pilots of the block that have ever joined
-        self.brought_at = 0.0  # Time at which the block's first pilot joined
+        self.brought_at = 0.0
         self.proved = False  # True if a context was loaded on one of the block's pilots
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
         if self.probes:
@@ -186,7 +186,6 @@ class Trial:
     pilot: Pilot | None = None  # Pilot that is reserved for the call
 
     def reset_after_progress(self, saved: bytes) -> None:
-        """Clear losses, cuts and faults after the call saved progress."""
         self.saved = saved
         self.losses.clear()
         self.cuts.clear()
@@ -194,18 +193,16 @@ class Trial:
 
     @property
     def counted(self) -> list[Loss]:
-        """Losses that count against the call."""
         return [loss for loss in self.losses if loss.counts]
 
     @property
     def longest_s(self) -> float:
-        """Seconds of the longest run that a walltime cut off."""
         return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
 JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
 KEPT_REFUSALS = 200  # Maximum number of kinds of refused messages that are counted separately
-KEPT_NOTICES = 20  # Number of latest notices for users that a session keeps
+KEPT_NOTICES = 20
 
 
 class State:
@@ -225,11 +222,11 @@ class State:
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}  # Run costs, by function key and recipe key
         self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
-        self.recorded_at = 0.0  # Time at which run costs were last recorded
+        self.recorded_at = 0.0
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
-        self.orphans: dict[int, Orphan] = {}  # Running calls for which the journal contains no submission
-        self.streams: dict[int, StreamFacts] = {}  # Running calls that have yielded pieces of their results
+        self.orphans: dict[int, Orphan] = {}
+        self.streams: dict[int, StreamFacts] = {}
         self.failed_at: deque[float] = deque(maxlen=100)  # Times at which events made the core raise an exception
         self.banned: dict[str, str] = {}  # Peers whose events made the core raise an exception, with the reason
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
@@ -240,12 +237,12 @@ class State:
         self.libraries: dict[LibraryId, Library] = {}
         self.gone_libraries: dict[LibraryId, Library] = {}  # Latest ended libraries, for their histories
         self.transfers = Transfers()
-        self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
-        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that sent a report
+        self.waiting_contexts: dict[str, Context] = {}
+        self.reports: dict[int, CallProgress] = {}
         self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that send no reports
-        self.forecasts: dict[int, CallForecast] = {}  # Expected ends of calls, as sent to clients
-        self.trials: dict[int, Trial] = {}  # Losses, walltime cuts and faults, by call id
-        self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
+        self.forecasts: dict[int, CallForecast] = {}
+        self.trials: dict[int, Trial] = {}
+        self.reserved: dict[PilotId, Pilot] = {}
         self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
         self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
         self.timers: dict[str, float] = {}
@@ -267,15 +264,14 @@ class State:
         self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # Failures, by function, error and line
         self.slowest: list[SlowRun] = []  # Longest successful runs, shortest first
         self.cancelled = 0
-        self.losses: dict[LossReason, int] = {}  # Number of lost pilots, by reason
-        self.pilots_gone = 0  # Number of pilots that have ended or were lost
+        self.losses: dict[LossReason, int] = {}
+        self.pilots_gone = 0
         self.rerun_calls = 0
         self.rate: Counts = deque()  # Number of calls that ended in each recent second
         self.ending = ""  # Why the session ends; empty until the session ends
         self.kept = False  # True if the session continues without clients
 
     def skip_ids_after_restart(self) -> None:
-        """After a restart, skip ids that may already be in use."""
         if self.next_library > 1 or self.next_client:
             self.next_library += 1000 - self.next_library % 1000
             self.next_client += 100 - self.next_client % 100
@@ -333,8 +329,8 @@ class StreamFacts:
     """Numbers of result pieces that a call has sent and its client has acknowledged, for the call's history."""
 
     run: int
-    sent: int = 0  # Number of pieces that the library has sent
-    taken: int = 0  # Number of pieces that the client has acknowledged
+    sent: int = 0
+    taken: int = 0
     waits_since: float | None = None  # Time at which the call began to wait for its reader; None = it does not wait
 
 

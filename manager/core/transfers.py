@@ -21,8 +21,6 @@ _READER_RANK = -1
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of the transfer plan."""
-
     sources: int = 3  # Maximum peers from which a pilot fetches one object at a time
     close: int = 8  # The first 8 pilots use `sources` peers; later pilots use one peer less, to keep the tree shallow
     serves: int = 4  # Number of transfers that a pilot serves at a time; the last slot is reserved for whole objects
@@ -59,7 +57,7 @@ class Fetch:
     way: Way = Way.WAITING
     leader: Fetch | None = None  # Active fetch into the same cache, if this fetch follows another fetch
     sources: dict[PilotId, Peer] = field(default_factory=dict)
-    failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that failed to serve this fetch
+    failed: dict[PilotId, None] = field(default_factory=dict)
     unreadable: bool = False  # True if this pilot could not read the origin
     said: tuple[tuple[PilotId, ...], bool] | None = None
     kept: bool = False  # True if a leaving pilot hands the object on (`object_plan`)
@@ -81,7 +79,6 @@ class Fetch:
         return other is not None and other.rank < self.rank
 
     def can_fetch_from(self, peer: Peer) -> bool:
-        """Return True unless the peer is the fetch's own pilot, is already a source, or failed to serve this fetch."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
@@ -103,7 +100,6 @@ class Peer:
 
     @property
     def serving(self) -> bool:
-        """True if other pilots may fetch from this peer."""
         return self.here and bool(self.address)
 
 
@@ -122,14 +118,14 @@ class Object:
         self.relays: list[tuple[int, PilotId]] = []  # Heap (by rank) of fetching pilots that may have a free slot
         self.queued: dict[PilotId, int] = {}
         self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches in the order of their numbers
-        self.able: dict[PilotId, Fetch] = {}  # Fetches whose pilots could read the origin for other pilots
+        self.able: dict[PilotId, Fetch] = {}
         self.reader: Fetch | None = None
         self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.underserved: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches with fewer peers than their maximum
         self.stranded: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.alone: dict[PilotId, Fetch] = {}
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve
-        self.unreadable: dict[PilotId, None] = {}  # Pilots that could not read the origin
+        self.unreadable: dict[PilotId, None] = {}
         self.reason = ""  # Reason of the last failed fetch
         self.origin_bytes = 0
         self.peer_bytes = 0
@@ -151,10 +147,10 @@ class Transfers:
         self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or with fetches that may use more peers
         self.leaving: dict[PilotId, Peer] = {}  # Leaving pilots that stay until other pilots have their objects
         self.unsettled: dict[Fetch, None] = {}  # Fetches that must be planned
-        self.freed: dict[Peer, None] = {}  # Peers that have a free slot for a transfer
+        self.freed: dict[Peer, None] = {}
         self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get a new plan
         self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # Keys: (recipe key, device kind), then form
-        self.fetches = 0  # Number of all fetches so far
+        self.fetches = 0
         self.peer_bytes = 0
         self.lonely: dict[PilotId, None] = {}  # Pilots that found no peer for one of their objects
 
@@ -293,7 +289,6 @@ class Transfers:
         self.start_origin_reads(object)
 
     def _reassign_followers(self, leader: Fetch, *, complete: bool) -> None:
-        """Give followers of an ended fetch the object, or make one of them the leader."""
         fetches = [x for x in self._fetches_into_cache(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
@@ -305,7 +300,6 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_lost_cache_source(self, peer: Peer, object: Object) -> None:
-        """Find new sources for followers that this pilot's cache served."""
         for fetch in self._fetches_into_cache(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._find_leading_fetch(fetch)

@@ -157,7 +157,6 @@ def workers_per_node(site: Site) -> int:
 
 
 def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> None:
-    """Wait until the factory of an ended session reports that its jobs have ended."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
@@ -197,7 +196,6 @@ class BlockUpkeep:
             link.tell(ReleaseBlock(block))
 
     def cancel_blocks_without_pilots(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
-        """Cancel jobs of the blocks in `emptied`, which have lost all their pilots."""
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}

@@ -254,7 +254,6 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         raise TypeError("a future is not iterable; loop over its result(), or over stoker.map(function, items)")
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in an event loop."""
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:

@@ -151,8 +151,6 @@ KEYS = {
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """A subclass of Parsl's InvalidResourceSpecification, with the attributes `key` and `invalid_keys`."""
-
     def __str__(self) -> str:
         return str(Exception.__str__(self))
 

@@ -96,14 +96,11 @@ class CancelsByName(Protocol):
 
 @runtime_checkable
 class ChoosesNodes(Protocol):
-    """A batch system that can restrict a job to given nodes."""
-
     def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
         """Submit the job of a block on the allowed nodes only; see `Batch.submit`. Raises NoNodeLeft."""
 
 
 def submit(batch: Batch, block: BlockId, allowed: AllowedNodes) -> str:
-    """Submit the job of a block, on the allowed nodes if the batch system can choose nodes."""
     if allowed != ANYWHERE and isinstance(batch, ChoosesNodes):
         return batch.submit_placed(block, allowed)
     return batch.submit(block)

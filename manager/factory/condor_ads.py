@@ -218,7 +218,6 @@ def has_failed(ad: Ad) -> bool:
 
 
 def has_no_matching_slot(ad: Ad) -> bool:
-    """True if a negotiator has found no slot for the waiting job."""
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejection_reason(ad)
 
 

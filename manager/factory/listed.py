@@ -141,7 +141,6 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
 
 
 def read_qacct(text: str) -> ListedJob | None:
-    """Read the output of `qacct -j ID`."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -157,7 +156,6 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """Read the output of `bhist -l ID`."""
     text = re.sub(r"\n {10,}", "", text)  # bhist may break a line at any character
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
@@ -274,7 +272,6 @@ class ListedBatch:
         text = self._run_command(words)
         try:
             return read(text)
-        # The output has an unexpected format.
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
             raise BatchTrouble(f"{words[0]} printed something that cannot be read ({error}): {text[:80]!r}") from error
 

@@ -48,14 +48,12 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
-    """Remove the block's key, so that the manager no longer accepts it."""
     # If the file system does not answer, the key may remain: no pilot of this block can use it any more.
     with suppress(OSError, SessionError):
         folder.block_key_file(block).unlink(missing_ok=True)
 
 
 def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
-    """Return the command that starts a pilot. `python_path`: the pilot's import folders."""
     options = ["--block", block]
     if not site.is_local:
         options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]

@@ -33,7 +33,6 @@ _PARTITION = "the partition takes no jobs now; the job waits until an administra
 
 
 def add_advice_to_pending_reason(reason: str) -> str:
-    """Return the reason of a pending job, with advice if the reason is permanent."""
     word = reason.partition(",")[0].strip()
     for pattern, what in _NEVER:
         if re.fullmatch(pattern, word):

@@ -98,7 +98,6 @@ def is_temporary_submission_error(words: str) -> bool:
 
 
 def add_advice_to_submission_error(words: str) -> str:
-    """Return the text of a temporary submission error, with advice about limits."""
     if _WAITS_FOR_ROOM.search(words):
         return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm takes jobs"
     if _FULL.search(words):

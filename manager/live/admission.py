@@ -184,6 +184,6 @@ def _shut_down_connection(descriptor: int, peer: Peer) -> None:
     if _connection_peer_address(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)
-    with contextlib.suppress(OSError):  # the connection had ended already
+    with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.detach()

@@ -101,7 +101,6 @@ class Lease:
 
     @property
     def has_remote_predecessor(self) -> bool:
-        """True if the previous holder ran on another machine, where it may still run."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:

@@ -98,7 +98,7 @@ def _is_process_listening(pid: int, address: str) -> bool:
         connections = psutil.Process(pid).net_connections("tcp")
     except (psutil.AccessDenied, PermissionError):
         return True
-    except (psutil.Error, OSError):  # the process has ended
+    except (psutil.Error, OSError):
         return False
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 

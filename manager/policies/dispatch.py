@@ -29,7 +29,6 @@ from stoker.manager.policies.base import Quiet, free_libraries_fastest_first
 from stoker.manager.policies.faster_kinds import faster_device_wait_s
 from stoker.protocol.ids import LibraryId
 
-# Maximum libraries compared for one decision.
 _MOST_COMPARED = 8
 
 

@@ -22,7 +22,6 @@ from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.seams import View
 
 LEAST_GAIN_S = 0.05
-"""Minimum seconds that a wait must save."""
 _MOST_COMPARED = 8
 _ROUNDS = 2.0
 """Number of run times without a new call after which no more calls are expected."""

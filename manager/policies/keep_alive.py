@@ -204,7 +204,6 @@ class LeastNumbers:
 
 
 def is_needed_for_minimum(library: Library) -> bool:
-    """Return True if a library must stay because its context has only its minimum number of libraries."""
     return (
         library.context.limits.least > 0 and _is_ready_and_connected(library) and _spare_libraries(library.context) <= 0
     )

@@ -33,7 +33,7 @@ from stoker.protocol.ids import RecipeKey
 WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are cancelled
 _SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus, because no event reports that the last call was sent
 _NOT_REPLACED = "its blocks have ended, and no block replaces them"
-UNKNOWN_RUN_S = 30.0  # Assumed run time of a call in seconds, before any call has run
+UNKNOWN_RUN_S = 30.0
 
 
 class TakeWhatComes(Quiet):

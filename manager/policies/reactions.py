@@ -110,7 +110,6 @@ class Unpacking:
 
 
 def _last_started_neighbour(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
-    """Return the library and call that started last on a device of `slowed`, after `since`."""
     if call not in slowed.held:
         return None
     others = {

@@ -65,7 +65,7 @@ from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
-UNKNOWN_LOAD_S = 10.0  # Assumed load time in seconds, before any load was measured
+UNKNOWN_LOAD_S = 10.0
 
 
 class LoadWhereWanted(Quiet):

@@ -14,7 +14,6 @@ from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.world import Links
 
 _NEGLIGIBLE_UNITS = 1e-6
-"""A remainder smaller than this number of units is a rounding error."""
 
 
 class SharedLink:

@@ -48,8 +48,6 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class _Fetch:
-    """A running or waiting fetch of an object."""
-
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
         self.left = float(ref.size_bytes)
@@ -193,7 +191,6 @@ class Fetching:
 
 
 _UNLIMITED_BYTES = 1 << 62
-"""Size of simulated disks and caches, so large that it sets no limit."""
 
 
 class PilotSurroundings(Surroundings, Protocol):

@@ -48,7 +48,6 @@ from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 _FACTORY = ClientId("factory")
 _EVENTS_PER_REPORT = 20_000
-"""Number of events between two progress reports."""
 
 
 class SimulationError(StokerError):

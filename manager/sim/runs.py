@@ -66,7 +66,6 @@ class Surroundings(Protocol):
 
 
 def speedup(size: int, *, efficiency: float) -> float:
-    """Return the speed of a gang of `size` members relative to one member."""
     return size * efficiency ** math.log2(size) if size > 1 else 1.0
 
 

@@ -22,7 +22,6 @@ from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
-"""Maximum number of steps in a burst."""
 
 
 class StepCounts(msgspec.Struct):
@@ -81,7 +80,6 @@ class VirtualEngine:
 
     @property
     def due_at(self) -> float:
-        """Deadline of the engine's most urgent token; infinity if no token has a deadline."""
         if self._step is None:
             return self.batch.due_at
         done, waiting = len(self._behind), self.batch.waiting

@@ -121,8 +121,6 @@ class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
 
 class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
-    """Calls that arrive independently of each other, with a mean `rate`."""
-
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
@@ -160,8 +158,6 @@ class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class TraceFormat(enum.Enum):
-    """The source of a trace, which determines its columns."""
-
     PHILLY = "philly"
     """Jobs of Microsoft's Philly clusters (Sia artifact): time, duration, GPUs, cluster."""
     ELASTICFLOW = "elasticflow"

@@ -145,7 +145,7 @@ class RecordedSession:
             self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # record the mean of earlier loads, for the device kind of its libraries
+            if context.loads:
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
                 self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
@@ -267,8 +267,6 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class MakespanComparison(msgspec.Struct, frozen=True):
-    """The makespan of a session, live and simulated under several seeds."""
-
     live_s: float
     simulated_s: tuple[float, ...]
 

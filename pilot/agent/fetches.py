@@ -43,7 +43,7 @@ class Peers:
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
-        self.carried = session.is_carried  # True if the pilot has only a copy of the session's folder
+        self.carried = session.is_carried
         self.host = "127.0.0.1"  # address of this machine for other pilots
         with suppress(OSError, ValueError, SessionError):
             self.host = wire.local_address_for_host(split_address(session.read().address.removeprefix("tcp://"))[0])

@@ -86,7 +86,6 @@ class Loop:
         self._wait_ended_at = 0.0  # time when the last wait ended; 0 before the first wait
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
-        """Whether the manager may have sent frames, and whether the connection to the manager may have changed."""
         for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 

@@ -150,7 +150,7 @@ def _retry_exchange(exchange: Callable[[], _T], what: str) -> _T:
             return exchange()
         except DiskError:
             raise
-        except (StokerError, OSError) as error:  # the connection may have failed
+        except (StokerError, OSError) as error:
             log.warning("%s: %s; retrying in %g s", what, error, pause_s)
             time.sleep(pause_s)
     return exchange()

@@ -48,8 +48,6 @@ _COMMAND_LIMIT_S = 10.0
 
 
 def report_remaining_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
-    """Report to the core when the job will end, from environment variables or the batch system."""
-
     def ask() -> None:
         left_s, asked_at = query_seconds_until_job_end(environ), time.monotonic()
         if left_s != NO_END:

@@ -46,7 +46,6 @@ class OfferInspector:
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
         """Calls that each library has accepted and that the library's engine has not reported yet."""
         self._reported_requests: dict[LibraryId, int] = {}
-        """Number of requests that each engine reported at the last reading."""
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
         try:
@@ -100,7 +99,7 @@ class OfferInspector:
         if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # the library will get a request
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
-        if due_at < now:  # the token is already late
+        if due_at < now:
             due_at, late_at = math.inf, min(due_at, late_at)
         answers = tuple([OpenAnswer(*answer) for answer in work.answers])
         return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers)

@@ -187,7 +187,7 @@ def _ended(
     process = agent.processes.get(number)
     if process is None:
         return
-    agent.hear(process, to_end=True)  # read the last messages of the library
+    agent.hear(process, to_end=True)
     observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.recover_last_call_output()

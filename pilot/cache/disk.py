@@ -63,7 +63,6 @@ def _has_recorded_stat(facts: os.stat_result, ref: ObjectRef) -> bool:
 
 
 def has_source_changed(ref: ObjectRef) -> bool:
-    """Return True if a file was changed after the recipe was made."""
     try:
         return bool(ref.changed_ns) and not _has_recorded_stat(os.stat(ref.source), ref)
     except OSError:
@@ -177,7 +176,6 @@ class SafeMarks:
         return (self.folder / place.name).exists()
 
     def sync_and_mark_in_background(self, place: Path) -> None:
-        """Sync an object to disk and mark the object, in a background thread."""
         with self._lock:
             self._fresh.append(place)
             if self._is_at_work:
@@ -224,8 +222,6 @@ class EntryFacts(msgspec.Struct, frozen=True):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """An object in a listing of the cache: the file of its entry, its facts, and the time of its last use."""
-
     file: Path
     facts: EntryFacts
     used_at: float

@@ -104,7 +104,6 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """Claim an object as `Claims.claim` does."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
@@ -331,7 +330,6 @@ def write_snapshot_marker(cache: ObjectCache, snapshot: Path, *, name: str) -> N
 
 
 def remove_evicted_snapshots(cache: ObjectCache) -> None:
-    """Remove the snapshots whose objects were evicted."""
     here = cache.sizes()
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
         with suppress(OSError):

@@ -184,8 +184,6 @@ class Leave(_Command, frozen=True):
 
 
 class Severity(enum.IntEnum):
-    """Log levels, as in Python's `logging`."""
-
     INFO = 20
     WARNING = 30
     ERROR = 40

@@ -252,8 +252,6 @@ class Pinned(_Event, frozen=True):
 
 
 class ObjectArrived(_Event, frozen=True):
-    """An object has entered the cache, with the bytes read from its origin and from peers."""
-
     name: str
     size_bytes: int
     origin_bytes: int = 0
@@ -281,8 +279,6 @@ class CacheListed(_Event, frozen=True):
 
 
 class ArgumentsBrought(_Event, frozen=True):
-    """Paths of large arguments by call, and the calls whose arguments are missing."""
-
     library: LibraryId
     ticket: int
     paths: Mapping[CallId, str]
@@ -320,8 +316,6 @@ class Probed(_Event, frozen=True):
 
 
 class DriverSaid(_Event, frozen=True):
-    """The driver of a device reported a `fault`, or does not answer (`hangs`)."""
-
     device: DeviceId
     fault: str = ""
     hangs: str = ""

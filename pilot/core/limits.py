@@ -84,7 +84,6 @@ def extend_limits(state: CoreState, seconds: float) -> None:
 
 
 def _run_seconds_without_suspension(state: CoreState, ran_s: float) -> float:
-    """Return the run time of a call that began `ran_s` seconds ago, without suspensions of the pilot."""
     began = state.now - ran_s
     for start, end in reversed(state.stops):
         if end <= began:

@@ -166,7 +166,6 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
 
 
 def send_resize_order(state: CoreState, library: PilotLibrary, size: int) -> None:
-    """Order a library to use at most `size` bytes on each of its devices."""
     library.resizes.append(size)
     library.is_settled = True
     state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))

@@ -181,7 +181,7 @@ class Shortage(enum.Enum):
     """The reason why eviction cannot free enough bytes."""
 
     TOO_LARGE = "too large"  # the object is larger than the whole cache
-    PINNED = "pinned"  # pinned objects leave too few bytes
+    PINNED = "pinned"
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:

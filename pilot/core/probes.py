@@ -64,7 +64,6 @@ def record_device_absence(state: CoreState, device: DeviceId, reason: str) -> No
 
 
 def record_driver_report(state: CoreState, event: DriverSaid) -> None:
-    """Record the driver's report about a device, or that the driver does not answer."""
     device = event.device
     if device not in state.turns and not (event.fault or event.hangs):
         return

@@ -425,7 +425,6 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
 
 
 def kill_garbled_library(state: CoreState, library: PilotLibrary, reason: str) -> None:
-    """Kill a library whose messages cannot be decoded or handled."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote invalid bytes to its socket: {library.garbled}"
     if not library.told_to_end:

@@ -96,7 +96,6 @@ def take_postponed(library: PilotLibrary) -> list[RunCalls]:
 
 
 def remove_newest_waiting_calls(library: PilotLibrary, count: int) -> list[CallId]:
-    """Remove up to `count` calls that were not sent to the library yet, newest first."""
     out: list[CallId] = []
     while library.waiting and len(out) < count:
         last = library.waiting[-1]

@@ -38,18 +38,18 @@ from stoker.units import show_bytes
 
 
 class Stage(enum.Enum):
-    FETCHING = "fetching"  # the folder is created, and the objects are being fetched
+    FETCHING = "fetching"
     WAITING = "waiting"
     """The objects are present. The library waits until its devices have free memory and accept another process
     (`pilot.core.memory`)."""
     STARTING = "starting"  # the process is being created
-    LOADING = "loading"  # the loader of the context runs
-    READY = "ready"  # the library has its context and runs calls
+    LOADING = "loading"
+    READY = "ready"
     SLEEPING = "falling asleep"  # the library waits for host memory, then its context leaves the device
     ASLEEP = "asleep"  # the context is in host memory
     WAKING = "waking"  # the library waits for device memory, then its context returns to the device
     DRAINING = "draining"  # the library finishes its running calls and accepts no further calls
-    GONE = "gone"  # the process has ended
+    GONE = "gone"
 
 
 NEXT = {
@@ -64,7 +64,6 @@ NEXT = {
     Stage.DRAINING: {Stage.GONE},
     Stage.GONE: set(),
 }
-"""The stages that may follow each stage."""
 TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
 """Stages in which a library accepts calls. Before READY, the library queues these calls."""
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
@@ -246,7 +245,7 @@ class PilotLibrary:
         self.held: dict[CallId, float] = {}
         """The library's calls in order of arrival, each with its time limit in seconds (0 = none)."""
         self.waiting: list[RunCalls] = []  # orders to run calls, kept until the library is ready
-        self.streams: dict[CallId, PieceWindow] = {}  # calls that return results in pieces
+        self.streams: dict[CallId, PieceWindow] = {}
         self.served = 0
         self.has_limits = False
 
@@ -259,7 +258,7 @@ class PilotLibrary:
         self.has_process = False  # True if the process exists or is being created
 
         self.missing: set[str] = set()  # names of objects that the library waits for
-        self.has_pins = False  # True if the cache pins an object for this library
+        self.has_pins = False
         self.paths: dict[str, str] = {}  # paths of objects, by cache name
         self.forms: dict[str, str] = {}
         """Form (digest of source and dtype) of each snapshot of the context, by cache name."""
@@ -276,7 +275,7 @@ class PilotLibrary:
         """Pinned cache bytes that other libraries must release before this library's objects fit."""
 
         self.is_killed = False  # True once the pilot has ordered the kill of the process
-        self.stopping: dict[CallId, StoppingCall] = {}  # calls with a request to stop
+        self.stopping: dict[CallId, StoppingCall] = {}
         self.stuck: set[CallId] = set()  # calls that did not stop within the grace period
         self.stuck_at = 0.0  # when the first call counted as stuck; 0 = none
         self.asked_back_at = 0.0  # when the oldest unanswered `GiveBack` was sent; 0 = all are answered
@@ -290,7 +289,7 @@ class PilotLibrary:
         self.sleeps = False  # True if the context can sleep
         self.awake_bytes = 0  # reservation on each device before sleep, in bytes
         self.asleep_bytes = 0  # bytes on each device that the library should keep during sleep
-        self.asleep_at = 0.0  # when the library last fell asleep
+        self.asleep_at = 0.0
         self.wake_to = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
         self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
@@ -300,7 +299,7 @@ class PilotLibrary:
         self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
         self.is_settled = False  # True once the device reservation is based on a measurement or an order
         self.is_over = False  # True if the library uses more of a device than the pilot could reserve
-        self.last_line = ""  # the last reported log line of the load
+        self.last_line = ""
 
     @property
     def serves(self) -> bool:
@@ -381,7 +380,7 @@ class CoreState:
         self.last_ticket = 0  # the number of the last order with fetched arguments
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
         """Start and end of each suspension of the pilot, by the clock of `now`."""
-        self.uploads_pending = 0  # uploads of large results in progress
+        self.uploads_pending = 0
 
         self.wants: dict[str, Want] = {}
         self.told: set[str] = set()  # objects that the manager counts as cached on this pilot
@@ -393,11 +392,10 @@ class CoreState:
 
         self.turns = {device: DeviceProbing() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
-        """The fault of each faulty device."""
 
         self.hellos = 0
         self.answered = 0  # number of the last answered hello
-        self.hello_is_due = False  # True if the manager requested another hello
+        self.hello_is_due = False
         self.greeted_at = 0.0
         self.welcomed_at = 0.0
         self.heartbeat_s = 5.0
@@ -424,7 +422,6 @@ class CoreState:
 
     @property
     def awaits_welcome(self) -> bool:
-        """True if the manager has not answered the last hello."""
         return self.answered != self.hellos
 
     def tell(self, message: FromPilot) -> None:

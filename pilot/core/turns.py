@@ -50,14 +50,12 @@ class FirstCome(Generic[T]):
         self._waiting.append((call, work))
 
     def take(self) -> tuple[int, T] | None:
-        """Remove and return the oldest call; None if the queue is empty."""
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
     def next(self) -> tuple[int, T] | None:
-        """Return the oldest call without removing it; None if the queue is empty."""
         try:
             return self._waiting[0]
         except IndexError:
@@ -104,7 +102,6 @@ class TurnRequest(NamedTuple):
 
 
 def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> list[LibraryId]:
-    """Return the libraries that begin an iteration now."""
     taken, chosen = set(busy), list[LibraryId]()
     for request in sorted(requests, key=_rank):
         if taken.isdisjoint(request.devices):
@@ -114,7 +111,6 @@ def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> l
 
 
 def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
-    """Return the sort key of a request: the limited due time, then the time of the request."""
     library, _, due_at, since = request
     if due_at < since:
         due_at = since
@@ -161,8 +157,6 @@ class OpenAnswer(NamedTuple):
 
 
 class LateRefusal(NamedTuple):
-    """The reason why a request should not join an engine."""
-
     case: RefusalCase
     why: str
 
@@ -203,9 +197,9 @@ class _SimulatedEngine:
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
         self.since = since  # when the engine requested its turn
-        self.steps = 0  # number of decode steps
+        self.steps = 0
         self.answers = [(*answer, answer.due_at >= since) for answer in outlook.answers]  # False: already late
-        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of the next decode step
+        self.decode_s = self._decode_s() if self.rows else 0.0
 
     @property
     def ends(self) -> bool:

@@ -21,8 +21,6 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
-    """A device: facts that the manager receives, and facts that only the pilot uses."""
-
     facts: DeviceFacts
     cores: tuple[int, ...] = ()
     cuda: str = ""

@@ -37,7 +37,6 @@ def load_nvml() -> Any:
 
 
 def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
-    """Return True if NVML's error has one of the codes `names`, for example `NVML_ERROR_NOT_SUPPORTED`."""
     code = getattr(error, "value", None)
     return code is not None and any(code == getattr(nvml, name, None) for name in names)
 
@@ -261,7 +260,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
             silent = next((unit for unit in here if unit.trouble and not unit.refused), None)
             if found is None and name.startswith(("GPU-", "MIG-")) and silent is not None:
                 yield _Unit(name, trouble=f"{name} was left out: no GPU that answers has this name ({silent.trouble})")
-                continue  # other GPUs in the list may work
+                continue
         if found is None or (found.uuid or found.label) in seen:
             return
         seen.add(found.uuid or found.label)

@@ -50,7 +50,6 @@ def divide_gpu_memory_by_library(
     bare_bytes: int,
     trusted: bool,
 ) -> dict[_K, int]:
-    """Return the bytes of a GPU that each library uses, if known."""
     ours = {pid for pids in processes.values() for pid in pids}
     if by_process and (trusted or ours >= by_process.keys()):
         return {

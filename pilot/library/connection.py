@@ -143,7 +143,7 @@ class LibraryOutbox:
         self._sock = sock
         self._lost = lost
         self._sending = threading.Lock()
-        self.ends: deque[CallEnd] = deque()  # outcomes of ended calls, not sent yet
+        self.ends: deque[CallEnd] = deque()
         self.oldest_end = 0.0  # time (`time.perf_counter`) when the oldest entry of `ends` was added
         self._reports: dict[int, CallProgress] = {}
         self._reported_at = 0.0

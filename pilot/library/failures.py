@@ -178,7 +178,6 @@ class InfrastructureCause(NamedTuple):
 
 
 def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
-    """Return why the infrastructure caused an exception, or None if the user's code caused it."""
     seen = 0
     while seen < _MOST_LINKS:
         if isinstance(error, BaseExceptionGroup):

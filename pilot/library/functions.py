@@ -97,7 +97,6 @@ class Functions:
         self._here: OrderedDict[str, Function] = OrderedDict()
 
     def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
-        """Return a function from the cache or from `blob`, or None if neither contains the function."""
         found = self._here.get(key)
         if found is None:
             if blob is None:
@@ -265,7 +264,6 @@ class SideBySide:
         self._seen: dict[ProgramFolder, bool] = {}
 
     def mark_folder_as_shared(self) -> None:
-        """Record that all slots share one working folder and one umask."""
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:

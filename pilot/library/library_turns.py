@@ -48,9 +48,9 @@ _LOCK_S, _LOCK_TRY_S = 0.05, 0.0001
 
 
 class TurnState(enum.IntEnum):
-    IDLE = 0  # the engine does not request a turn
-    WAITS = 1  # the engine waits for a turn
-    HOLDS = 2  # the engine has the turn and computes
+    IDLE = 0
+    WAITS = 1
+    HOLDS = 2
 
 
 _STATES = tuple(TurnState)
@@ -220,7 +220,7 @@ class LibraryTurns:
         self._board = TurnBoard(board)
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
-        self._waker: socket.socket | None = None  # receives wake-ups from other engines
+        self._waker: socket.socket | None = None
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0

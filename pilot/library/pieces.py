@@ -318,7 +318,7 @@ class YieldingRun:
     ) -> None:
         self.call = call
         self.number = number
-        self.count = 0  # number of yielded pieces
+        self.count = 0
         self.waited_s = 0.0  # seconds of waiting for the client
         self.is_over = False
         self._lane = lane

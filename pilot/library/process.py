@@ -45,8 +45,6 @@ _LONGEST = 60  # maximum path length: `multiprocessing` adds 31 characters, and 
 
 
 class ScratchGuard:
-    """Detects that the pilot's scratch folder was removed."""
-
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._folder_identity = _identity(folder)
@@ -208,7 +206,6 @@ class Workplace:
         folder.keep()
 
     def left(self, function: str) -> LeftFiles | None:
-        """Return the files that the call left in the slot's folder, if any."""
         if not self._is_in_slot_folder or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()
@@ -266,8 +263,6 @@ _MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
 class LibraryFault(NamedTuple):
-    """The reason why a library cannot run more calls, and the library's exit code."""
-
     code: int
     text: str
 

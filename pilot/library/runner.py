@@ -97,14 +97,14 @@ class Runner:
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
-        self._yielding: YieldingRun | None = None  # the running call, if it returns its result in pieces
+        self._yielding: YieldingRun | None = None
         self._may_checkpoint = True
         self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._scratch_guard = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
-        self.call = NO_CALL  # id of the running call
+        self.call = NO_CALL
         self.taken = NO_CALL  # id of the call in this slot, until its outcome is queued in the outbox
         self.begun = 0  # number of calls begun, counted by the caller of `run`
         self.stop = CallStop()  # another thread sets this to stop the call
@@ -224,7 +224,7 @@ class Runner:
     # ---- functions that yield
 
     def _await_or_drain_result(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
-        if type(result) is CoroutineType:  # an `async def` function
+        if type(result) is CoroutineType:
             result = run(run_in_event_loop, result, self.stop)
         if not work.run.options.stream:
             return run(self._as_list, result) if yields(result) else result

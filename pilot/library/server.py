@@ -397,7 +397,7 @@ class LibraryServer:
                     self.outbox.send_waiting()
                     if not self._reads_for_call:
                         self._receive_without_blocking()
-                elif call == NO_CALL and begun == seen:  # no call has run since the last check
+                elif call == NO_CALL and begun == seen:
                     break
                 seen = begun
             self._parked = True

@@ -101,7 +101,6 @@ class Environments:
         return folder
 
     def expire(self) -> None:
-        """Remove the environments that no pilot has used for `kept_s` seconds."""
         for place in self._by_use():
             with suppress(OSError):
                 if time.time() - place.with_name(f"{place.name}.used").stat().st_mtime >= self._kept_s:
@@ -251,7 +250,6 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
 
 
 def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
-    """Return the environment variables for a program that runs in the environment `folder`."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])

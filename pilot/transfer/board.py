@@ -242,7 +242,6 @@ class Picker(Generic[S]):
                     offer.pieces.append(index)
 
     def mark_piece_unavailable(self, source: S, index: int) -> None:
-        """Record that a source cannot send a piece now."""
         offer = self._offers[source]
         self._withdraw_request(offer, index)
         if offer.known[index]:

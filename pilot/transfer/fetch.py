@@ -37,8 +37,6 @@ _IDLE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """The transfer key, time limits, and the function that makes the manifest of a path."""
-
     key: bytes
     limits: wire.WireLimits = wire.LIMITS
     manifest_at: Callable[[str], bytes] | None = None

@@ -90,7 +90,7 @@ class _Object:
         if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
             return now
         if not spared_s and self.given >= len(copy.arrivals) and self.under_way <= 1:
-            return now  # no better piece to send
+            return now
         sent.asked_at = sent.asked_at or now
         due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
         return now if due <= now else min(due, now + _POLL_S)
@@ -117,8 +117,6 @@ _MOST_ANNOUNCED_PIECES = 4000
 
 
 class ServedObjects(Protocol):
-    """The objects that a transfer server can serve."""
-
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
         """Yield a copy of an object, or None if it is absent. The copy is not evicted during the `with` block."""
 

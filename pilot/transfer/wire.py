@@ -99,7 +99,6 @@ class Channel:
                 )
 
     def send_file(self, descriptor: int, offset: int, count: int) -> None:
-        """Send bytes of a file with `sendfile`, as announced in the header."""
         self._send_all(count, lambda done: os.sendfile(self._socket.fileno(), descriptor, offset + done, count - done))
 
     def receive(self) -> dict[str, Any]:
@@ -186,7 +185,6 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
 
 
 def local_address_for_host(host: str) -> str:
-    """Return this machine's address on the network route to `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing

@@ -84,8 +84,6 @@ class Forked(_Message, frozen=True, tag="forked"):
 
 
 class ForkFailed(_Message, frozen=True, tag="fork-failed"):
-    """The operating system could not create a process."""
-
     library: int
     reason: str
 
@@ -225,7 +223,6 @@ class Zygote:
         self._sock.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the zygote exits. Return True if the zygote exits within `timeout_s` seconds."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

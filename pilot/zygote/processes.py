@@ -242,7 +242,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """Return the last lines of a log after the byte `start`."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))

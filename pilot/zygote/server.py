@@ -44,13 +44,10 @@ _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
 class ImportedThreads:
-    """Records the threads that each import starts."""
-
     def __init__(self) -> None:
         self._started = dict.fromkeys(_threads(), "code before the imports")
 
     def attribute_new_threads(self, module: str) -> None:
-        """Attribute new threads to the module that was just imported."""
         for thread in _threads():
             self._started.setdefault(thread, module)
 
@@ -141,7 +138,6 @@ class Listener(MetaPathFinder):
 
 
 def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
-    """Run a library in this process. Never returns."""
     code = infrastructure.NOT_SETTLED
     try:
         _settle(order, parent)
@@ -193,7 +189,6 @@ def _settle(order: client.Fork, parent: int) -> None:
 
 
 def set_threads(count: int) -> None:
-    """Set the size of the thread pools of this process, including PyTorch's."""
     for name in client.THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")

@@ -32,7 +32,6 @@ class Stream:
         return (((bits ^ (bits >> 31)) >> 11) + 0.5) / (1 << 53)
 
     def exponential(self, number: int, *, mean: float) -> float:
-        """Return an exponentially distributed time with mean `mean`."""
         return -mean * math.log(self.uniform(number))
 
     def normal(self, number: int) -> float:
@@ -47,7 +46,6 @@ class Stream:
 
 
 def min_random_factor(*, cv: float) -> float:
-    """Return the lowest value that `Stream.factor` returns for any seed and number."""
     if not cv:
         return 1.0
     variance = math.log1p(cv * cv)

@@ -370,7 +370,6 @@ def _refuse_duplicate_sites(site: Site, others: Iterable[Path], *, file: Path | 
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
-    """Write each site of a session to a file `NAME.toml` in a folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for site in sites:
         (folder / f"{site.name}.toml").write_text(format_site_toml(site), encoding="utf-8")

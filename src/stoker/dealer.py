@@ -101,7 +101,6 @@ class Dealer:
         refused the connection.
         """
         self.refused = False
-        """True if the peer has refused our CURVE key."""
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = open_socket(self._context, name=name, keys=keys)
@@ -119,7 +118,6 @@ class Dealer:
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
-        """Return True if a frame or a connection event can be read."""
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
@@ -180,7 +178,6 @@ class Dealer:
         return True
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Close the connection. Wait up to `linger_s` seconds for unsent frames."""
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger_s * 1000))

@@ -160,7 +160,6 @@ class SeldomLog:
         self._written = 0
 
     def warning(self, subject: str, text: str) -> bool:
-        """Write `text` if the limits allow it. Return True if the text was written."""
         now = self._clock()
         if now - self._window_began >= self._every_s:
             self._window_began, self._written = now, 0

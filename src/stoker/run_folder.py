@@ -189,7 +189,6 @@ ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
 FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
-"""Possible names of the final file."""
 
 
 class RunFolder:
@@ -198,7 +197,6 @@ class RunFolder:
     def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
         self.path = path
         self.resumed = resumed
-        """True if the folder has results of an earlier run."""
         self._lock = lock
 
     def log(self, *, key: tuple[str, ...]) -> RecordLog:

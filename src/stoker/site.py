@@ -114,11 +114,9 @@ _ONLY = {
 }
 """Settings that only some provider kinds accept."""
 EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
-"""Batch systems on which Stoker excludes failed nodes."""
 
 
 def node_exclusion_warning(kind: ProviderKind) -> str:
-    """Return the warning that Stoker cannot keep jobs of this batch system away from failed nodes."""
     return f"{kind.title} jobs are not kept off nodes that failed: a new block may start on such a node again"
 
 

@@ -183,7 +183,6 @@ def max_concurrent_array_tasks(options: Sequence[str]) -> int:
 
 
 def asks_for_array(option: str) -> bool:
-    """Return True if an option of PBS, LSF or Grid Engine turns a job into a job array."""
     return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
 
 

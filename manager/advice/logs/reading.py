@@ -292,7 +292,7 @@ class TracebackLines:
         if self._in_frames:
             if indented or not body or body.startswith("[Previous line repeated"):
                 return True
-            if TRACEBACK in body:  # another traceback begins before this traceback ends
+            if TRACEBACK in body:
                 self.done = not self.exceptions
                 return not self.done
             self._in_frames = False

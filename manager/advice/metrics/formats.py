@@ -43,7 +43,6 @@ _VALUE = re.compile(rf"(?<![\w:])(?P<clock>{CLOCK})(?![\w:])|(?P<number>{_NUMBER
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉━╸╺]+|([#=.\-_*])\1+>?|\s+")
 """Matches progress bars and blanks, whose length differs between the lines of a format."""
 _PADDED = re.compile(r" ?# ?")
-"""Matches a number (`#`) with the blanks around the number."""
 _UNIT = re.compile(r"\s?(us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
@@ -108,7 +107,6 @@ class LineFormat(msgspec.Struct, frozen=True):
         return found
 
     def metrics(self, line: ProgressLine, numbers: Sequence[LineNumber]) -> LineMetrics | None:
-        """Return the metrics of a line of this format, or None if the line has no metric."""
         values = self.values(numbers)
         counters = tuple(
             Counter(name, {"step": STEP, "epoch": EPOCH}[name], values[name], values.get(total))

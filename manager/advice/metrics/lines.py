@@ -294,7 +294,6 @@ def progress_line(shown: str) -> ProgressLine | None:
 
 
 def starts_an_evaluation(text: str) -> bool:
-    """Return True if the words before the first number of the line name an evaluation."""
     start = re.split(r"\d", text, maxsplit=1)[0]
     return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
 

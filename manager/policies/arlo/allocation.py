@@ -125,7 +125,7 @@ class _AllocationSearch:
     def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
         self._runtimes = runtimes
         self._least = least
-        self._spare = devices - sum(least)  # Devices beyond the minimum of each runtime
+        self._spare = devices - sum(least)
         self._lower_bounds = [*_lower_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:

@@ -33,7 +33,6 @@ def family_runtimes_shortest_first(context: Context) -> tuple[Context, ...]:
 
 
 def uniform_length_call_shares(family: Sequence[Context]) -> list[float]:
-    """Return the share of calls for each runtime if all input lengths are equally likely."""
     lengths = [context.recipe.longest_input for context in family]
     if not all(lengths):
         return [1 / len(family)] * len(family)

@@ -18,7 +18,7 @@ from stoker.manager.policies.base import Quiet
 _ROUND_S = 1.0
 _ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the latency objective
 _RELEASE_WINDOW_S = 60.0  # Seconds over which the percentile must be below `_RELEASE_BELOW`
-_RECENT_S = 10.0  # Latencies of the last 10 s count as recent
+_RECENT_S = 10.0
 _LEAST_CALLS = 20  # With fewer recent calls no block is requested, because the first calls may have waited for a load
 
 

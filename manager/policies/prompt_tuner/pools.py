@@ -44,7 +44,7 @@ ROUND_S = 0.05  # §5.3
 REFRESH_S = 0.25  # Seconds after which a round runs even if nothing changed
 
 MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
-Place = tuple[PilotId, tuple[DeviceId, ...]]  # Pilot and devices on which a replica loads
+Place = tuple[PilotId, tuple[DeviceId, ...]]
 _MOST_REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost
 _RATE_TOLERANCE = 0.01
@@ -61,7 +61,7 @@ def is_decided_in_rounds(call: Call) -> bool:
 class OrderedReplicas:
     promise: Promise
     places: list[Place]
-    lost: list[Place] = field(default_factory=list)  # Places whose replicas were lost
+    lost: list[Place] = field(default_factory=list)
     loading: set[LibraryId] = field(default_factory=set)
 
 

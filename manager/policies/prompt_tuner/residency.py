@@ -69,7 +69,7 @@ class ColdDevices:
         self._cold = cold
         self._gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
-        self.taken: dict[int, list[Replica]] = {}  # Replicas taken, by job
+        self.taken: dict[int, list[Replica]] = {}
 
     def count(self, model: str, *, most: int) -> int:
         """Return how many replicas of a model could be warmed, up to `most`; 0 while the model is probed."""

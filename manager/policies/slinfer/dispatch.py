@@ -87,7 +87,7 @@ class OfferByHeadroom(HottestFirst):
         self._placement = placement
         self._consolidates = consolidates
         self._drops = drops
-        self._offered: dict[int, Send] = {}  # Last offer of each call
+        self._offered: dict[int, Send] = {}
         self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # Refusals of each call in the current round of offers
         self._why: dict[int, str] = {}  # Last reason for a refusal of each call
         self._expected: dict[LibraryId, dict[int, Call]] = {}  # Waiting calls that each loading instance will serve

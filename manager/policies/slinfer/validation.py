@@ -81,11 +81,10 @@ class Shadow:
 
     def __init__(self, leaving: Iterable[LibraryId] = ()) -> None:
         self.leaving = frozenset(leaving)
-        self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}  # Moved calls and their prompts
+        self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}
         self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Growth of the instances that get moved calls
 
     def copy_without_library(self, library: LibraryId) -> Shadow:
-        """Return a copy in which another library has stopped."""
         other = Shadow(self.leaving | {library})
         for device, moved in self.moved.items():
             other.moved[device] = {context: list(calls) for context, calls in moved.items()}

@@ -72,7 +72,6 @@ class LossReason(enum.Enum):
     VACATED = "vacated"
     """A person or a policy of the pool requeued the pilot's job (`condor_vacate`, a drained node)."""
     HELD = "held"
-    """The batch system held the pilot's job."""
     NODE_LOST = "node lost"
     """The pilot's node, or the batch system's daemon on that node, failed."""
     SCRATCH_GONE = "scratch folder gone"
@@ -98,7 +97,6 @@ class LossReason(enum.Enum):
 
 class PilotEnd(enum.Enum):
     LOST = "lost"
-    """The pilot was lost (`LossReason`)."""
     WALLTIME = "walltime"
     """The pilot's walltime ended, or was about to end."""
     LET_GO = "let go"

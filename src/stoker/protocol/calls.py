@@ -118,18 +118,15 @@ class RefusalCase(enum.Enum):
 
 class FailureKind(enum.Enum):
     CONTEXT = "context"
-    """The context of the call failed to load."""
     PILOT = "pilot"
     """The pilot of the call failed: its disk is full or read-only."""
     NO_DEVICE = "no_device"
-    """No device of the site can hold the context."""
     POISON = "poison"
     """The call killed its library several times."""
     TIMEOUT = "timeout"
     MEMORY = "memory"
     """The library used more memory than the recipe declares."""
     SERIALIZATION = "serialization"
-    """The function, arguments, result or exception could not be pickled or unpickled."""
     DROPPED = "dropped"
     CANCELLED = "cancelled"
     """The call was cancelled, or the session ended before it ran."""

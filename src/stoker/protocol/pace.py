@@ -44,8 +44,6 @@ _STALLED = 1.5
 
 
 class _Burst:
-    """Results that arrived close together."""
-
     __slots__ = ("count", "first", "last")
 
     def __init__(self, at: float, count: float) -> None:
@@ -54,8 +52,6 @@ class _Burst:
 
 
 class WorkPace:
-    """The pace of work that starts at time `now`."""
-
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
         """The bursts in the window. The count of the first burst is ignored."""
@@ -119,7 +115,6 @@ class WorkPace:
         return left_s
 
     def _is_burst_complete(self, now: float) -> bool:
-        """Return True if a result at time `now` would start a new burst."""
         return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
 
     def _current_rate(self, now: float) -> float:

@@ -160,7 +160,6 @@ class Inbox:
         """True if handled frames are lost (`RecordsLost`). Until the next hello, a frame may skip numbers."""
 
     def accept(self, sequence: int) -> bool:
-        """Return True if the caller should handle the frame with number `sequence`."""
         if sequence == 0:
             return True
         if sequence != self.last + 1 and not (self.lost_handled_frames and sequence > self.last):

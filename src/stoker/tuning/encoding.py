@@ -105,7 +105,6 @@ Row = TypeVar("Row", bound=Sized)
 
 
 def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[int]:
-    """Return the indices of the samples in the batch of an iteration. Each index is below `count`."""
     places = range(iteration * batch, (iteration + 1) * batch)
     epochs = {place // count for place in (places[0], places[-1])}
     orders = {epoch: _order(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}

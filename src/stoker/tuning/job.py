@@ -156,8 +156,6 @@ class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hyperparameters, and the seconds between checkpoints."""
-
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 16
     micro_batch: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
     learning_rate: Annotated[float, msgspec.Meta(gt=0.0, le=100.0)] = 0.01

@@ -43,8 +43,6 @@ class Part(enum.Enum):
 
 
 class PartClock:
-    """Counts the seconds of each part of a job."""
-
     def __init__(self) -> None:
         self._spent_s = dict.fromkeys(Part, 0.0)
 

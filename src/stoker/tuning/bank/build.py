@@ -200,7 +200,6 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read:
 
 
 def back_up_damaged_file(path: Path) -> Path:
-    """Copy a damaged file before it is replaced. Return the path of the copy."""
     aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     shutil.copyfile(path, aside)
     return aside

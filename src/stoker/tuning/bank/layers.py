@@ -76,7 +76,6 @@ def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
 
 
 def medoid_cost(distances: Array, medoids: Indices) -> float:
-    """Return the sum of the distances of all points to their nearest medoid."""
     return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
@@ -183,8 +182,6 @@ class InsertionOutcome(enum.Enum):
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """The insertion of a prompt: its outcome, the cluster of the prompt, and the candidate to remove."""
-
     did: InsertionOutcome
     cluster: int
     removed: Key | None = None

@@ -31,8 +31,6 @@ SAVING = 12
 
 
 class LookupResult(msgspec.Struct, frozen=True):
-    """The best candidate of a lookup, its loss, and all scores of the lookup."""
-
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
