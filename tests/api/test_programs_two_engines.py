@@ -37,13 +37,20 @@ def write(model, prompt):
     return text, tuple(row.library for row in TurnBoard(Path(board)).rows())
 
 
+def new_prompt():
+    """Return a prompt of 100 characters. Prompts share no prefix, so the engine reads each of them whole."""
+    from uuid import uuid4
+
+    return (uuid4().hex * 4)[:100]
+
+
 def reply(model, tokens):
-    return model.generate(["x" * 100], max_new_tokens=tokens)[0]
+    return model.generate([new_prompt()], max_new_tokens=tokens)[0]
 
 
 def write_on(model, tokens, begun):
     """Generate `tokens` tokens. Create the file `begun` after the first token."""
-    for _ in model.stream("x" * 100, max_new_tokens=tokens):
+    for _ in model.stream(new_prompt(), max_new_tokens=tokens):
         Path(begun).touch()
 
 
