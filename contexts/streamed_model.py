@@ -302,7 +302,8 @@ def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
     while into:
         count = os.preadv(file, [into], start)
         if not count:
-            raise OSError(f"{name} ends at byte {start:,}, within its weights; it is damaged or still being written")
+            size = os.fstat(file).st_size  # `start` may lie beyond the end
+            raise OSError(f"{name} ends at byte {size:,}, within its weights; it is damaged or still being written")
         into, start = into[count:], start + count
 
 

@@ -132,6 +132,13 @@ def test_file_truncated_during_reading_raises_and_leaves_nothing(tmp_path):
     assert str(file) not in open_files()
 
 
+def test_read_beyond_the_end_names_the_end_of_the_file(tmp_path):
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1000))
+    with open(file, "rb") as opened, pytest.raises(OSError, match=r"ends at byte 1,000, within"):
+        streamed_model.read_exactly(opened.fileno(), memoryview(bytearray(10)), 5000, name=str(file))
+
+
 def test_device_without_memory_raises_and_leaves_nothing(tmp_path):
     safetensors_torch.save_file({"a": torch.zeros(10)}, tmp_path / "model.safetensors")
     (stored,) = streamed_model.stored_tensors(tmp_path)
