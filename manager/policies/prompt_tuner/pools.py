@@ -208,11 +208,8 @@ class PoolState:
             return call.sent_at + usual_s if usual_s else math.inf
         size = len(holder.members) if type(holder) is Gang else 1
         items = features.items if features is not None else 1
-        at, before_s, done = (
-            call.sent_at,
-            features.seconds_before_first_item(size) if features is not None else 0.0,
-            0.0,
-        )
+        at, done = call.sent_at, 0.0
+        before_s = features.seconds_before_first_item(size) if features is not None else 0.0
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
             before_s = -paces.meet_s if size > 1 else 0.0  # the ranks have already connected

@@ -155,9 +155,8 @@ def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Itera
     shown = [model for model in models if model.trouble or _is_model_in_use(model, contexts.get(model.key))]
     width = max((len(model.name) for model in shown), default=0)
     for model in shown:
-        yield "   ".join(
-            [model.name.ljust(width), *_describe_served_model(model, models, contexts.get(model.key), status)]
-        )
+        described = _describe_served_model(model, models, contexts.get(model.key), status)
+        yield "   ".join([model.name.ljust(width), *described])
     cold = len(models) - len(shown)
     if cold:
         yield f"{cold} other{'s' * (cold != 1)} cold" if shown else f"{cold} model{'s' * (cold != 1)}, none hot yet"
