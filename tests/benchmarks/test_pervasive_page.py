@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.papers.pervasive import claims, fitted, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive import claims, paper, predict, report, scenario_files
 from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read_record
 from benchmarks.papers.pervasive.predict import Prediction, rounded_up_percent
 from stoker.contexts.recipe import Awareness
@@ -21,7 +21,7 @@ LONG_CALLS = [run for run in paper.RUNS if run.batch == 1000 or (run.awareness, 
 @pytest.mark.long
 @pytest.mark.parametrize("run", LONG_CALLS, ids=lambda run: f"{run.awareness.value}-{run.batch}")
 def test_page_matches_simulations_of_its_parameters(run: paper.Run) -> None:
-    assert fitted.static_row(run, predict.simulate_static_run(FIRST, run)) in (FOLDER / PAGE).read_text()
+    assert row(*report.static_cells(run, predict.simulate_static_run(FIRST, run))) in (FOLDER / PAGE).read_text()
 
 
 def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_paper() -> None:

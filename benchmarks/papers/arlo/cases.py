@@ -31,7 +31,7 @@ from benchmarks.papers.arlo.fleet import (
 from benchmarks.papers.arlo.queues import Served, serve
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Workload, lengths_of, trace_of
-from benchmarks.papers.common import RELEASE
+from benchmarks.papers.common import RELEASE, case_name
 
 RS, ILB, IG, PACK_ANY, PACK_SHORTEST, RANDOM = "rs", "ilb", "ig", "pack any", "pack shortest", "random"
 PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
@@ -74,6 +74,10 @@ SYSTEMS = {
 }  # fmt: skip
 
 
+PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
+"""Systems by the name of the system within capacity."""
+
+
 class Case(msgspec.Struct, frozen=True):
     """`least`: minimum devices under scaling; 0 = no scaling. `occupies`: True if overhead keeps a device busy."""
 
@@ -90,7 +94,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return msgspec.json.encode(self, order="deterministic").decode()
+        return case_name(self)
 
 
 class Measures(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ from benchmarks.papers.arlo.fleet import percentile, runtime_demands
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
-from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
+from benchmarks.papers.common import RELEASE, Store, say
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.sim.client import Arrival
@@ -196,53 +196,36 @@ def _world(profile: LatencyProfile) -> World:
     return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)
 
 
-class _Kept(msgspec.Struct):
+class Kept(msgspec.Struct):
+    """The record of the page."""
+
     measured: Measured | None = None
     deployed: list[Deployed] = []
     runs: list[Result] = []
 
 
-class Records:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        kept = read_results(path, _Kept) or _Kept()
-        self.measured, self.deployed = kept.measured, kept.deployed
-        self.store: Store[Case, Result] = Store(kept.runs, write=self._write)
-        self.get = self.store.get
+def records(path: Path) -> Store[Case, Result]:
+    return Store(path, Kept)
 
-    def measure(self, *, tell: Callable[[str], None]) -> None:
-        if self.measured is None or self.measured.release != RELEASE:
-            tell("Table 2 and Figure 9")
-            self.measured = Measured(
-                RELEASE,
-                [_solve(devices, runtimes) for devices, runtimes in SIZES],
-                [
-                    DispatchTime(n, 2 * n, peeked, round(_dispatch_ms(n, peeked), 3))
-                    for n in INSTANCES
-                    for peeked in PEEKED
-                ],
-            )
-            self._write()
 
-    def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
-        known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
-        for seed, rate in product((*settings.SEEDS, *settings.FRESH_SEEDS), ENDS_S):
-            if (seed, rate) not in known:
-                tell(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
-                others = [each for each in self.deployed if (each.seed, each.rate) != (seed, rate)]
-                self.deployed = sorted([*others, compare(seed, rate)], key=lambda each: (each.rate, each.seed))
-                self._write()
+def measure(store: Store[Case, Result]) -> None:
+    """Measure Table 2 and Figure 9, once per release."""
+    if store.kept.measured is None or store.kept.measured.release != RELEASE:
+        say("Table 2 and Figure 9")
+        solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
+        dispatching = [
+            DispatchTime(n, 2 * n, peeked, round(_dispatch_ms(n, peeked), 3)) for n in INSTANCES for peeked in PEEKED
+        ]
+        store.kept.measured = Measured(RELEASE, solving, dispatching)
+        store.write()
 
-    def _write(self) -> None:
-        measured, deployed = (
-            msgspec.json.encode(each, order="deterministic") for each in (self.measured, self.deployed)
-        )
-        lines = (
-            b'{"measured": ',
-            measured,
-            b',\n"deployed": ',
-            deployed,
-            b',\n"runs": [',
-            json_lines(self.store.in_order()),
-        )
-        write_bytes(self._path, b"".join((*lines, b"]}\n")))
+
+def compare_deployed(store: Store[Case, Result]) -> None:
+    """Compare session and model with each seed and rate, once per release."""
+    for seed, rate in product((*settings.SEEDS, *settings.FRESH_SEEDS), ENDS_S):
+        found = {(each.rate, each.seed): each for each in store.kept.deployed}
+        if (rate, seed) not in found or found[rate, seed].release != RELEASE:
+            say(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
+            found[rate, seed] = compare(seed, rate)
+            store.kept.deployed = [found[key] for key in sorted(found)]
+            store.write()

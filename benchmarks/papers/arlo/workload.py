@@ -16,7 +16,7 @@ from random import Random
 
 import msgspec
 
-from benchmarks.harness import ROOT
+from benchmarks.papers import common
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.settings import BASE_MS, SLO_S
 
@@ -71,7 +71,7 @@ def lengths_of(runtimes: int) -> tuple[int, ...]:
     return tuple(LONGEST * (number + 1) // runtimes for number in range(runtimes))
 
 
-LENGTHS = ROOT.parent / "shared" / "data" / "lengths" / "tweet_token_lengths.csv.gz"
+LENGTHS = common.DATA / "lengths" / "tweet_token_lengths.csv.gz"
 LONG_ROWS_FROM = 100_000
 EARLIER = 20_000
 """Number of lengths drawn for the first allocation."""
@@ -104,7 +104,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    return "" if LENGTHS.is_file() else f"the lengths of tweets are not here: {LENGTHS}"
+    return common.missing(LENGTHS, "the lengths of tweets are")
 
 
 @lru_cache(maxsize=1)

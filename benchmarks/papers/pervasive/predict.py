@@ -190,18 +190,12 @@ def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
         yield _predict_growing_pool("9b", variant, parameters, pools, batch=batch, peaks=peaks)
 
 
-def all_predictions(parameters: Parameters) -> list[Prediction]:
-    return [
-        one for batch in BATCHES for one in (*figure_8(parameters, batch=batch), *figure_9(parameters, batch=batch))
-    ]
-
-
-def quick_predictions(parameters: Parameters) -> list[Prediction]:
-    return [
-        one
-        for batch in BATCHES
-        for one in (*islice(figure_8(parameters, batch=batch), 4), *islice(figure_9(parameters, batch=batch), 6))
-    ]
+def predictions(parameters: Parameters, *, quick: bool = False) -> list[Prediction]:
+    found: list[Prediction] = []
+    for batch in BATCHES:
+        found += islice(figure_8(parameters, batch=batch), 4 if quick else None)
+        found += islice(figure_9(parameters, batch=batch), 6 if quick else None)
+    return found
 
 
 def _predict_vanishing_pool(
@@ -288,6 +282,13 @@ def _simulate_preempted(parameters: Parameters, nodes: Sharing, from_s: float) -
     return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
 
 
+CAPTION = """Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of
+GPUs: calls of both sizes."""
+FIRST_CAPTION = """Lines: the most central set in calls of 100, with the first variant of each below (of full in Figure 8 the
+one that does least in calls of 100). Bands: all sets and variants, calls of both sizes together."""
+"""Caption of the drawings of Figures 8 and 9 that a record without a caption has."""
+
+
 class Found(msgspec.Struct, frozen=True):
     """The record. `simulated`: static runs of the most central fit. `predictions`, `shared`: results by fit."""
 
@@ -298,7 +299,7 @@ class Found(msgspec.Struct, frozen=True):
     predictions: tuple[tuple[Prediction, ...], ...]
     shared: tuple[Shared, ...] = ()
     searched: str = fit.FIRST_SEARCHED
-    panels: bool = False
+    caption: str = FIRST_CAPTION
 
     def without_looks(self) -> Found:
         rows = [[msgspec.structs.replace(one, looks=()) for one in row] for row in self.predictions]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
+from benchmarks.papers.common import RELEASE, Store, case_name
 from benchmarks.papers.slinfer import authors, worlds
 from benchmarks.papers.slinfer.data import OBJECTIVE, read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
@@ -46,7 +46,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return msgspec.json.encode(self, order="deterministic").decode()
+        return case_name(self)
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -115,9 +115,9 @@ LONGEST = {"LongBench": 32_768}
 """Maximum text length by workload; the default is 4,096 tokens."""
 
 
+class Kept(msgspec.Struct):
+    runs: list[Result] = []
+
+
 def records(path: Path) -> Store[Case, Result]:
-    store: Store[Case, Result] = Store(
-        read_results(path, list[Result]) or (),
-        write=lambda: write_bytes(path, b"[" + json_lines(store.in_order()) + b"]\n"),
-    )
-    return store
+    return Store(path, Kept)

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT
+from benchmarks.papers import common
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.sim.client import Arrival
 from stoker.protocol.calls import Objective
 
-DATA = ROOT.parent / "shared" / "data" / "slinfer"
+DATA = common.DATA / "slinfer"
 OBJECTIVE = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
 """Objective: min(max(0.5, L / 512), 8) s to the first token, 0.25 s for each further token (§IX-A)."""
 
@@ -38,7 +38,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    return "" if (DATA / "latency_profile.json").is_file() else f"the data of SLINFER's authors is not here: {DATA}"
+    return common.missing(DATA / "latency_profile.json", "the data of SLINFER's authors is")
 
 
 def read_profile(model: str, device: str) -> ModelProfile:

@@ -1,18 +1,18 @@
-"""Store results in one file, without single jobs."""
+"""The record of the page: results by case and window, without single jobs."""
 
 from __future__ import annotations
 
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
 from benchmarks.harness import commit, machine
-from benchmarks.papers.common import RELEASE, Store, read_results, write_bytes
+from benchmarks.papers.common import RELEASE, Store
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
 from benchmarks.papers.schedmate.scheduling.simulate import Case, Measures, predictions
 from benchmarks.papers.schedmate.scheduling.trace import windows
@@ -58,71 +58,26 @@ class Kept(msgspec.Struct):
     runs: list[CaseResult] = []
 
 
-class Records:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.kept = read_results(path, Kept) or Kept()
-        self._load = os.getloadavg()[0]
-        self.store: Store[Case, CaseResult] = Store(self.kept.runs, write=self._stamp)
-        self.get = self.store.get
+def records(path: Path) -> Store[Case, CaseResult]:
+    return Store(path, Kept)
 
-    @property
-    def strata(self) -> tuple[str, ...]:
-        return tuple(window.cluster for window in self.kept.windows)
 
-    @property
-    def jobs(self) -> list[float]:
-        return [float(window.jobs) for window in self.kept.windows]
-
-    def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
-        """Return a field of `Measures` by window, averaged over draws. Raises ValueError for a missing run."""
-        found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
-        runs = [each for each in found if each is not None]
-        if len(runs) < len(found):
-            raise ValueError(
-                f"{system} at {load:g} was not run; python -m benchmarks.papers.schedmate.scheduling does it"
-            )
-        return [
-            fmean(getattr(one, what) for one in several) for several in zip(*(r.windows for r in runs), strict=True)
-        ]
-
-    def bring(self, cases: Iterable[Case], *, jobs: int, tell: Callable[[str], None]) -> None:
-        cases = list(cases)
-        if self.store.missing(cases):
-            self.kept.windows, self.kept.errors = facts(), error_facts()
-            self.store.bring(cases, run_case, tell=tell, jobs=jobs)
-            used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-            self.kept.peak_bytes = max(self.kept.peak_bytes, *(size * 1024 for size in used))
-
-    def keep_summary(self, summary: dict[str, dict[str, tuple[float, float, float]]]) -> None:
-        self.kept.summary = summary
-        self._write()
-
-    def _stamp(self) -> None:
-        kept = self.kept
-        kept.fixed_on, kept.seed = settings.FIXED_ON, settings.SEED
-        kept.commit, kept.machine = commit(), machine()
-        kept.load_average = (round(self._load, 1), round(os.getloadavg()[0], 1))
-        self._write()
-
-    def _write(self) -> None:
-        self.kept.runs = [found for case in simulate.cases() if (found := self.store.get(case)) is not None]
-        write_bytes(self._path, lines_of(self.kept))
+def bring(store: Store[Case, CaseResult], cases: Sequence[Case], *, jobs: int) -> None:
+    """Run the missing cases. Record the windows, the errors, the machine and its load."""
+    kept, before = store.kept, round(os.getloadavg()[0], 1)
+    if store.missing(cases):
+        kept.fixed_on, kept.seed, kept.commit, kept.machine = settings.FIXED_ON, settings.SEED, commit(), machine()
+        kept.windows, kept.errors = facts(), error_facts()
+        store.bring(cases, run_case, jobs=jobs)
+        used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        kept.peak_bytes = max(kept.peak_bytes, *(size * 1024 for size in used))
+        kept.load_average = (before, round(os.getloadavg()[0], 1))
 
 
 def run_case(case: Case) -> CaseResult:
     began = time.process_time()
     found = tuple(simulate.run(case, place) for place in range(len(windows())))
     return CaseResult(case, RELEASE, round(time.process_time() - began, 1), found)
-
-
-def lines_of(kept: Kept) -> bytes:
-    head = msgspec.to_builtins(kept)
-    runs, several = head.pop("runs"), head.pop("windows")
-    text = msgspec.json.encode(head)[:-1]
-    for name, each in (("windows", several), ("runs", runs)):
-        text += b',\n"%s":[\n%s\n]' % (name.encode(), b",\n".join(map(msgspec.json.encode, each)))
-    return text + b"}\n"
 
 
 def facts() -> list[WindowFacts]:
@@ -137,11 +92,10 @@ def facts() -> list[WindowFacts]:
 
 def error_facts() -> dict[str, ErrorFacts]:
     found = {}
+    durations = [job.duration_s for window in windows() for job in window.jobs]
     for system in simulate.ERRORS:
-        durations, said = list[float](), list[float]()
-        for window in windows():
-            durations += [job.duration_s for job in window.jobs]
-            said += predictions(window, Case(system, settings.MAIN_LOAD)).values()
+        case = Case(system, settings.MAIN_LOAD)
+        said = [each for window in windows() for each in predictions(window, case).values()]
         shares = errors.share_under_100(durations, said), errors.share_within_two(durations, said)
         found[system] = ErrorFacts(*(round(share, 4) for share in shares))
     return found

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import ROOT
+from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import settings
 
-PHILLY = ROOT.parent / "shared" / "data" / "philly" / "philly.csv.gz"
+PHILLY = common.DATA / "philly" / "philly.csv.gz"
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    return "" if PHILLY.is_file() else f"the jobs of Philly are not here: {PHILLY}"
+    return common.missing(PHILLY, "the jobs of Philly are")
 
 
 @lru_cache(maxsize=1)
