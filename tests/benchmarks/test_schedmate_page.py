@@ -7,12 +7,12 @@ import pytest
 from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
-from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
-from benchmarks.papers.schedmate.scheduling.simulate import OURS, Measures
+from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import OURS, Case, Measures
 from benchmarks.papers.schedmate.scheduling.trace import missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
-KEPT = Records(FOLDER / "schedmate.json")
+KEPT = records.records(FOLDER / "schedmate.json")
 """Return the records from which the page and figures are made."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -42,9 +42,9 @@ def test_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def with_ratio(folder: Path, ratio: float) -> Records:
+def with_ratio(folder: Path, ratio: float) -> common.Store[Case, CaseResult]:
     """Return records in which our policy takes half the time of FIFO in one cluster, and `ratio` times in another."""
-    of = Records(folder / "schedmate.json")
+    of = records.records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
     ]
@@ -52,24 +52,28 @@ def with_ratio(folder: Path, ratio: float) -> Records:
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
         found = tuple(Measures(mean, 1.0, 1.0, 1.0, 0) for mean in means)
-        of.store.found[case.name] = CaseResult(case, common.RELEASE, 0.0, found)
+        of.found[case.name] = CaseResult(case, common.RELEASE, 0.0, found)
     of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in simulate.ERRORS}
     return of
 
 
+def bars(folder: Path, ratio: float) -> str:
+    return common.rows_text(report.bar_rows(report.Cells(with_ratio(folder, ratio))))
+
+
 def test_cluster_in_which_our_policy_is_worse_misses_the_bar(tmp_path: Path) -> None:
-    assert "| yes, in all 9 |" in report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
-    broken = report.bars(report.Cells(with_ratio(tmp_path, 1.4)))
+    assert "| yes, in all 9 |" in bars(tmp_path, 0.9)
+    broken = bars(tmp_path, 1.4)
     assert "**no**: `b`, load 0.6: 1.40 (1.40 to 1.40)" in broken
     assert "`a`" not in broken
 
 
 def test_tiresias_is_beaten_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
-    beaten = report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
+    beaten = bars(tmp_path, 0.9)
     assert "| 0.84 of Tiresias's (§5.3), at load 0.8 | 0.70" in beaten
     assert beaten.count("| yes |") == len(settings.LOADS)
     assert "not reproduced" not in beaten
-    slower = report.bars(report.Cells(with_ratio(tmp_path, 3.0)))
+    slower = bars(tmp_path, 3.0)
     assert slower.count("**not reproduced**") == len(settings.LOADS)
 
 

@@ -12,6 +12,7 @@ from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
     RandomDispatcher,
+    RuntimeQueues,
     inter_groups_greedy,
     pack_any_runtime,
     pack_shortest_runtime,
@@ -22,14 +23,14 @@ from benchmarks.papers.arlo.fleet import (
     Fleet,
     Headroom,
     Reallocation,
+    Served,
     TargetTracking,
     best_allocation,
     even_allocation,
     percentile,
     runtime_demands,
+    serve,
 )
-from benchmarks.papers.arlo.queues import Served, serve
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Workload, lengths_of, trace_of
 from benchmarks.papers.common import RELEASE, case_name
 
@@ -151,9 +152,9 @@ def _dispatcher(system: System, runtimes: Sequence[int], case: Case) -> Dispatch
     if system.dispatch == RANDOM:
         return RandomDispatcher(case.workload.seed)
     if system.dispatch == RS:
-        return RuntimeQueues[int](levels)
+        return RuntimeQueues(levels)
     if system.dispatch == ILB:  # Algorithm 1 with one level balances the load in the shortest runtime.
-        return RuntimeQueues[int](levels, peeked=1)
+        return RuntimeQueues(levels, peeked=1)
     strategies = {IG: inter_groups_greedy, PACK_ANY: pack_any_runtime, PACK_SHORTEST: pack_shortest_runtime}
     return BucketDispatcher(levels, strategies[system.dispatch])
 

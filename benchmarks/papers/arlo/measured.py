@@ -17,8 +17,8 @@ import msgspec
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
+from benchmarks.papers.arlo.dispatch import RuntimeQueues
 from benchmarks.papers.arlo.fleet import percentile, runtime_demands
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
 from benchmarks.papers.common import RELEASE, Store, say
@@ -94,7 +94,7 @@ def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]
 
 def _dispatch_ms(instances: int, peeked: int) -> float:
     rng = Random(f"{instances}")
-    queues = RuntimeQueues[int]([(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)], peeked=peeked)
+    queues = RuntimeQueues([(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)], peeked=peeked)
     for instance in range(instances):
         queues.add(instance, instance % LEVELS)
     lengths = [rng.choice(pool) for _ in range(_LENGTHS) for pool in read_lengths()]
@@ -106,7 +106,7 @@ def _dispatch_ms(instances: int, peeked: int) -> float:
     )
 
 
-def _burst_ms(queues: RuntimeQueues[int], lengths: list[int]) -> float:
+def _burst_ms(queues: RuntimeQueues, lengths: list[int]) -> float:
     began = time.process_time()
     taken = [queues.take(tokens) for tokens in lengths]
     spent = time.process_time() - began

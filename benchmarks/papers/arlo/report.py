@@ -13,8 +13,16 @@ from benchmarks.papers.arlo import measured, settings, tables, workload
 from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, PLAIN, ST, Case, Result, within_capacity
 from benchmarks.papers.arlo.dispatch import dispatch_outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured
-from benchmarks.papers.arlo.summary import FindResult, Interval, What
-from benchmarks.papers.arlo.summary import interval_text, mean_ms, p98_ms, reduction_percent, verdicts
+from benchmarks.papers.arlo.summary import (
+    FindResult,
+    Interval,
+    What,
+    interval_text,
+    mean_ms,
+    p98_ms,
+    reduction_percent,
+    verdicts,
+)
 from benchmarks.papers.arlo.workload import LatencyProfile, read_lengths
 from benchmarks.papers.common import MISSING, Store, bullets, page
 from stoker.manager.policies.arlo import dispatch

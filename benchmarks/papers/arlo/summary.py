@@ -9,8 +9,17 @@ import msgspec
 from msgspec.structs import replace
 
 from benchmarks.papers.arlo import tables
-from benchmarks.papers.arlo.cases import ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB, Case, Measures, Result
-from benchmarks.papers.arlo.cases import within_capacity
+from benchmarks.papers.arlo.cases import (
+    ARLO,
+    ARLO_EVEN,
+    ARLO_GLOBAL,
+    ARLO_IG,
+    ARLO_ILB,
+    Case,
+    Measures,
+    Result,
+    within_capacity,
+)
 from benchmarks.papers.arlo.tables import DT_, INFAAS_, READINGS, ST_
 from benchmarks.papers.common import MISSING, Store
 

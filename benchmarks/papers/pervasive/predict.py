@@ -282,10 +282,10 @@ def _simulate_preempted(parameters: Parameters, nodes: Sharing, from_s: float) -
     return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
 
 
-CAPTION = """Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of
-GPUs: calls of both sizes."""
-FIRST_CAPTION = """Lines: the most central set in calls of 100, with the first variant of each below (of full in Figure 8 the
-one that does least in calls of 100). Bands: all sets and variants, calls of both sizes together."""
+CAPTION = """Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants.
+Number of GPUs: calls of both sizes."""
+FIRST_CAPTION = """Lines: the most central set in calls of 100, with the first variant of each below (of full in Figure
+8 the one that does least in calls of 100). Bands: all sets and variants, calls of both sizes together."""
 """Caption of the drawings of Figures 8 and 9 that a record without a caption has."""
 
 

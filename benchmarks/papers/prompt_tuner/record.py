@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import Facts
-from benchmarks.papers.common import write_parts
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
 from benchmarks.papers.prompt_tuner.scenarios import OURS, STATIC, Case, Group, System
 from benchmarks.papers.prompt_tuner.simulate import Result
@@ -47,10 +46,6 @@ class Record(msgspec.Struct, frozen=True):
     facts: Facts
     grid: Grid
     runs: tuple[KeptRun, ...]
-
-
-def write_record(path: Path, record: Record) -> None:
-    write_parts(path, msgspec.to_builtins(record))
 
 
 def read_record(path: Path) -> Record:

@@ -12,6 +12,7 @@ from itertools import product
 
 import msgspec
 
+from benchmarks.papers.common import case_name
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import Bank, Parameters
 
@@ -41,6 +42,13 @@ class Case(msgspec.Struct, frozen=True):
     seed: int
     gpus: int = paper.GPUS
     parameters: Parameters = Parameters()
+
+    def __str__(self) -> str:
+        return f"{self.system}, seed {self.seed}"
+
+    @property
+    def name(self) -> str:
+        return case_name(self)
 
 
 class Group(msgspec.Struct, frozen=True):

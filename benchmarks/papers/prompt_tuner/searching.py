@@ -5,106 +5,56 @@ The rule reads runs from a `Book`, so the page repeats the whole search on runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, run_tasks, write_bytes
+from benchmarks.papers.common import RELEASE, Store
 from benchmarks.papers.prompt_tuner import grid as grids
+from benchmarks.papers.prompt_tuner import scenarios
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
 from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
-from benchmarks.papers.prompt_tuner.scenarios import (
-    ELASTIC_FLOW,
-    HEAVY,
-    LITERAL,
-    MEDIUM,
-    OURS,
-    PARTS,
-    TUNINGS,
-    VICUNA,
-    Case,
-    Group,
-    System,
-    baselines,
-)
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, TUNINGS, Case, System
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
-from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
 
 
-class Runs:
-    """Results of runs by case and release, stored in a folder."""
-
-    def __init__(self, folder: Path, *, jobs: int) -> None:
-        self._folder = folder
-        self._jobs = jobs
-
-    def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> dict[Case, Result]:
-        every = list(dict.fromkeys(cases))
-        found = {case: kept for case in every if (kept := self._kept(case)) is not None}
-        for case, result in self._do([case for case in every if case not in found]):
-            found[case] = result
-            self.keep(case, result)
-            tell(len(found), len(every))
-        return found
-
-    def keep(self, case: Case, result: Result) -> None:
-        write_bytes(self._path(case), msgspec.json.encode(_Kept(case, result)))
-
-    def _do(self, todo: list[Case]) -> Iterator[tuple[Case, Result]]:
-        try:
-            for place, result in run_tasks(simulated, todo, jobs=self._jobs):
-                yield todo[place], result
-        except DiedError as error:
-            raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None
-
-    def _path(self, case: Case) -> Path:
-        digest = blake2b(RELEASE.encode() + msgspec.json.encode(case), digest_size=12).hexdigest()
-        return self._folder / f"{digest}.json"
-
-    def _kept(self, case: Case) -> Result | None:
-        try:
-            return msgspec.json.decode(self._path(case).read_bytes(), type=_Kept).result
-        except (OSError, msgspec.DecodeError):
-            return None
-
-
-class _Kept(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True):
     case: Case
+    release: str
     result: Result
 
 
-def simulated(case: Case) -> Result:
+class Kept(msgspec.Struct):
+    runs: list[Run] = []
+
+
+def runs_in(folder: Path) -> Store[Case, Run]:
+    return Store(folder / "runs.json", Kept)
+
+
+def simulated(case: Case) -> Run:
     try:
-        return simulate(case)
-    except StokerError as error:
-        raise SimulationError(f"{case}: {error}") from error
+        return Run(case, RELEASE, simulate(case))
     except Exception as error:
-        raise SimulationError(f"{case}: {type(error).__name__}: {error}") from error
+        raise SimulationError(f"{case}: {error}") from error
 
 
-def book_of(runs: Runs, grid: Grid, *, tell: Callable[[int, int], None], smaller: int = 1) -> Book:
+def book_of(runs: Store[Case, Run], grid: Grid, *, jobs: int, smaller: int = 1) -> Book:
+    """Return a book that simulates missing runs and stores their results."""
+
     def simulate_all(cases: list[Case]) -> list[Result]:
-        found = runs.each(cases, tell=tell)
-        return [found[case] for case in cases]
+        try:
+            runs.bring(cases, simulated, jobs=jobs)
+        except DiedError as error:
+            raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None
+        return [runs.found[case.name].result for case in cases]
 
     return Book(grid, simulate=simulate_all, smaller=smaller)
-
-
-class Signs(msgspec.Struct, frozen=True):
-    """Number of scheduler parts whose mean effect has the sign of the paper, for violations and for cost."""
-
-    points: int
-    times: int
-
-    @property
-    def right(self) -> int:
-        return self.points + self.times
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -117,10 +67,13 @@ class Found(msgspec.Struct, frozen=True):
     tuned: System
 
 
-def count_right_signs(one: Evaluation) -> Signs:
-    points = sum(one.points(MEDIUM, part.system).mean > 0.0 for part in PARTS)
-    times = [(one.times(MEDIUM, part.system).mean, part.dearer) for part in PARTS]
-    return Signs(points, sum((mean > 1.0) if dearer else (mean < 1.0) for mean, dearer in times))
+def count_right_signs(one: Evaluation) -> int:
+    """Return how many mean effects of scheduler parts, on violations and on cost, have the sign of the paper."""
+    return sum(
+        (one.points(MEDIUM, part.system).mean > 0.0)
+        + (one.times(MEDIUM, part.system).mean > 1.0 if part.dearer else one.times(MEDIUM, part.system).mean < 1.0)
+        for part in PARTS
+    )
 
 
 def search(book: Book) -> Found:
@@ -138,7 +91,7 @@ def search(book: Book) -> Found:
     first = partial(off, seeds=asked.seeds)
     looked_at = tuple(sorted(drawn, key=lambda each: (first(each), each.places))[: asked.looked_at])
     book.bring(wanted(looked_at, (part.system for part in PARTS), asked.seeds))
-    right = {each: count_right_signs(Evaluation(book, each, asked.seeds)).right for each in looked_at}
+    right = {each: count_right_signs(Evaluation(book, each, asked.seeds)) for each in looked_at}
     order = sorted(looked_at, key=lambda each: (-right[each], first(each), each.places))
     finalists = tuple(order[: asked.finalists])
     all_seeds = (*asked.seeds, *asked.more_seeds)
@@ -165,14 +118,9 @@ def tune_infless(book: Book, headline: Choice) -> System:
 
 def judged_runs(found: Found, grid: Grid) -> list[Wanted]:
     """Return all result runs with the headline set."""
-    judge = grid.judge
-    seeds, some, few = judge.seeds, judge.seeds[: judge.parts], judge.seeds[: judge.few]
-    every, usual = (OURS, *baselines(found.tuned).values()), (OURS, LITERAL, ELASTIC_FLOW)
-    parts = [part.system for part in PARTS]
-    wanted: list[tuple[Group, Iterable[System], tuple[int, ...]]] = [
-        (MEDIUM, every, seeds),
-        (MEDIUM, parts, some),
-        *((group, (LITERAL, ELASTIC_FLOW), few) for group in VICUNA),
-        *((group, usual, few) for group in HEAVY),
-    ]
-    return [Wanted(found.headline, group, system, those) for group, systems, those in wanted for system in systems]
+    seeds, few = grid.judge.seeds, grid.judge.seeds[: grid.judge.few]
+    wanted = [(MEDIUM, system, seeds) for system in (OURS, *scenarios.baselines(found.tuned).values())]
+    wanted += [(MEDIUM, part.system, seeds[: grid.judge.parts]) for part in PARTS]
+    wanted += [(group, system, few) for group in scenarios.VICUNA for system in (LITERAL, ELASTIC_FLOW)]
+    wanted += [(group, system, few) for group in scenarios.HEAVY for system in (OURS, LITERAL, ELASTIC_FLOW)]
+    return [Wanted(found.headline, *each) for each in wanted]

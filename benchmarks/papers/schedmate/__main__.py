@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks.papers.schedmate.failures import clusters, evaluation, recording, training
+from benchmarks.papers.schedmate.failures import clusters, evaluation, recording
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     ask.add_argument("--mpi-python", default=sys.executable, help="a Python that has mpi4py (for record-clusters)")
     asked = ask.parse_args()
     whats: dict[str, Callable[[], object]] = {
-        "failures": evaluation.evaluate, "train": training.train, "validate": training.validate,
+        "failures": evaluation.evaluate, "train": evaluation.train, "validate": evaluation.validate,
         "record": recording.record, "record-clusters": lambda: clusters.record(asked.mpi_python),
     }  # fmt: skip
     whats[asked.what]()

@@ -71,8 +71,6 @@ def baseline_settings(rows: Iterable[str]) -> dict[str, float]:
 def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
     """Return the policy `slinfer` with these rows, which replace parts of this policy object."""
     policies = SHIPPED["slinfer"].make(**settings)
-    if not rows:
-        return policies
     dispatch = policies.dispatch
     assert isinstance(dispatch, OfferByHeadroom)
     if "polls" in rows:

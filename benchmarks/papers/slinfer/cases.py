@@ -68,20 +68,14 @@ def run(case: Case) -> Result:
     sampler = Sampler(simulation, for_s=for_s)
     began = time.process_time()
     outcome = simulation.run()
+    took_s = round(time.process_time() - began, 1)
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
-    not_granted_s = dict[str, float]()
-    if "cache" in case.program:
-        not_granted_s = {
-            name: float(world.contexts[name].load_s[GPU]) - worlds.weights_load_s(sizes[number])
-            for number, name in enumerate(world.contexts)
-        }
-    return Result(
-        case=case, release=RELEASE, sampled=sampler.found(), took_s=round(time.process_time() - began, 1),
-        measures=measure(
-            simulation.log, arrivals, kinds, for_s=for_s, objective=OBJECTIVE, not_granted_s=not_granted_s
-        ),
-        engine_steps=outcome.engine_steps,
-    )  # fmt: skip
+    not_granted_s = {
+        name: float(context.load_s[GPU]) - worlds.weights_load_s(size)
+        for size, (name, context) in zip(sizes, world.contexts.items(), strict=True) if "cache" in case.program
+    }  # fmt: skip
+    measures = measure(simulation.log, arrivals, kinds, for_s=for_s, objective=OBJECTIVE, not_granted_s=not_granted_s)
+    return Result(case, RELEASE, measures, sampler.found(), took_s, outcome.engine_steps)
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
@@ -92,9 +86,8 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
         longest = case.longest or LONGEST.get(case.workload, 4096)
-        return worlds.elastic_world(sizes, nodes, longest=longest), lambda: authors.slinfer(
-            rows, case.sizes[0], **case.settings
-        )
+        world = worlds.elastic_world(sizes, nodes, longest=longest)
+        return world, lambda: authors.slinfer(rows, case.sizes[0], **case.settings)
     if system not in BASELINES:
         raise KeyError(system)
     share = 2 if system == SLLM_CS else 1
@@ -104,9 +97,9 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = msgspec.structs.replace(nodes, parts=2)
     world = worlds.limited_world(sizes, nodes, share=share)
     together = max(share, nodes.parts)
-    names = {(f"model-{number}", kind): size for number, size in enumerate(sizes) for kind in (CPU, GPU)}
-    limits = {(name, kind): worlds.limit_of(size, kind, together) for (name, kind), size in names.items()}
-    parts = {(name, kind): worlds.parts_of(size, kind, share) for (name, kind), size in names.items()}
+    names = {(f"model-{number}", kind): (size, kind) for number, size in enumerate(sizes) for kind in (CPU, GPU)}
+    limits = {name: worlds.limit_of(*each, together) for name, each in names.items()}
+    parts = {name: worlds.parts_of(*each, share) for name, each in names.items()}
     settings = authors.baseline_settings(rows) | case.settings
     return world, lambda: sllm(limits=limits, parts=parts, **settings)
 

@@ -10,16 +10,16 @@ time of one core.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from benchmarks.harness import run_side
+from benchmarks.harness import run_side, side_options
 from benchmarks.papers.slinfer.cases import FOR_S, SLINFER, Case, system_of
 from benchmarks.papers.slinfer.data import missing, read_workload
 from benchmarks.tables import Bar, Line, Table
@@ -74,9 +74,8 @@ class DecisionTimer:
         self._round = 0
 
     def begin(self) -> None:
-        self.candidates_s.clear()
-        self.rounds_s.clear()
-        self.decisions_s.clear()
+        for found in (self.candidates_s, self.rounds_s, self.decisions_s):
+            found.clear()
 
     def weighings(self, weighed: Callable[..., None]) -> Callable[..., None]:
         def noted(state: CoreState, event: OfferWeighed) -> None:
@@ -101,45 +100,41 @@ class DecisionTimer:
             began = time.process_time()
             answer = place(view, call)
             self._add(call.id, time.process_time() - began)
-            return answer if isinstance(answer, int | msgspec.Struct | None) else self._each(call.id, answer)
+            return (
+                answer
+                if isinstance(answer, int | msgspec.Struct | None)
+                else _timed(answer, partial(self._add, call.id))
+            )
 
         return timed
 
     def rounds(self, round_: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
         def timed(*args: Any) -> Iterator[Action]:
             self._round += 1
-            took, actions = 0.0, iter(round_(*args))
-            while True:
-                began = time.process_time()
-                action = next(actions, None)
-                took += time.process_time() - began
-                if action is None:
-                    break
-                yield action
-            self.rounds_s.append(took)
+            took: list[float] = []
+            yield from _timed(round_(*args), took.append)
+            self.rounds_s.append(sum(took))
 
         return timed
-
-    def _each(self, call: int, actions: Iterable[Action]) -> Iterator[Action]:
-        left = iter(actions)
-        while True:
-            began = time.process_time()
-            action = next(left, None)
-            self._add(call, time.process_time() - began)
-            if action is None:
-                return
-            yield action
 
     def _add(self, call: int, seconds: float) -> None:
         key = call, self._round
         self.decisions_s[key] = self.decisions_s.get(key, 0.0) + seconds
 
 
+def _timed(actions: Iterable[Action], add: Callable[[float], None]) -> Iterator[Action]:
+    left = iter(actions)
+    while True:
+        began = time.process_time()
+        action = next(left, None)
+        add(time.process_time() - began)
+        if action is None:
+            return
+        yield action
+
+
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--for-s", type=float, default=FOR_S, help="seconds of the workload [%(default)s]")
-    ask.add_argument("--plain", action="store_true", help="time the run alone")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, for_s=FOR_S, plain=False)
     world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
     policies, watch = make(), DecisionTimer()
     if not asked.plain:

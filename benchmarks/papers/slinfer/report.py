@@ -41,10 +41,7 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
         without=program_rows(of, [("all rows", SEVEN, ""), *rows]), figure_22=figure_22(of), figure_23=figure_23(of),
         figure_24=figure_24(of), figure_25=figure_25(of), figure_27=figure_27(of), figure_30=figure_30(of),
         figure_31=figure_31(of), figure_32=figure_32(of), figure_35=figure_35(of), resizes=resizes(of),
-        table_ii=(
-            [f"{kind.upper()}, {SHORT[size]}, {length // 1024}K", f"{said}", f"{tables.concurrency(kind, size, length)}"]
-            for (kind, size, length), said in tables.TABLE_II.items()
-        ),
+        table_ii=table_ii(),
     )  # fmt: skip
 
 
@@ -231,6 +228,12 @@ def program_rows(of: Of, each: Iterable[tuple[str, str, str]]) -> Rows:
         found = [of(tables.program_case(system, size, without=without)) for system in tables.PROGRAM_SYSTEMS]
         gains = (_gain_text(gain_percent(found[-1], theirs)) for theirs in found[:-1])
         yield [name, *map(met_text, found), *gains]
+
+
+def table_ii() -> Rows:
+    for (kind, size, length), said in tables.TABLE_II.items():
+        here = tables.concurrency(kind, size, length)
+        yield [f"{kind.upper()}, {SHORT[size]}, {length // 1024}K", str(said), str(here)]
 
 
 def figure_22(of: Of) -> Rows:

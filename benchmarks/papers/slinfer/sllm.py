@@ -206,12 +206,8 @@ class UpToLimit(Quiet):
     def timer(self, view: View, key: str) -> Sequence[Action]:
         if key != _SCALE:
             return (*self._late.fired(view, key), *self._keep_alive.fired(view, key))
-        return tuple(self._watched(view)) + tuple(self._scale_out.loads(view))
-
-    def _watched(self, view: View) -> Iterator[Action]:
         new, self._new = self._new, []
-        for call in new:
-            yield from self._late.waits(view, call)
+        return (*(timer for call in new for timer in self._late.waits(view, call)), *self._scale_out.loads(view))
 
 
 class Polling(Quiet):
@@ -225,15 +221,12 @@ class Polling(Quiet):
         self._keep_alive = keep_alive
         self._poll_s = poll_s
         self._bound: dict[LibraryId, dict[int, Call]] = {}
-        """Number of requests that wait for each loading instance."""
+        """Requests that wait for each loading instance."""
         self._turn: dict[Context, int] = {}
         """Index of the instance that each model tries first."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         return library.slots
-
-    def place(self, view: View, call: Call) -> Iterator[Action]:
-        return self._try(view, call)
 
     def pull(self, view: View, library: Library) -> Iterator[Action]:
         for call in self._bound.pop(library.id, {}).values():
@@ -254,9 +247,9 @@ class Polling(Quiet):
         late_s = view.now - call.submitted_at - first_token_s(call)
         if late_s > 0:
             return (Drop(call.id, f"its first token is {late_s:.3g} s late, and no instance has room"),)
-        return self._try(view, call)
+        return self.place(view, call)
 
-    def _try(self, view: View, call: Call) -> Iterator[Action]:
+    def place(self, view: View, call: Call) -> Iterator[Action]:
         context = call.group.context
         library = self._next(context)
         if library is None:

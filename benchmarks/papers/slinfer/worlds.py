@@ -118,17 +118,12 @@ def weights_load_s(size: str) -> float:
 def _world(models: list[ContextModel], nodes: Nodes, cpu_parts: int) -> World:
     parts = {GPU: nodes.parts, CPU: cpu_parts}
     memory = {GPU: nodes.gpu_memory_bytes, CPU: nodes.cpu_memory_bytes}
+    counts = {kind: {CPU: nodes.cpus, GPU: nodes.gpus}[kind] for kind in nodes.kinds}
     return World(
-        devices={
-            kind: DeviceKind(memory_bytes=Size(memory[kind] // parts[kind]), speed=1 / parts[kind])
-            for kind in nodes.kinds
-        },
+        devices={kind: DeviceKind(Size(memory[kind] // parts[kind]), speed=1 / parts[kind]) for kind in nodes.kinds},
         sources=tuple(
-            SourceModel(
-                kind, kind, capacity=count, max_blocks=count, init_blocks=count, rule=Rule.FIXED, devices=parts[kind]
-            )
-            for kind, count in ((CPU, nodes.cpus), (GPU, nodes.gpus))
-            if count
+            SourceModel(kind, kind, capacity=n, max_blocks=n, init_blocks=n, rule=Rule.FIXED, devices=parts[kind])
+            for kind, n in counts.items()
         ),
         contexts={f"model-{number}": model for number, model in enumerate(models)},
         delays=Delays(message_s=Duration(0.0005)),

@@ -21,12 +21,12 @@ import msgspec
 
 from benchmarks import corpora
 from benchmarks.harness import ROOT
-from benchmarks.papers.schedmate.failures.recording import ON_CLUSTERS, RECORDED_ON_CLUSTERS, USERS, Run
+from benchmarks.papers.schedmate.failures.corpus import MPI, RECORDED_ON_CLUSTERS, Run
+from benchmarks.papers.schedmate.failures.recording import ON_CLUSTERS, USERS
 
 if TYPE_CHECKING:
     from batch.lab.cluster import Cluster
 
-SLURM, MPI = "slurm", "mpi"
 ORDINARY = re.compile(r"\s*$|(?:.{0,60}INFO.{0,12})?step \d+ rank \d+ |finished$|resuming from ")
 TIMES = 3
 """Runs of each failure with different steps, ranks and line formats."""

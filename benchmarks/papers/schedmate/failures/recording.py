@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import corpora
-from benchmarks.papers.schedmate.failures.fault_types import TYPES, Injection
+from benchmarks.papers.schedmate.failures.corpus import RECORDED, TYPES, Injection, Run
 
 _TEXTS = msgspec.toml.decode(Path(__file__).with_name("programs.toml").read_bytes(), type=dict[str, str])
 PROGRAMS = {name: _TEXTS["common"] + _TEXTS[name] for name in ("vision", "language", "plain")}
@@ -33,19 +33,9 @@ LOG_FORMATS = (
     "%(message)s",
 )
 MARK = "\x1e--fault--"
-RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"
 PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
 USERS = ("ada", "grace", "linus", "barbara")
 _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
-
-
-class Run(msgspec.Struct, frozen=True):
-    """Output of one run. `truth`: index of the first failure line, or -1."""
-
-    fault: str
-    program: str
-    truth: int
-    lines: list[str]
 
 
 def record() -> None:
@@ -63,11 +53,6 @@ def record() -> None:
                 runs.append(_run(fault.name, program, injection, hash_of(f"{fault.name} {at} {program}")))
                 print(fault.name, program, runs[-1].truth, len(runs[-1].lines), flush=True)
     corpora.write(RECORDED, msgspec.msgpack.encode(runs))
-
-
-def read_recorded_runs() -> list[Run]:
-    files = (RECORDED, RECORDED_ON_CLUSTERS)
-    return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
 
 
 def hash_of(text: str) -> int:
