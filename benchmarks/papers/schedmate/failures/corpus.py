@@ -1,4 +1,4 @@
-"""Compose the labelled corpus of failed job logs by seed from real output (`recorded.msgpack.xz`).
+"""Compose the labelled corpus of failed job logs by seed from real output (`benchmarks/corpora`).
 
 A third of the fault types of each kind (`fault_types.toml`) is the test part; types from real clusters are divided
 separately. A log contains a job header, a run with inserted harmless lines, the failure, and the last lines of the
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,21 +25,10 @@ INFRASTRUCTURE, FRAMEWORK, USER = "infrastructure", "framework", "user"
 SPLIT_SEED, CLUSTERS_SEED = "schedmate-failures-1", "schedmate-failures-clusters-1"
 
 
-class Injection(msgspec.Struct, frozen=True):
-    where: str
-    code: str = ""
-    raises: str = ""
-    library: tuple[str, str, str] = ("", "", "")
-    prints: tuple[str, ...] = ()
-    dies: bool = False
-    programs: tuple[str, ...] = ("vision", "language", "plain")
-
-
-class FaultType(msgspec.Struct, frozen=True):
+class FaultType(NamedTuple):
     name: str
     kind: str
     component: str
-    injections: tuple[Injection, ...] = ()
 
 
 def held_out(types: Iterable[FaultType], seed: str) -> frozenset[str]:
@@ -50,15 +41,15 @@ def held_out(types: Iterable[FaultType], seed: str) -> frozenset[str]:
     return frozenset(chosen)
 
 
-_TABLES = msgspec.toml.decode(
-    Path(__file__).with_name("fault_types.toml").read_bytes(), type=dict[str, tuple[FaultType, ...]]
-)
+_TABLES = {
+    part: tuple(FaultType(name, *labels) for name, labels in types.items())
+    for part, types in tomllib.loads(Path(__file__).with_name("fault_types.toml").read_text()).items()
+}
 INJECTED, ON_CLUSTERS = _TABLES["injected"], _TABLES["on_clusters"]
 TYPES = (*INJECTED, *ON_CLUSTERS)
 TEST = held_out(INJECTED, SPLIT_SEED) | held_out(ON_CLUSTERS, CLUSTERS_SEED)
 
 SLURM, MPI = "slurm", "mpi"
-RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -71,7 +62,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def read_recorded_runs() -> list[Run]:
-    files = (RECORDED, RECORDED_ON_CLUSTERS)
+    files = ("failures.msgpack", "failures_on_clusters.msgpack")
     return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
 
 
@@ -85,7 +76,7 @@ CONSEQUENCES = re.compile(
     r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
 )
 """Lines that launchers print at the end of each job, outside the failure."""
-_NOISE = msgspec.toml.decode(Path(__file__).with_name("noise.toml").read_bytes())
+_NOISE = tomllib.loads(Path(__file__).with_name("noise.toml").read_text())
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
