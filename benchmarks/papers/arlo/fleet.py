@@ -200,9 +200,7 @@ Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
 class Reallocation:
     """Arlo's Runtime Scheduler. In a run shorter than two periods the first allocation is in the middle."""
 
-    def __init__(
-        self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float
-    ) -> None:  # fmt: skip
+    def __init__(self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float) -> None:
         self._trace, self._fleet, self._agenda, self._allocation = trace, fleet, agenda, allocation
         self._replacements = Replacements(fleet)
         agenda.schedule(min(settings.PERIOD_S, for_s / 2), self._run)
@@ -265,16 +263,13 @@ class Headroom:
         needed = max(self._least, ceil(settings.HEADROOM * busy))
         if needed >= self._fleet.devices:
             self._enough_since = now
+        counts = self._fleet.counts
         for _ in range(needed - self._fleet.devices):
-            self._fleet.scale_up(self._scarcest(), now)
+            self._fleet.scale_up(min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime)), now)
         if now - self._enough_since >= settings.HEADROOM_STAYS_S:
             release_one(self._fleet, now, least=self._least)
             self._enough_since = now
         self._agenda.schedule(now + 1.0, self._run)
-
-    def _scarcest(self) -> int:
-        counts = self._fleet.counts
-        return min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime))
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
@@ -315,10 +310,7 @@ def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupie
             fleet.work_s = work_s
             agenda.run_next()
             next_at = agenda.next_at
-        while ends[0][0] <= now:
-            instance = heappop(ends)[1]
-            if serves[instance]:
-                done(instance)
+        end_until(now)
         instance = take(tokens)
         took = rows[instance][tokens] + busy_s
         begins = free_at[instance]

@@ -6,9 +6,9 @@ also answers the requests of Figure 6a; the first minute does not count.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -71,25 +71,20 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def _solve(devices: int, runtimes: int) -> SolvingTime:
-    rng = Random(f"{devices} {runtimes}")
-    seconds, loads = zip(*(_solve_once(devices, runtimes, rng) for _ in range(REPEATS)), strict=True)
-    return SolvingTime(devices, runtimes, seconds, loads)
-
-
-def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]:
-    while True:
+    rng, (short, long) = Random(f"{devices} {runtimes}"), read_lengths()
+    found: list[tuple[float, float]] = []
+    while len(found) < REPEATS:
         share = rng.uniform(0.1, 0.5)
-        short, long = read_lengths()
         lengths = [rng.choice(long if rng.random() < share else short) for _ in range(_LENGTHS)]
         load = rng.uniform(*LOADS)
         rate = load * devices / SLOWEST.mean_s(lengths, runtimes)
         wanted = runtime_demands(lengths, rate, lengths_of(runtimes), SLOWEST)
         began = time.process_time()
-        try:
+        with contextlib.suppress(NotEnoughDevicesError):
             allocate(devices, wanted)
-        except NotEnoughDevicesError:
-            continue
-        return round(time.process_time() - began, 5), round(load, 3)
+            found.append((round(time.process_time() - began, 5), round(load, 3)))
+    seconds, loads = zip(*found, strict=True)
+    return SolvingTime(devices, runtimes, seconds, loads)
 
 
 def _dispatch_ms(instances: int, peeked: int) -> float:
@@ -101,18 +96,15 @@ def _dispatch_ms(instances: int, peeked: int) -> float:
     room = sum(SLOWEST.capacity(length) for length in lengths_of(LEVELS)) * instances // LEVELS
     for _ in range(int(FULL * room)):
         queues.take(rng.choice(lengths))
-    return statistics.median(
-        _burst_ms(queues, [rng.choice(lengths) for _ in range(2 * instances)]) for _ in range(BURSTS)
-    )
-
-
-def _burst_ms(queues: RuntimeQueues, lengths: list[int]) -> float:
-    began = time.process_time()
-    taken = [queues.take(tokens) for tokens in lengths]
-    spent = time.process_time() - began
-    for instance in taken:
-        queues.done(instance)
-    return 1000 * spent
+    spent_ms = []
+    for _ in range(BURSTS):
+        burst = [rng.choice(lengths) for _ in range(2 * instances)]
+        began = time.process_time()
+        taken = [queues.take(tokens) for tokens in burst]
+        spent_ms.append(1000 * (time.process_time() - began))
+        for instance in taken:
+            queues.done(instance)
+    return statistics.median(spent_ms)
 
 
 DEVICES, BEGINS_S = 10, 60.0
@@ -153,32 +145,25 @@ class _Latencies(EachCall):
 
 def compare(seed: int, rate: float) -> Deployed:
     profile, workload = LatencyProfile("base"), Workload(rate, ENDS_S[rate], seed)
-    trace = trace_of(workload)
-    run = Simulation(_world(profile), of_lengths(_world(profile), _arrivals(trace, profile)), arlo(tracks=False))
+    trace, wanted = trace_of(workload), Objective(latency_s=profile.slo_s)
+    pairs = zip(trace.times, trace.lengths, strict=True)
+    arrivals = (Arrival(at, "bert", input_length=tokens, objective=wanted) for at, tokens in pairs)
+    run = Simulation(_world(profile), of_lengths(_world(profile), arrivals), arlo(tracks=False))
     log = run.calls_log = _Latencies()
     outcome = run.run()
     if outcome.failed or not outcome.complete:
         raise ValueError(f"calls of the session failed: {outcome.failed}")
     rising = sorted(latency for came_at, latency in log.found if came_at >= BEGINS_S)
+    first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
+    times = [time - BEGINS_S for time in trace.times[first:]]
+    later = Trace(times, trace.lengths[first:], trace.lengths[:first])
     return Deployed(
         seed, rate, RELEASE, len(rising),
         mean_ms=round(1000 * sum(rising) / len(rising), 4),
         p98_ms=round(1000 * percentile(rising, 0.98), 4),
         late=round(sum(latency > profile.slo_s for latency in rising) / len(rising), 6),
-        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), _shifted_trace(trace)),
+        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), later),
     )  # fmt: skip
-
-
-def _shifted_trace(trace: Trace) -> Trace:
-    first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
-    times = [time - BEGINS_S for time in trace.times[first:]]
-    return Trace(times, trace.lengths[first:], trace.lengths[:first])
-
-
-def _arrivals(trace: Trace, profile: LatencyProfile) -> Iterator[Arrival]:
-    wanted = Objective(latency_s=profile.slo_s)
-    for at, tokens in zip(trace.times, trace.lengths, strict=True):
-        yield Arrival(at, "bert", input_length=tokens, objective=wanted)
 
 
 def _world(profile: LatencyProfile) -> World:
