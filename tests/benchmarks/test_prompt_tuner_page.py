@@ -12,7 +12,6 @@ from benchmarks.papers import common
 from benchmarks.papers.prompt_tuner import conflicts, report
 from benchmarks.papers.prompt_tuner.__main__ import PAGE, QUICK_SMALLER, main, quick
 from benchmarks.papers.prompt_tuner.grid import read_grid
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, read_record
 from benchmarks.papers.prompt_tuner.report import Page
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
@@ -26,7 +25,16 @@ from benchmarks.papers.prompt_tuner.scenarios import (
     Case,
     System,
 )
-from benchmarks.papers.prompt_tuner.searching import Run, judged_runs, runs_in, search
+from benchmarks.papers.prompt_tuner.searching import (
+    Book,
+    Evaluation,
+    Record,
+    Run,
+    judged_runs,
+    read_record,
+    runs_in,
+    search,
+)
 from benchmarks.papers.prompt_tuner.simulate import Result
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
+from typing import Any
 
 import msgspec
 
@@ -166,14 +167,11 @@ def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
     starts = {"from 900 s": first, "from 960 s": first + paper.PREEMPTED_EVERY_S}
     for variant, from_s in starts.items():
         yield _predict_vanishing_pool(parameters, Awareness.DISK, variant, batch=batch, from_s=from_s)
-    for variant, from_s in starts.items():
-        for kind, short in ((paper.A10, "A10"), (paper.TITAN, "TITAN X")):
-            for at_s in EARLY_S:
-                what = f"{variant}, {paper.LOST_EARLY} {short} lost at {at_s:.0f} s"
-                lost = {kind: paper.LOST_EARLY}
-                yield _predict_vanishing_pool(
-                    parameters, Awareness.FULL, what, batch=batch, from_s=from_s, lost=lost, lost_at_s=at_s
-                )
+    kinds = {paper.A10: "A10", paper.TITAN: "TITAN X"}
+    for (variant, from_s), kind, at_s in product(starts.items(), kinds, EARLY_S):
+        what = f"{variant}, {paper.LOST_EARLY} {kinds[kind]} lost at {at_s:.0f} s"
+        losses = {"from_s": from_s, "lost": {kind: paper.LOST_EARLY}, "lost_at_s": at_s}
+        yield _predict_vanishing_pool(parameters, Awareness.FULL, what, batch=batch, **losses)
     yield _predict_vanishing_pool(parameters, Awareness.FULL, NONE_LOST, batch=batch, from_s=first)
 
 
@@ -199,15 +197,14 @@ def predictions(parameters: Parameters, *, quick: bool = False) -> list[Predicti
 
 
 def _predict_vanishing_pool(
-    parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, from_s: float,
-    lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0,
-) -> Prediction:  # fmt: skip
-    pools = worlds.vanishing_pools(from_s=from_s, lost=lost, lost_at_s=lost_at_s)
-    until_s = max(at_s for steps in pools.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
+    parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, **losses: Any
+) -> Prediction:
+    """`losses`: arguments of `vanishing_pools`."""
+    pools = worlds.vanishing_pools(**losses)
+    until_s = worlds.last_loss_s(pools) + paper.PREEMPTED_EVERY_S
     simulation, _ = _simulated(parameters, pools, awareness, batch=batch, until_s=until_s)
-    return Prediction(
-        "8", awareness, variant, batch, float(simulation.client.items_done), _sample_run(simulation, until_s)
-    )
+    done = float(simulation.client.items_done)
+    return Prediction("8", awareness, variant, batch, done, _sample_run(simulation, until_s))
 
 
 def _predict_growing_pool(
@@ -246,7 +243,6 @@ def _sample_run(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))
 """Nodes of two or five GPUs whose loads read the disk for half or all of the load time."""
-_ENDS_S = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
 
 
 class Preempted(msgspec.Struct, frozen=True):
@@ -265,21 +261,18 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 def simulate_shared_disks(parameters: Parameters) -> Shared:
+    def preempted(nodes: Sharing, from_s: float) -> Preempted:
+        pools, until_s = worlds.vanishing_pools(from_s=from_s), from_s + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
+        simulation, _ = _simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)
+        return Preempted(nodes, from_s, float(simulation.client.items_done))
+
     first = paper.PREEMPTED_FROM_S
-    later, by_node = first + paper.PREEMPTED_EVERY_S, msgspec.structs.replace
-    asked = [
-        case for nodes in NODES for case in ((nodes, first), (nodes, later), (by_node(nodes, spread=False), first))
-    ]
-    return Shared(
-        tuple(_simulated(parameters, worlds.static_pools(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES),
-        tuple(Preempted(nodes, from_s, _simulate_preempted(parameters, nodes, from_s)) for nodes, from_s in asked),
-    )
-
-
-def _simulate_preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
-    until_s = _ENDS_S + from_s - paper.PREEMPTED_FROM_S
-    pools = worlds.vanishing_pools(from_s=from_s)
-    return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
+    runs = []
+    for nodes in NODES:
+        by_node = msgspec.structs.replace(nodes, spread=False)
+        runs += [preempted(nodes, first), preempted(nodes, first + paper.PREEMPTED_EVERY_S), preempted(by_node, first)]
+    static = (_simulated(parameters, worlds.static_pools(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES)
+    return Shared(tuple(static), tuple(runs))
 
 
 CAPTION = """Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants.

@@ -19,11 +19,15 @@ _LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (
 
 
 def scenario_texts(parameters: Parameters) -> dict[str, str]:
-    made = (
-        (figure, _scenario(parameters, figure, about, pools, batch, until_s))
-        for figure, about, pools, batch, until_s in _figure_runs()
-    )
-    return {f"{each.name}.toml": _HEAD + _baseline_comment(figure) + scenario_to_toml(each) for figure, each in made}
+    found = {}
+    for figure, about, pools, batch, until_s in _figure_runs():
+        scenario = Scenario(
+            name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
+            world=worlds.world(parameters, pools), workload=worlds.sweep_calls(batch), seeds=1,
+            until_s=Duration(until_s),
+        )  # fmt: skip
+        found[f"{scenario.name}.toml"] = _HEAD + _baseline_comment(figure) + scenario_to_toml(scenario)
+    return found
 
 
 def _baseline_comment(figure: str) -> str:
@@ -40,7 +44,7 @@ def _figure_runs() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
     yield "6", "150,000 inferences on twenty GPUs that stay, in calls of 100", static, batch, 0.0
     yield "7", "the same in calls of one; --set workload.items=100 or 1000 for the others", static, 1, 0.0
     vanishing = worlds.vanishing_pools()
-    until_s = max(at_s for steps in vanishing.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
+    until_s = worlds.last_loss_s(vanishing) + paper.PREEMPTED_EVERY_S
     yield "8", "from 900 s on one GPU is lost every minute, until none is left", vanishing, batch, until_s
     low, high = paper.FIGURE_9A_GPUS
     _, ramp_s, bend, shares = predict.RAMPS_9A[0]
@@ -48,12 +52,3 @@ def _figure_runs() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
     yield "9a", f"a pool that grows from {low} GPUs to {high}", pools, batch, 0.0
     pools = worlds.growing_pools(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=predict.RAMPS_9B_S[0])
     yield "9b", f"a pool that grows to {paper.FIGURE_9B_GPUS} GPUs of eight kinds", pools, batch, 0.0
-
-
-def _scenario(
-    parameters: Parameters, figure: str, about: str, pools: worlds.Pools, batch: int, until_s: float
-) -> Scenario:
-    return Scenario(
-        name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
-        world=worlds.world(parameters, pools), workload=worlds.sweep_calls(batch), seeds=1, until_s=Duration(until_s),
-    )  # fmt: skip

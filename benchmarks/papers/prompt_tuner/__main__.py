@@ -11,8 +11,7 @@ from benchmarks.harness import Clock
 from benchmarks.papers import common
 from benchmarks.papers.prompt_tuner import report
 from benchmarks.papers.prompt_tuner.grid import Grid, read_grid
-from benchmarks.papers.prompt_tuner.record import Record, read_record
-from benchmarks.papers.prompt_tuner.searching import book_of, judged_runs, runs_in, search
+from benchmarks.papers.prompt_tuner.searching import Record, book_of, judged_runs, read_record, runs_in, search
 
 PAGE = "prompttuner.md"
 QUICK_SMALLER = 4

@@ -14,8 +14,8 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.papers.prompt_tuner import paper
-from benchmarks.papers.prompt_tuner.record import Evaluation
 from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, PARTS, System
+from benchmarks.papers.prompt_tuner.searching import Evaluation
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -47,13 +47,9 @@ def _numbers() -> Iterator[Number]:
     yield Number("ElasticFlow behind, points", low, high, partial(_fewer_points, ELASTIC_FLOW))
     for part in PARTS:
         yield Number(f"{part.what}, points", *part.points, partial(_fewer_points, part.system), of_parts=True)
-        if max(map(abs, _increase_percent(part.times))) > _SMALL:
-            yield Number(
-                f"{part.what}, % of cost",
-                *_increase_percent(part.times),
-                partial(_cost_increase, part.system),
-                of_parts=True,
-            )
+        low, high = (100.0 * times - 100.0 for times in part.times)
+        if max(abs(low), abs(high)) > _SMALL:
+            yield Number(f"{part.what}, % of cost", low, high, partial(_cost_increase, part.system), of_parts=True)
 
 
 def _fewer_points(system: System, one: Evaluation) -> float:
@@ -66,10 +62,6 @@ def _cost_increase(system: System, one: Evaluation) -> float:
 
 _SMALL = 2.0
 """Percent of cost below which a number has no limit, because seeds differ by more."""
-
-
-def _increase_percent(times: tuple[float, float]) -> tuple[float, float]:
-    return 100.0 * times[0] - 100.0, 100.0 * times[1] - 100.0
 
 
 NUMBERS = tuple(_numbers())
@@ -111,10 +103,8 @@ def pairs(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float)
     found = []
     for one, other in combinations(NUMBERS, 2):
         first, second = _values(one, sets, looked_at), _values(other, sets, looked_at)
-        off = {
-            place: max(one.deviation(first[place]), other.deviation(second[place]))
-            for place in first.keys() & second.keys()
-        }
+        both = first.keys() & second.keys()
+        off = {place: max(one.deviation(first[place]), other.deviation(second[place])) for place in both}
         closest = min(sorted(off), key=off.__getitem__)
         conflict = {one.what, other.what} <= met and off[closest] > limit
         if conflict or (one in MAIN and other in MAIN):

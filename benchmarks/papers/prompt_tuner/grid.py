@@ -14,7 +14,6 @@ from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import Parameters, jobs, slo_s
 from stoker.chance import Stream
 
-PATH = Path(__file__).parent / "grid.toml"
 SEED = 0
 
 
@@ -79,8 +78,8 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 
 @cache
-def read_grid(path: Path = PATH) -> Grid:
-    return msgspec.toml.decode(path.read_bytes(), type=Grid)
+def read_grid() -> Grid:
+    return msgspec.toml.decode(Path(__file__).with_name("grid.toml").read_bytes(), type=Grid)
 
 
 def every_choice(grid: Grid) -> list[Choice]:

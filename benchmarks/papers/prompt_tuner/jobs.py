@@ -95,8 +95,11 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
-    times = _times(counts, parameters, seed)
-    found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
+    times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
+    order = iter(sorted(range(len(times)), key=Stream(seed, "tuning/models").uniform))
+    found: list[Job] = []
+    for name, count in counts.items():
+        found += _of_model(MODELS[name], sorted(times[place] for place in islice(order, count)), parameters, seed)
     return sorted(found, key=lambda job: job.at_s)
 
 
@@ -122,27 +125,17 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
     )  # fmt: skip
 
 
-def _times(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
-    chance = Stream(seed, "tuning/models")
-    order = sorted(range(len(times)), key=chance.uniform)
-    taken = iter(order)
-    return {name: sorted(times[place] for place in islice(taken, count)) for name, count in counts.items()}
-
-
 def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:
     low, high = model.speedup
     streams = {what: Stream(seed, f"tuning/{model.name}/{what}") for what in ("durations", "replicas", "speedups")}
     return [
         Job(
-            at_s,
-            model.name,
-            _duration_s(streams["durations"].normal(number), parameters),
+            at_s, model.name, _duration_s(streams["durations"].normal(number), parameters),
             _replicas(streams["replicas"].uniform(number), parameters),
             float(low * (high / low) ** streams["speedups"].uniform(number)),
         )
         for number, at_s in enumerate(times)
-    ]
+    ]  # fmt: skip
 
 
 def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = paper.MINUTES) -> list[float]:

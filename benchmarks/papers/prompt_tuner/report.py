@@ -13,7 +13,6 @@ from benchmarks import quoted_records
 from benchmarks.papers import common
 from benchmarks.papers.prompt_tuner import conflicts, paper
 from benchmarks.papers.prompt_tuner.jobs import MODELS
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, mean_text
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
     HEAVY,
@@ -27,7 +26,7 @@ from benchmarks.papers.prompt_tuner.scenarios import (
     Part,
     baselines,
 )
-from benchmarks.papers.prompt_tuner.searching import count_right_signs, search
+from benchmarks.papers.prompt_tuner.searching import Book, Evaluation, Record, count_right_signs, mean_text, search
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
 PAGE = Path(__file__).with_name("page.template")

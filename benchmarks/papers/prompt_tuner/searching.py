@@ -1,26 +1,146 @@
-"""Implement the search rule of `grid.toml`: from drawn sets to the headline set and the tuned setting of INFless.
+"""Keep the numbers of each run, and implement the search rule of `grid.toml` on them.
 
-The rule reads runs from a `Book`, so the page repeats the whole search on runs of the record.
+The rule leads from drawn sets to the headline set and the tuned setting of INFless. The rule reads runs from a `Book`,
+so the page repeats the whole search on runs of the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
+from benchmarks.harness import Facts
 from benchmarks.papers.common import RELEASE, Store
 from benchmarks.papers.prompt_tuner import grid as grids
 from benchmarks.papers.prompt_tuner import scenarios
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
-from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, TUNINGS, Case, System
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, Case, Group, System
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
+from stoker.manager.study.statistics import MeanEstimate, difference, estimate
+
+
+class KeptRun(msgspec.Struct, frozen=True, array_like=True):
+    """A run. `violations` in percent, `paid_s` in device-seconds, `allocated` as a share of all devices; share of
+    job latency during instance starts (mean and maximum).
+    """
+
+    places: tuple[int, ...]
+    group: str
+    system: str
+    seed: int
+    violations: float
+    paid_s: float
+    allocated: float
+    start_share: float
+    start_most: float
+
+    @classmethod
+    def of(cls, one: Wanted, seed: int, result: Result) -> KeptRun:
+        paid_s = result.all_s if one.system.policy in scenarios.STATIC else result.held_s
+        return cls(
+            *one.name(seed), round(result.violations, 3), round(paid_s, 1), round(result.utilisation, 4),
+            round(result.start_share, 4), round(result.start_most, 4),
+        )  # fmt: skip
+
+    @property
+    def name(self) -> tuple[tuple[int, ...], str, str, int]:
+        return self.places, self.group, self.system, self.seed
+
+
+class Record(msgspec.Struct, frozen=True):
+    facts: Facts
+    grid: Grid
+    runs: tuple[KeptRun, ...]
+
+
+def read_record(path: Path) -> Record:
+    return msgspec.json.decode(path.read_bytes(), type=Record)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Runs of one system with one set, one run per seed."""
+
+    choice: Choice
+    group: Group
+    system: System
+    seeds: tuple[int, ...]
+
+    def name(self, seed: int) -> tuple[tuple[int, ...], str, str, int]:
+        return self.choice.places, self.group.name, str(self.system), seed
+
+
+class Book:
+    """Runs by name. `simulate`: function for missing runs; if None, a missing run is an error."""
+
+    def __init__(
+        self, grid: Grid, kept: Iterable[KeptRun] = (), *, simulate: Callable[[list[Case]], list[Result]] | None = None,
+        smaller: int = 1,
+    ) -> None:  # fmt: skip
+        self.grid = grid
+        self.kept = {run.name: run for run in kept}
+        self._simulate, self._smaller = simulate, smaller
+
+    def bring(self, every: Iterable[Wanted]) -> None:
+        """Simulate all missing runs together. Raises LookupError in a read-only book."""
+        missing: dict[Case, Wanted] = {}
+        for one in every:
+            seeds = [seed for seed in one.seeds if one.name(seed) not in self.kept]
+            parameters = one.choice.parameters(self.grid)
+            missing |= dict.fromkeys(one.group.cases(one.system, parameters, seeds=seeds, smaller=self._smaller), one)
+        if missing and self._simulate is None:
+            raise LookupError(f"the record lacks {next(iter(missing))}")
+        results = self._simulate(list(missing)) if self._simulate else ()
+        for result, (case, one) in zip(results, missing.items(), strict=True):
+            self.kept[one.name(case.seed)] = KeptRun.of(one, case.seed, result)
+
+    def runs(self, one: Wanted) -> list[KeptRun]:
+        self.bring([one])
+        return [self.kept[one.name(seed)] for seed in one.seeds]
+
+
+class Evaluation:
+    """One set under some seeds. Systems are compared with our scheduler seed by seed."""
+
+    def __init__(self, book: Book, choice: Choice, seeds: Sequence[int]) -> None:
+        self.book, self.choice, self.seeds = book, choice, tuple(seeds)
+        self.price_s = choice.parameters(book.grid).device_price_s
+
+    def runs(self, group: Group, system: System) -> list[KeptRun]:
+        return self.book.runs(Wanted(self.choice, group, system, self.seeds))
+
+    def late(self, group: Group, system: System = OURS) -> list[float]:
+        return [run.violations for run in self.runs(group, system)]
+
+    def paid_s(self, group: Group, system: System = OURS) -> list[float]:
+        return [run.paid_s for run in self.runs(group, system)]
+
+    def cost(self, group: Group, system: System = OURS) -> MeanEstimate:
+        return estimate([seconds * self.price_s for seconds in self.paid_s(group, system)])
+
+    def points(self, group: Group, system: System) -> MeanEstimate:
+        """Return percentage points of late jobs minus those of our scheduler."""
+        return difference(self.late(group, system), self.late(group))
+
+    def saved(self, group: Group, system: System) -> MeanEstimate:
+        """Return the percentage of the cost of the system that our scheduler saves."""
+        pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
+        return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
+
+    def times(self, group: Group, system: System) -> MeanEstimate:
+        """Return the cost of the system divided by ours."""
+        pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
+        return estimate([theirs / ours for theirs, ours in pairs])
+
+
+def mean_text(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> str:
+    mean = f"{value.mean:{'+' if sign else ''}.{digits}f}"
+    return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -102,7 +222,7 @@ def search(book: Book) -> Found:
         headline = min(inside, key=lambda each: (-right[each], last[each], each.places))
     else:
         headline = min(finalists, key=lambda each: (last[each], each.places))
-    book.bring(wanted((headline,), TUNINGS, asked.tuning_seeds))
+    book.bring(wanted((headline,), scenarios.TUNINGS, asked.tuning_seeds))
     return Found(drawn, looked_at, finalists, headline, tune_infless(book, headline))
 
 
@@ -111,8 +231,8 @@ _ALIKE_POINTS = 0.5
 
 def tune_infless(book: Book, headline: Choice) -> System:
     one = Evaluation(book, headline, book.grid.search.tuning_seeds)
-    late = {system: fmean(one.late(MEDIUM, system)) for system in TUNINGS}
-    alike = [system for system in TUNINGS if late[system] <= min(late.values()) + _ALIKE_POINTS]
+    late = {system: fmean(one.late(MEDIUM, system)) for system in scenarios.TUNINGS}
+    alike = [system for system in scenarios.TUNINGS if late[system] <= min(late.values()) + _ALIKE_POINTS]
     return min(alike, key=lambda system: (fmean(one.paid_s(MEDIUM, system)), str(system)))
 
 

@@ -81,14 +81,11 @@ class Result(msgspec.Struct, frozen=True):
     def utilisation(self) -> float:
         return self.held_s / self.all_s
 
-    def cost(self, *, static: bool, device_price_s: float) -> float:
-        return (self.all_s if static else self.held_s) * device_price_s
-
 
 def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *, gpus: int) -> Result:
     calls = _Calls(arrivals)
-    for at_s, what, call, library, value in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
-        calls.hear(at_s, what, call, library, value)
+    for row in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
+        calls.hear(*row)
     done_s, starts = calls.latencies_s(), calls.starts()
     late = sum(took_s > arrivals[job].deadline_s + _ROUNDING_S for job, took_s in done_s.items())
     return Result(
