@@ -14,7 +14,7 @@ from benchmarks.papers.common import exit_status
 from benchmarks.papers.pervasive import __main__ as pervasive
 from benchmarks.papers.prompt_tuner import __main__ as prompt_tuner
 from benchmarks.papers.schedmate.scheduling import __main__ as schedmate
-from benchmarks.papers.schedmate.scheduling.records import records as schedmate_records
+from benchmarks.papers.schedmate.scheduling.simulate import records as schedmate_records
 from benchmarks.papers.slinfer import __main__ as slinfer
 from benchmarks.papers.slinfer import tables
 from benchmarks.papers.slinfer.cases import Result, records

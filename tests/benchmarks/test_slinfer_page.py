@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.slinfer import data, report
+from benchmarks.papers.slinfer import report
+from benchmarks.papers.slinfer import worlds as data
 from benchmarks.papers.slinfer.authors import ROWS
 from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result, records
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures, Sampled

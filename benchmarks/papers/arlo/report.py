@@ -9,20 +9,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from benchmarks.papers.arlo import measured, settings, tables, workload
+from benchmarks.papers.arlo import measured, settings, summary, tables, workload
 from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, PLAIN, ST, Case, Result, within_capacity
 from benchmarks.papers.arlo.dispatch import dispatch_outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured
-from benchmarks.papers.arlo.summary import (
-    FindResult,
-    Interval,
-    What,
-    interval_text,
-    mean_ms,
-    p98_ms,
-    reduction_percent,
-    verdicts,
-)
+from benchmarks.papers.arlo.summary import Interval, What, interval_text, mean_ms, p98_ms, reduction_percent
 from benchmarks.papers.arlo.workload import LatencyProfile, read_lengths
 from benchmarks.papers.common import MISSING, Store, bullets, page
 from stoker.manager.policies.arlo import dispatch
@@ -41,7 +32,7 @@ def write(records: Store[Case, Result]) -> str:
     return page(
         PAGE, settings=settings, measured=measured, workload=workload, queues=dispatch, **_facts(),
         **{f"workload_{name}": _requests(cases) for name, cases in figures.items()},
-        workload_lower_loads=_requests(tables.lower_loads()), summary=(verdict.row for verdict in verdicts(records)),
+        workload_lower_loads=_requests(tables.lower_loads()), summary=(each.row for each in summary.verdicts(records)),
         **{f"figure_{name}": _latency_rows(cells, name) for name in tables.FIXED},
         **{f"by_latency_{name}": cells.by_latency(figures[name]) for name in ("6b", "10b")},
         figure_4=_figure_4_rows(), figure_7=_figure_7_rows(cells), figure_8=_figure_8_rows(cells),
@@ -111,7 +102,7 @@ def cases_of_system(cases: Iterable[Case], system: str) -> list[Case]:
 class Cells(msgspec.Struct, frozen=True):
     """Cells of tables, as intervals over the runs of several cases."""
 
-    of: FindResult
+    of: summary.FindResult
 
     def values(self, cases: Iterable[Case], what: What, digits: int = 1) -> str:
         found = (what(result.measures) for case in cases if (result := self.of(case)) is not None)

@@ -8,23 +8,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from benchmarks.papers.arlo import cases as runs
 from benchmarks.papers.arlo import tables
-from benchmarks.papers.arlo.cases import (
-    ARLO,
-    ARLO_EVEN,
-    ARLO_GLOBAL,
-    ARLO_IG,
-    ARLO_ILB,
-    Case,
-    Measures,
-    Result,
-    within_capacity,
-)
+from benchmarks.papers.arlo.cases import ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB, Case, Measures, Result
 from benchmarks.papers.arlo.tables import DT_, INFAAS_, READINGS, ST_
 from benchmarks.papers.common import MISSING, Store
 
 FindResult = Callable[[Case], Result | None]
 What = Callable[[Measures], float]
+Records = Store[Case, Result]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -83,7 +75,7 @@ AT_MOST = 2.0
 
 Reading = Callable[[str], str]
 """An Arlo system with one variant of its allocation."""
-BOTH: tuple[Reading, ...] = (str, within_capacity)
+BOTH: tuple[Reading, ...] = (str, runs.within_capacity)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -112,7 +104,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return [self.bar, self.paper, *found, *[""] * (4 - len(found))]
 
 
-def verdicts(records: Store[Case, Result]) -> list[Verdict]:
+def verdicts(records: Records) -> list[Verdict]:
     of = records.get
     figures = [verdict for name in tables.FIXED for verdict in _mean_verdicts(of, name)]
     tails = [verdict for pair in ("6", "10") for verdict in _p98_verdicts(of, pair)]
@@ -299,7 +291,7 @@ def _figure_11_verdicts(of: FindResult) -> Iterator[Verdict]:
     yield Verdict("Figure 11: the mean with 16 runtimes in relation to that with 8", f"{said:.2f}", found)
 
 
-def _measured_verdicts(records: Store[Case, Result]) -> Iterator[Verdict]:
+def _measured_verdicts(records: Records) -> Iterator[Verdict]:
     table_2, figure_9, measured = Finding(), Finding(), records.kept.measured
     if measured is not None:
         seconds = next(each.seconds for each in measured.solving if (each.devices, each.runtimes) == (1000, 16))
@@ -315,7 +307,7 @@ def _measured_verdicts(records: Store[Case, Result]) -> Iterator[Verdict]:
     yield Verdict(bar, f"{tables.FIGURE_9_MS} ms", (figure_9,))
 
 
-def session_verdict(records: Store[Case, Result]) -> Verdict:
+def session_verdict(records: Records) -> Verdict:
     deployed = records.kept.deployed
     busy = max((each.rate for each in deployed), default=0.0)
     ratio = Interval.of(each.p98_ms / each.model.p98_ms for each in deployed if each.rate == busy)
@@ -324,7 +316,7 @@ def session_verdict(records: Store[Case, Result]) -> Verdict:
     return Verdict(f"A session at {busy:,.0f} requests/s: {limit}", "", (found,))
 
 
-def _run_verdicts(records: Store[Case, Result]) -> Iterator[Verdict]:
+def _run_verdicts(records: Records) -> Iterator[Verdict]:
     """Yield the verdicts on replaced instances and on the speed of the simulation, over all runs."""
     every = [result.measures for result in records.found.values()]
     limits = speed = Finding()

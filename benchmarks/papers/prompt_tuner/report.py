@@ -11,21 +11,9 @@ import msgspec
 
 from benchmarks import quoted_records
 from benchmarks.papers import common
-from benchmarks.papers.prompt_tuner import conflicts, paper
+from benchmarks.papers.prompt_tuner import conflicts, paper, scenarios
 from benchmarks.papers.prompt_tuner.jobs import MODELS
-from benchmarks.papers.prompt_tuner.scenarios import (
-    ELASTIC_FLOW,
-    HEAVY,
-    LITERAL,
-    MEDIUM,
-    NO_BANK,
-    OURS,
-    PARTS,
-    VICUNA,
-    Group,
-    Part,
-    baselines,
-)
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, HEAVY, LITERAL, MEDIUM, OURS, PARTS, VICUNA, Group
 from benchmarks.papers.prompt_tuner.searching import Book, Evaluation, Record, count_right_signs, mean_text, search
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
@@ -49,13 +37,13 @@ class Page:
             Evaluation(self.book, self.found.headline, judge.seeds[:count])
             for count in (None, judge.parts, judge.few)
         )  # fmt: skip
-        self.baselines = baselines(self.found.tuned)
+        self.baselines = scenarios.baselines(self.found.tuned)
         self.sets = [Evaluation(self.book, choice, self.grid.search.seeds) for choice in self.found.drawn]
         self.looked_at = [self.found.drawn.index(choice) for choice in self.found.looked_at]
         self.singles = conflicts.singles(self.sets, self.looked_at, limit=judge.conflict)
         self.pairs = conflicts.pairs(self.sets, self.looked_at, limit=judge.conflict)
 
-    def without(self, part: Part) -> tuple[MeanEstimate, MeanEstimate]:
+    def without(self, part: scenarios.Part) -> tuple[MeanEstimate, MeanEstimate]:
         """Return points and relative cost of the scheduler without a part."""
         return self.some.points(MEDIUM, part.system), self.some.times(MEDIUM, part.system)
 
@@ -127,7 +115,7 @@ def summary(page: Page) -> dict[str, Any]:
     off, every = grid.search.deviation(late.mean), list(baseline_bars(page))
     signs = [sign == _AS_SAID for both in part_signs(page) for sign in both]
     wrong = "; ".join(_disagreeing_parts(page))
-    saved, fewer = page.some.saved(MEDIUM, NO_BANK), page.some.points(MEDIUM, NO_BANK)
+    saved, fewer = page.some.saved(MEDIUM, scenarios.NO_BANK), page.some.points(MEDIUM, scenarios.NO_BANK)
     never = [single.number.what for single in page.singles if not single.within]
     count = sum(pair.conflict for pair in page.pairs)
     conflict = f"""{count} pairs of numbers conflict under seed 1 (sets meet each, no set meets both); one seed is weak

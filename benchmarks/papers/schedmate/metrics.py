@@ -22,17 +22,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import corpora
 from benchmarks.harness import ROOT, machine
-from benchmarks.papers.schedmate.metric_formats import (
-    FORMATS,
-    HEADERS,
-    HELD_OUT,
-    HELD_OUT_SECOND,
-    START,
-    Formats,
-    Log,
-    noise,
-    run,
-)
+from benchmarks.papers.schedmate import metric_formats
+from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND, START, Formats, Log
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
 from stoker.manager.advice.metrics.tracker import Tracked
@@ -58,7 +49,7 @@ class Case:
 
 def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
     record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
-    cases = [*_real_cases(), *made_cases(FORMATS)]
+    cases = [*_real_cases(), *made_cases(metric_formats.FORMATS)]
     record["written_for"] = rows_of(cases, show)
     if held_out:
         record["held_out"] = rows_of(list(made_cases(HELD_OUT)), show)
@@ -70,7 +61,7 @@ def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
 def made_cases(formats: Formats) -> Iterator[Case]:
     for form, (lines_of, asked) in formats.items():
         for seed in SEEDS:
-            log = run(form, seed, lines_of, header=HEADERS.get(form))
+            log = metric_formats.run(form, seed, lines_of, header=metric_formats.HEADERS.get(form))
             yield _made_case(form, seed, log, asked)
 
 
@@ -82,7 +73,7 @@ def _made_case(form: str, seed: int, log: Log, asked: str) -> Case:
         if at == look_at:
             look_bytes = len(content)
         if seed % 2 == 0 and chance.random() < 0.3:
-            content += "".join(f"{each}\n" for each in noise(chance)).encode()
+            content += "".join(f"{each}\n" for each in metric_formats.noise(chance)).encode()
         content += (line + "\n").encode()
     return Case(
         form, f"{form}-{seed}", content, look_bytes, _AT_0 + log.lines[look_at - 1][0], _AT_0 + log.lines[-1][0],
@@ -112,7 +103,7 @@ def _real_cases() -> Iterator[Case]:
                     look_length = len(before) + look - original
                 original += len(line)
                 if line.endswith(b"\n") and not line.endswith(b"\r\n") and chance.random() < 0.3:
-                    line += "".join(f"{each}\n" for each in noise(chance)).encode()
+                    line += "".join(f"{each}\n" for each in metric_formats.noise(chance)).encode()
                 before += line
             content, look = before, look_length
         truth = told["values"]

@@ -8,8 +8,8 @@ import sys
 from benchmarks.papers import common
 from benchmarks.papers.slinfer import report
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, records, run
-from benchmarks.papers.slinfer.data import missing
 from benchmarks.papers.slinfer.tables import QUICK_S, TABLES
+from benchmarks.papers.slinfer.worlds import missing
 
 PAGE, RECORDS = "slinfer.md", "slinfer.json"
 

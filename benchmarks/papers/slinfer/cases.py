@@ -11,10 +11,9 @@ import msgspec
 
 from benchmarks.papers.common import RELEASE, Store, case_name
 from benchmarks.papers.slinfer import authors, worlds
-from benchmarks.papers.slinfer.data import OBJECTIVE, read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
 from benchmarks.papers.slinfer.sllm import sllm
-from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
+from benchmarks.papers.slinfer.worlds import CPU, GPU, OBJECTIVE, Nodes, read_workload
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation

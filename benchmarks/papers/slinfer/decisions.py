@@ -21,7 +21,7 @@ import msgspec
 
 from benchmarks.harness import run_side, side_options
 from benchmarks.papers.slinfer.cases import FOR_S, SLINFER, Case, system_of
-from benchmarks.papers.slinfer.data import missing, read_workload
+from benchmarks.papers.slinfer.worlds import missing, read_workload
 from benchmarks.tables import Bar, Line, Table
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View

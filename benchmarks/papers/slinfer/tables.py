@@ -7,8 +7,7 @@ from itertools import product
 
 from benchmarks.papers.slinfer import authors
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case
-from benchmarks.papers.slinfer.data import OBJECTIVE
-from benchmarks.papers.slinfer.worlds import CPU, GPU, ROWS, Nodes, profile_of
+from benchmarks.papers.slinfer.worlds import CPU, GPU, OBJECTIVE, ROWS, Nodes, profile_of
 from stoker.contexts.step_times import StepSeconds
 
 SMALL, SEVEN, LARGE = SIZES = ("llama-3.2-3b", "llama-2-7b", "llama-2-13b")

@@ -24,17 +24,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness import ROOT, commit, machine
-from benchmarks.papers.schedmate.failures.corpus import (
-    CLUSTERS_SEED,
-    INFRASTRUCTURE,
-    INJECTED,
-    SPLIT_SEED,
-    TEST,
-    FailedJob,
-    corpus,
-    good_runs,
-    held_out,
-)
+from benchmarks.papers.schedmate.failures import corpus as logs
+from benchmarks.papers.schedmate.failures.corpus import INFRASTRUCTURE, FailedJob, corpus
 from stoker.manager.advice.logs.classifier import KindScorer, classify, features, scaled
 from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
 from stoker.manager.advice.logs.locator import Episode, locate
@@ -62,7 +53,7 @@ def evaluate() -> None:
             scores = found[name][side] = score_verdicts(jobs, rules, on_last_lines=on_last_lines)
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
-    injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
+    injected = [job for job in jobs if job.fault in logs.held_out(logs.INJECTED, logs.SPLIT_SEED)]
     first = found["the types of the first draw"] = {
         name: score_verdicts(injected, rules) for name, rules in tables(injected).items()
     }
@@ -81,8 +72,8 @@ def evaluate() -> None:
     print("1 GiB log:", memory)
     record = {
         "command": "python -m benchmarks.papers.schedmate failures", "machine": machine(),
-        "at": str(datetime.date.today()), "commit": commit(), "split": [SPLIT_SEED, CLUSTERS_SEED],
-        "test_types": sorted(TEST), "bars": BARS, "load": load, "logs": len(jobs), "scores": found,
+        "at": str(datetime.date.today()), "commit": commit(), "split": [logs.SPLIT_SEED, logs.CLUSTERS_SEED],
+        "test_types": sorted(logs.TEST), "bars": BARS, "load": load, "logs": len(jobs), "scores": found,
         "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory,
     }  # fmt: skip
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
@@ -141,7 +132,7 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
 
 
 def _lines_per_second() -> int:
-    lines = good_runs()["vision"][0]
+    lines = logs.good_runs()["vision"][0]
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
     locate(text)

@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import records, report, simulate
+from benchmarks.papers.schedmate.scheduling import report, simulate
 from benchmarks.papers.schedmate.scheduling.trace import missing
 
 PAGE, RECORDS = "schedmate.md", "schedmate.json"
@@ -22,9 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _reproduce(asked: argparse.Namespace) -> str:
-    store, cases = records.records(asked.out / RECORDS), simulate.cases()
+    store, cases = simulate.records(asked.out / RECORDS), simulate.cases()
     store.drop_others(cases)
-    records.bring(store, cases, jobs=asked.jobs)
+    simulate.bring(store, cases, jobs=asked.jobs)
     store.kept.summary = report.summary(store)
     store.write()
     report.draw(asked.out, store)
