@@ -7,7 +7,7 @@ its last step.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -103,7 +103,7 @@ class Log:
     values: dict[str, float]
 
 
-def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], list[str]] | None = None) -> Log:
+def run(form: str, seed: int, lines_of: Format, *, header: Iterable[str] | None = None) -> Log:
     chance = random.Random(f"{form}-{seed}")
     state = State(
         chance=chance, epochs=chance.choice((3, 5, 10, 90)), per_epoch=chance.randrange(100, 900),
@@ -111,7 +111,7 @@ def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], lis
         batch=chance.choice((16, 32, 64, 256)), tokens=chance.choice((512, 2048)), every=chance.choice((5, 10, 20)),
     )  # fmt: skip
     last = chance.randrange(state.per_epoch // 2, min(state.total, 6 * state.per_epoch) - 1)
-    lines = [(0.0, line) for line in (header(state) if header else [])]
+    lines = [(0.0, line.format(total=state.total)) for line in header or ()]
     values: dict[str, float] = {}
     for _ in _steps(state, last):
         if state.printed or form in _PRINTS_MORE:
@@ -207,10 +207,6 @@ def _lines(several: list[Prints], state: State) -> list[str]:
     ]
 
 
-def _header(lines: list[str], state: State) -> list[str]:
-    return [line.format(total=state.total) for line in lines]
-
-
 Formats = dict[str, tuple[Format, str]]
 """Metrics in the logs, by format."""
 
@@ -220,4 +216,4 @@ def _formats(part: str) -> Formats:
 
 
 FORMATS, HELD_OUT, HELD_OUT_SECOND = _formats("judged"), _formats("held out"), _formats("held out second")
-HEADERS = {each.name: partial(_header, each.header) for each in _TEXTS.formats if each.header}
+HEADERS = {each.name: each.header for each in _TEXTS.formats if each.header}

@@ -39,11 +39,13 @@ PAPER, LUCID, SHUFFLED = "SchedMate's error", "Lucid's error", "shuffled"
 FIFO_SKIP, SJF_SKIP, OURS_SKIP = "FIFO, passing", "SJF, passing", "our error, passing"
 TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free"
 
+_RATIOS = errors.our_log_ratios()["estimates"]
+_OURS = errors.resampled(_RATIOS)
 ERRORS: dict[str, errors.Predict] = {
-    SJF: errors.none, OURS: errors.ours(), OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
+    SJF: errors.none, OURS: _OURS, OURS_UNKNOWN: errors.resampled(_RATIOS, unknown_share=settings.UNKNOWN_SHARE),
     OUR_AVERAGE: errors.resampled(errors.our_log_ratios()["average"]), PAPER: errors.PAPER,
     LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
-    SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
+    SJF_SKIP: errors.none, OURS_SKIP: _OURS,
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
 }  # fmt: skip
 """Predictions of systems that run the shortest expected job first."""
