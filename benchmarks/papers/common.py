@@ -27,7 +27,6 @@ from stoker.whole_files import draft_of
 RELEASE = stoker.__version__
 DATA = ROOT.parent / "shared" / "data"
 """Traces of other authors, which are not in this repository."""
-DOCS = ROOT / "docs" / "reproduction"
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 
@@ -157,11 +156,11 @@ def case_name(case: msgspec.Struct) -> str:
 
 
 class Store(Generic[Case, Result]):
-    """The record of a paper: a struct whose `runs` are results by case name. `stamp` runs before each write."""
+    """The record of a paper: a struct whose `runs` are results by case name."""
 
-    def __init__(self, path: Path, kind: Callable[[], Any], *, stamp: Callable[[Any], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, kind: Callable[[], Any]) -> None:
         """Read the record, if there is one. Raises ValueError for another format."""
-        self._path, self._stamp, self.kept = path, stamp, kind()
+        self._path, self.kept = path, kind()
         if path.is_file():
             try:
                 self.kept = msgspec.json.decode(path.read_bytes(), type=type(self.kept))
@@ -192,7 +191,6 @@ class Store(Generic[Case, Result]):
             self.write()
 
     def write(self) -> None:
-        self._stamp(self.kept)
         self.kept.runs = [self.found[name] for name in sorted(self.found)]
         write_record(self._path, self.kept)
 
@@ -202,23 +200,18 @@ MISSING = "–"
 """Cell of a case that has not been run."""
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"
 """Pattern of code between backquotes, which is not wrapped: `_KEPT` replaces its spaces."""
-Rows = Iterable[Iterable[str]]
 
 
 def page(template: Path, **values: Any) -> str:
     """Return a template with its values and wrapped paragraphs.
 
-    A function in `values` returns the rows of a table, or text. The template has the heads of the tables.
+    An iterator in `values` has the rows of a table, whose head is in the template.
     """
-    made = {name: value() if callable(value) else value for name, value in values.items()}
-    return wrapped_text(template.read_text().format(**{name: _shown(value) for name, value in made.items()}))
+    shown = {name: rows_text(value) if isinstance(value, Iterator) else value for name, value in values.items()}
+    return wrapped_text(template.read_text().format(**shown))
 
 
-def _shown(value: Any) -> Any:
-    return rows_text(value) if isinstance(value, Iterator) else value
-
-
-def rows_text(rows: Rows) -> str:
+def rows_text(rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(row(*cells) for cells in rows)
 
 

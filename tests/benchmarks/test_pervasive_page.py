@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks import tables
-from benchmarks.papers.pervasive import claims, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive import claims, paper, predict, report
 from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read_record
 from benchmarks.papers.pervasive.predict import Prediction, rounded_up_percent
 from stoker.contexts.recipe import Awareness
@@ -37,10 +37,10 @@ def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_paper() -> None:
 
 
 def test_shipped_scenarios_match_the_parameters() -> None:
-    texts = scenario_files.scenario_texts(FIRST)
+    texts = predict.scenario_texts(FIRST)
     assert {f"{name}.toml" for name in shipped() if name.startswith("context-paper")} == set(texts)
     for name, text in texts.items():
-        assert (scenario_files.FOLDER / name).read_text() == text
+        assert (predict.FOLDER / name).read_text() == text
 
 
 def test_shipped_scenario_reproduces_the_page(tmp_path: Path) -> None:

@@ -6,8 +6,15 @@ import pytest
 
 from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import report, settings, simulate
-from benchmarks.papers.schedmate.scheduling.simulate import OURS, Case, CaseResult, ErrorFacts, Measures, WindowFacts
-from benchmarks.papers.schedmate.scheduling.trace import missing
+from benchmarks.papers.schedmate.scheduling.simulate import (
+    OURS,
+    Case,
+    CaseResult,
+    ErrorFacts,
+    Measures,
+    WindowFacts,
+    missing,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 KEPT = simulate.records(FOLDER / "schedmate.json")

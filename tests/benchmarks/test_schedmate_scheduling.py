@@ -17,8 +17,17 @@ from benchmarks.baselines.loading import policy
 from benchmarks.baselines.shortest_first import fifo, shortest_first
 from benchmarks.baselines.tiresias import tiresias
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
-from benchmarks.papers.schedmate.scheduling.simulate import Case, call_of, completion_times_s, predictions
-from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
+from benchmarks.papers.schedmate.scheduling.simulate import (
+    Case,
+    Job,
+    Window,
+    call_of,
+    completion_times_s,
+    missing,
+    predictions,
+    windows,
+    windows_of,
+)
 from stoker.chance import Stream
 from stoker.manager.core.seams import Policies
 
@@ -177,7 +186,9 @@ MANY = [float(each) for each in range(1, 20_001)]
 
 def test_injected_errors_have_their_share_and_a_zero_mean() -> None:
     for share in (settings.LUCID_SHARE, settings.PAPER_SHARE):
-        said = errors.lognormal(errors.spread_of(share), shift=errors.spread_of(share) ** 2 / 2)(MANY, Stream(1, "errors"))
+        said = errors.lognormal(errors.spread_of(share), shift=errors.spread_of(share) ** 2 / 2)(
+            MANY, Stream(1, "errors")
+        )
         assert errors.share_under_100(MANY, said) == pytest.approx(share, abs=0.01)
     assert fmean(true / each for true, each in zip(MANY, said, strict=True)) == pytest.approx(1.0, abs=0.02)
 

@@ -24,14 +24,6 @@ _STALE = 4
 """Heap entries per instance that trigger a cleanup of a level."""
 
 
-class RuntimeTooShortError(ValueError):
-    """A request is longer than every runtime with an instance."""
-
-    def __init__(self, tokens: int, longest: int) -> None:
-        super().__init__(f"a request of {tokens} tokens, and the longest runtime takes {longest}")
-        self.tokens, self.longest = tokens, longest
-
-
 class _RuntimeLevel:
     """The instances of one runtime in a heap, least loaded first."""
 
@@ -63,7 +55,7 @@ class _RuntimeLevel:
 
 
 class RuntimeQueues:
-    """ints of every runtime by load. `runtimes`: increasing lengths in tokens, with capacities."""
+    """Instances of every runtime by load. `runtimes`: increasing lengths in tokens, with capacities."""
 
     def __init__(
         self, runtimes: Sequence[tuple[int, int]], *, threshold: float = THRESHOLD, decay: float = DECAY,
@@ -87,7 +79,7 @@ class RuntimeQueues:
         chosen, _ = choose_head(self._heads(tokens), self._thresholds)
         if chosen is None:
             longest = max((level.length for level in self._level_of.values()), default=0)
-            raise RuntimeTooShortError(tokens, longest)
+            raise ValueError(f"a request of {tokens} tokens, and the longest runtime takes {longest}")
         level = self._level_of[chosen]
         level.set(chosen, level.loads[chosen] + 1)
         return chosen

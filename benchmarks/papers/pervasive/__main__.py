@@ -14,12 +14,11 @@ import msgspec
 from benchmarks.harness import Clock
 from benchmarks.papers import common
 from benchmarks.papers.common import Case, Result
-from benchmarks.papers.pervasive import drawing, fit, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive import drawing, fit, paper, predict, report
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.predict import Found
 
 PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
-_STARTS_PER_FIT, _QUICK_STARTS = 5, 4
 _FEWEST = paper.RUNS[0].batch
 """Inferences per call in a quick run, because smaller sizes need 150,000 calls."""
 
@@ -58,7 +57,12 @@ def _check(ask: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
 def _reproduce(asked: argparse.Namespace) -> str:
     if not asked.page_only:
         clock = Clock("python -m benchmarks.papers.pervasive" + (" --keep-fits" if asked.keep_fits else ""))
-        kept: Kept = asked.kept or _search_parameter_sets(asked)
+        kept = asked.kept
+        if kept is None:
+            starts = 4 if asked.quick else 5 * asked.fits
+            found = [each for some in _run_all("searches", fit.search, range(starts), asked) for each in some]
+            sets = fit.choose_fits(found, 1 if asked.quick else asked.fits)
+            kept = Kept(starts, sets, time.strftime("%Y-%m-%d"))
         if not kept.fits:
             raise ValueError(f"none of {kept.starts} searches found a set with all errors under {fit.CLOSE:.0%}")
         text = msgspec.json.format(msgspec.json.encode(kept), indent=1)
@@ -80,19 +84,13 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
     )
     drawing.draw_figures(asked.out, found.fits, found.simulated, found.predictions)
     if not asked.quick:
-        for name, content in scenario_files.scenario_texts(first).items():
-            (scenario_files.FOLDER / name).write_text(content)
+        for name, content in predict.scenario_texts(first).items():
+            (predict.FOLDER / name).write_text(content)
     return found
 
 
 def read_record(path: Path) -> Found:
     return msgspec.json.decode(path.read_bytes(), type=Found)
-
-
-def _search_parameter_sets(asked: argparse.Namespace) -> Kept:
-    count, starts = (1, _QUICK_STARTS) if asked.quick else (asked.fits, max(_STARTS_PER_FIT * asked.fits, 4))
-    found = [each for some in _run_all("searches", fit.search, range(starts), asked) for each in some]
-    return Kept(starts, fit.choose_fits(found, count), time.strftime("%Y-%m-%d"))
 
 
 def _run_all(what: str, do: Callable[[Case], Result], todo: Sequence[Case], asked: argparse.Namespace) -> list[Result]:

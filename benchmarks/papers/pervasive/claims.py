@@ -110,9 +110,8 @@ def figure_8_text(found: Found) -> str:
         for batch in BATCHES
     }
     whole = [f"{batch:,}" for batch in BATCHES if not missed[batch]]
-    said = "No size of calls puts both numbers of Figure 8 inside"
-    if whole:
-        said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
+    said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
+    said = said if whole else "No size of calls puts both numbers of Figure 8 inside"
     misses = [f"calls of {batch:,} miss {' and '.join(those)}" for batch, those in missed.items() if those]
     return f"{said}{': ' if misses else ''}{', '.join(misses)}."
 

@@ -20,6 +20,8 @@ The *distance* in Figure 9 is the maximum difference between completed inference
 as a share of all inferences. Capacity counts each GPU by its inferences per second. *Connected*: from the connection
 of a worker to the end of the run. *Hot*: while the context is loaded, until the last dispatch. *Evenly*: like *hot*,
 with the inferences of a call spread over its run.
+
+`scenario_texts` writes the runs as scenarios: `stoker simulate context-paper-8`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,7 +44,10 @@ from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import arrivals
 from stoker.manager.sim.world import limited
+from stoker.manager.study import scenario
 from stoker.manager.study.measures import measure
+from stoker.manager.study.scenario import Scenario, scenario_to_toml
+from stoker.site import BASELINES, Duration
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -309,3 +315,45 @@ def rounded_up_percent(part: float) -> str:
 
 def range_text(values: Sequence[float], shown: str = ",.0f") -> str:
     return f"{min(values):{shown}} to {max(values):{shown}}"
+
+
+FOLDER = Path(scenario.__file__).parent / "scenarios"
+_HEAD = "# Written by `make reproduce`, which says what of it is known: docs/reproduction/context-paper.md\n"
+_LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (Awareness.DISK,)}
+"""Other versions of the paper in each figure."""
+
+
+def scenario_texts(parameters: Parameters) -> dict[str, str]:
+    found = {}
+    for figure, about, pools, batch, until_s in _figure_runs():
+        made = Scenario(
+            name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
+            world=worlds.world(parameters, pools), workload=worlds.sweep_calls(batch), seeds=1,
+            until_s=Duration(until_s),
+        )  # fmt: skip
+        found[f"{made.name}.toml"] = _HEAD + _baseline_comment(figure) + scenario_to_toml(made)
+    return found
+
+
+def _baseline_comment(figure: str) -> str:
+    lesser = [BASELINES[worlds.POLICIES[level]] for level in _LESSER.get(figure, ())]
+    if not lesser:
+        return ""
+    lines = [f"stoker simulate context-paper-{figure} --policy default", *(f"  --policy {name}" for name in lesser)]
+    command = "".join(f"#   {line}" for line in " \\\n".join(lines).splitlines(keepends=True))
+    return f"# The paper's lesser versions beside it, in a clone of Stoker's repository:\n{command}\n"
+
+
+def _figure_runs() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
+    static, batch = worlds.static_pools(), BATCH
+    yield "6", "150,000 inferences on twenty GPUs that stay, in calls of 100", static, batch, 0.0
+    yield "7", "the same in calls of one; --set workload.items=100 or 1000 for the others", static, 1, 0.0
+    vanishing = worlds.vanishing_pools()
+    until_s = worlds.last_loss_s(vanishing) + paper.PREEMPTED_EVERY_S
+    yield "8", "from 900 s on one GPU is lost every minute, until none is left", vanishing, batch, until_s
+    low, high = paper.FIGURE_9A_GPUS
+    _, ramp_s, bend, shares = RAMPS_9A[0]
+    pools = worlds.growing_pools(shares, first=low, last=high, until_s=ramp_s, bend=bend)
+    yield "9a", f"a pool that grows from {low} GPUs to {high}", pools, batch, 0.0
+    pools = worlds.growing_pools(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=RAMPS_9B_S[0])
+    yield "9b", f"a pool that grows to {paper.FIGURE_9B_GPUS} GPUs of eight kinds", pools, batch, 0.0

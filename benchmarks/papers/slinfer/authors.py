@@ -19,7 +19,6 @@ from stoker.manager.core.nouns import Device, Library
 from stoker.manager.core.seams import Action, Policies, Unload, View
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
-from stoker.manager.policies.slinfer.placement import InstancePlaces
 from stoker.manager.policies.slinfer.validation import staying
 from stoker.protocol.calls import Objective
 
@@ -73,33 +72,22 @@ def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
     policies = SHIPPED["slinfer"].make(**settings)
     dispatch = policies.dispatch
     assert isinstance(dispatch, OfferByHeadroom)
-    if "polls" in rows:
-        dispatch.period_s = program()["polls"]["every_s"]
-    if "caps" in rows:
-        caps = program()["caps"]
-        _cap_placement(dispatch._placement, {kind: caps[kind][size] for kind in (GPU, CPU)})
-    if "keep_alive" in rows:
-        _end_idle_on_cpus(dispatch)
-    return policies
-
-
-def _cap_placement(placement: InstancePlaces, most: dict[str, int]) -> None:
-    places = placement.places
+    places, dry = dispatch._placement.places, dispatch.dry
 
     def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:
-        for device, size, idle in places(*args, **more):
-            if len(staying(device)) < most[device.facts.kind]:
-                yield device, size, idle
-
-    placement.places = capped  # type: ignore[method-assign]
-
-
-def _end_idle_on_cpus(dispatch: OfferByHeadroom) -> None:
-    dry = dispatch.dry
+        for device, memory, idle in places(*args, **more):
+            if len(staying(device)) < program()["caps"][device.facts.kind][size]:
+                yield device, memory, idle
 
     def ends(view: View, library: Library) -> Iterable[Action]:
         if library.devices[0].facts.on_host:
             return (Unload(library.id, "it serves nothing"),)
         return dry(view, library)
 
-    dispatch.dry = ends  # type: ignore[method-assign]
+    if "polls" in rows:
+        dispatch.period_s = program()["polls"]["every_s"]
+    if "caps" in rows:
+        dispatch._placement.places = capped  # type: ignore[method-assign]
+    if "keep_alive" in rows:
+        dispatch.dry = ends  # type: ignore[method-assign]
+    return policies

@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import report, simulate
-from benchmarks.papers.schedmate.scheduling.trace import missing
+from benchmarks.papers.schedmate.scheduling.simulate import missing
 
 PAGE, RECORDS = "schedmate.md", "schedmate.json"
 
