@@ -21,7 +21,9 @@ import stoker
 from benchmarks.harness import ROOT
 from benchmarks.tables import row
 from stoker.errors import StokerError
+from stoker.manager.sim.world import SourceModel
 from stoker.manager.study.running import Tell, Workers
+from stoker.protocol.blocks import Rule
 from stoker.whole_files import draft_of
 
 RELEASE = stoker.__version__
@@ -130,6 +132,13 @@ def run_tasks(do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) 
 
 def _run_task(do: Callable[[Case], Result], task: tuple[int, Case], tell: Tell) -> tuple[int, Result]:  # noqa: ARG001
     return task[0], do(task[1])
+
+
+def fixed_source(name: str, kind: str, blocks: int, *, devices: int = 1) -> SourceModel:
+    """Return a simulated source whose blocks all start at once."""
+    return SourceModel(
+        name, kind, capacity=blocks, max_blocks=blocks, init_blocks=blocks, rule=Rule.FIXED, devices=devices
+    )
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
@@ -21,15 +22,14 @@ from benchmarks.papers.arlo.dispatch import RuntimeQueues
 from benchmarks.papers.arlo.fleet import percentile, runtime_demands
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
-from benchmarks.papers.common import RELEASE, Store, say
+from benchmarks.papers.common import RELEASE, Store, fixed_source, say
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EachCall, EventLog, LibraryPlace
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import of_lengths
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.protocol.calls import CallSpec, Objective
 from stoker.site import Duration, Size
 
@@ -174,9 +174,7 @@ def _world(profile: LatencyProfile) -> World:
         )
         for tokens in lengths_of(8)
     }  # fmt: skip
-    pool = SourceModel(
-        "pool", "gpu", capacity=DEVICES, max_blocks=DEVICES, init_blocks=DEVICES, keep_pending=DEVICES, rule=Rule.FIXED
-    )
+    pool = replace(fixed_source("pool", "gpu", DEVICES), keep_pending=DEVICES)
     delays = Delays(message_s=Duration(_MESSAGE_S))
     return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)
 

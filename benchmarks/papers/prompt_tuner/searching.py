@@ -44,7 +44,7 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, one: Wanted, seed: int, result: Result) -> KeptRun:
         paid_s = result.all_s if one.system.policy in scenarios.STATIC else result.held_s
         return cls(
-            *one.name(seed), round(result.violations, 3), round(paid_s, 1), round(result.utilisation, 4),
+            *one.name(seed), round(result.violations, 3), round(paid_s, 1), round(result.held_s / result.all_s, 4),
             round(result.start_share, 4), round(result.start_most, 4),
         )  # fmt: skip
 

@@ -18,8 +18,7 @@ import msgspec
 from benchmarks.papers import common
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, World
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
@@ -53,12 +52,10 @@ def read_profile(model: str, device: str) -> ModelProfile:
     memory, latency = data["memory"][model], data["latency"][model][device]
     shared = latency["sllm_share_concurrency"] or {}
     return ModelProfile(
-        times=times_of(latency),
-        weights_bytes=round(memory["weights_gb"] * 1e9),
-        token_bytes=memory["kv_kb_per_token"] * 1024,
-        limit=latency["sllm_concurrency"] or 0,
+        times_of(latency), weights_bytes=round(memory["weights_gb"] * 1e9),
+        token_bytes=memory["kv_kb_per_token"] * 1024, limit=latency["sllm_concurrency"] or 0,
         shared_limit=shared.get("2") or 0,
-    )
+    )  # fmt: skip
 
 
 def times_of(latency: dict[str, Any]) -> StepTimes:
@@ -160,32 +157,30 @@ def limited_world(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
     if len({parts_of(size, CPU, nodes.parts) for size in sizes}) > 1:
         raise ValueError("sizes of which some have a whole CPU node and others a part of one: let them share it")
     together = max(share, nodes.parts)
-    models = {size: _limited_model(size, nodes, together=together) for size in set(sizes)}
+    least_bytes = min(nodes.gpu_memory_bytes, nodes.cpu_memory_bytes)
+    models = {
+        size: ContextModel(
+            device_memory_bytes=Size(least_bytes // together), kinds=nodes.kinds, slots=0,
+            load_s=_load_s(size, nodes, memory_bytes=nodes.gpu_memory_bytes // together),
+            engine={kind: engine_of(size, kind, rows=limit_of(size, kind, together)) for kind in nodes.kinds},
+        )
+        for size in set(sizes)
+    }  # fmt: skip
     return _world([models[size] for size in sizes], nodes, parts_of(sizes[0], CPU, nodes.parts))
-
-
-def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
-    engine = {kind: engine_of(size, kind, rows=limit_of(size, kind, together)) for kind in nodes.kinds}
-    return ContextModel(
-        device_memory_bytes=Size(min(nodes.gpu_memory_bytes, nodes.cpu_memory_bytes) // together), kinds=nodes.kinds,
-        slots=0, load_s=_load_s(size, nodes, memory_bytes=nodes.gpu_memory_bytes // together), engine=engine,
-    )  # fmt: skip
 
 
 def elastic_world(sizes: list[str], nodes: Nodes, *, longest: int = 4096) -> World:
     """Return models whose cache starts with `longest` tokens."""
-    models = {size: _elastic_model(size, nodes, longest=longest) for size in set(sizes)}
+    models = {}
+    for size in set(sizes):
+        profile = profile_of(size, nodes.kinds[-1])
+        memory_bytes = profile.weights_bytes + longest * profile.token_bytes
+        models[size] = ContextModel(
+            device_memory_bytes=Size(memory_bytes), kinds=nodes.kinds, slots=0,
+            load_s=_load_s(size, nodes, memory_bytes=memory_bytes), resize_s=Duration(nodes.resize_s_per_gb),
+            engine={kind: engine_of(size, kind, rows=ROWS) for kind in nodes.kinds},
+        )  # fmt: skip
     return _world([models[size] for size in sizes], nodes, 1)
-
-
-def _elastic_model(size: str, nodes: Nodes, *, longest: int) -> ContextModel:
-    profile = profile_of(size, nodes.kinds[-1])
-    memory_bytes = profile.weights_bytes + longest * profile.token_bytes
-    return ContextModel(
-        device_memory_bytes=Size(memory_bytes), kinds=nodes.kinds, slots=0,
-        load_s=_load_s(size, nodes, memory_bytes=memory_bytes), resize_s=Duration(nodes.resize_s_per_gb),
-        engine={kind: engine_of(size, kind, rows=ROWS) for kind in nodes.kinds},
-    )  # fmt: skip
 
 
 def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
@@ -204,10 +199,7 @@ def _world(models: list[ContextModel], nodes: Nodes, cpu_parts: int) -> World:
     counts = {kind: {CPU: nodes.cpus, GPU: nodes.gpus}[kind] for kind in nodes.kinds}
     return World(
         devices={kind: DeviceKind(Size(memory[kind] // parts[kind]), speed=1 / parts[kind]) for kind in nodes.kinds},
-        sources=tuple(
-            SourceModel(kind, kind, capacity=n, max_blocks=n, init_blocks=n, rule=Rule.FIXED, devices=parts[kind])
-            for kind, n in counts.items()
-        ),
+        sources=tuple(common.fixed_source(kind, kind, n, devices=parts[kind]) for kind, n in counts.items()),
         contexts={f"model-{number}": model for number, model in enumerate(models)},
         delays=Delays(message_s=Duration(0.0005)),
     )

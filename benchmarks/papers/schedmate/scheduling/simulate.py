@@ -38,9 +38,8 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.manager.study.statistics import quantile
-from stoker.protocol.blocks import Rule
 from stoker.protocol.ids import CallId, make_call_id
 from stoker.site import Duration, Size
 
@@ -216,11 +215,7 @@ def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) 
 
 
 def world(gpus: int) -> World:
-    pilots = gpus // settings.NODE_GPUS
-    source = SourceModel(
-        name="nodes", kind=_GPU, capacity=pilots, devices=settings.NODE_GPUS, rule=Rule.FIXED, init_blocks=pilots,
-        max_blocks=pilots,
-    )  # fmt: skip
+    source = common.fixed_source("nodes", _GPU, gpus // settings.NODE_GPUS, devices=settings.NODE_GPUS)
     return World(
         devices={_GPU: DeviceKind(_BYTES)}, sources=(source,),
         contexts={_JOB: ContextModel(device_memory_bytes=_BYTES)},
