@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks.harness import Facts
 from benchmarks.papers import common
-from benchmarks.papers.prompt_tuner import conflicts, report
+from benchmarks.papers.prompt_tuner import report
 from benchmarks.papers.prompt_tuner.__main__ import PAGE, QUICK_SMALLER, main, quick
-from benchmarks.papers.prompt_tuner.grid import read_grid
 from benchmarks.papers.prompt_tuner.report import Page
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
@@ -24,6 +23,7 @@ from benchmarks.papers.prompt_tuner.scenarios import (
     VICUNA,
     Case,
     System,
+    read_grid,
 )
 from benchmarks.papers.prompt_tuner.searching import (
     Book,
@@ -120,10 +120,10 @@ def test_fixed_cluster_is_paid_for_completely() -> None:
 
 
 def test_two_numbers_conflict_if_no_set_meets_both() -> None:
-    late, points = conflicts.NUMBERS[:2]
+    late, points = report.NUMBERS[:2]
     assert (late.deviation(12.4), points.deviation(20.0), points.deviation(12.0)) == (0.0, 0.0, pytest.approx(0.2))
 
-    def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> conflicts.Pair:
+    def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> report.Pair:
         """Return a pair of numbers from the late jobs of our scheduler and of INFless in each set."""
         drawn = search(Book(GRID, made().runs)).drawn
         by_set = {choice.places: pair for choice, pair in zip(drawn, zip(ours, theirs, strict=True), strict=True)}
@@ -135,7 +135,7 @@ def test_two_numbers_conflict_if_no_set_meets_both() -> None:
             runs.append(kept)
         book = Book(GRID, runs)
         sets = [Evaluation(book, choice, GRID.search.seeds) for choice in drawn]
-        every = conflicts.pairs(sets, [0, 1], limit=0.25)
+        every = report.pairs(sets, [0, 1], limit=0.25)
         return next(pair for pair in every if pair.numbers == (late, points))
 
     apart = found((12, 30, 12), (2, 20, 3))

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from benchmarks.papers.prompt_tuner import grid as grids
-from benchmarks.papers.prompt_tuner.grid import Choice, read_grid
-from benchmarks.papers.prompt_tuner.scenarios import LITERAL, OURS, PARTS, TUNINGS, Case, System
+from benchmarks.papers.prompt_tuner import scenarios as grids
+from benchmarks.papers.prompt_tuner.scenarios import LITERAL, OURS, PARTS, TUNINGS, Case, Choice, System, read_grid
 from benchmarks.papers.prompt_tuner.searching import Book, Found, search
 from benchmarks.papers.prompt_tuner.simulate import Result
 

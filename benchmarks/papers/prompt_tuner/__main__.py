@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.harness import Clock
 from benchmarks.papers import common
 from benchmarks.papers.prompt_tuner import report
-from benchmarks.papers.prompt_tuner.grid import Grid, read_grid
+from benchmarks.papers.prompt_tuner.scenarios import Grid, read_grid
 from benchmarks.papers.prompt_tuner.searching import Record, book_of, judged_runs, read_record, runs_in, search
 
 PAGE = "prompttuner.md"

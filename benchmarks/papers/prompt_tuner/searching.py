@@ -15,14 +15,14 @@ import msgspec
 
 from benchmarks.harness import Facts
 from benchmarks.papers.common import RELEASE, Store
-from benchmarks.papers.prompt_tuner import grid as grids
 from benchmarks.papers.prompt_tuner import scenarios
-from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, Case, Group, System
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, Choice, Grid, System
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
 from stoker.manager.study.statistics import MeanEstimate, difference, estimate
+
+Simulate = Callable[[list[scenarios.Case]], list[Result]]
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
@@ -67,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """Runs of one system with one set, one run per seed."""
 
     choice: Choice
-    group: Group
+    group: scenarios.Group
     system: System
     seeds: tuple[int, ...]
 
@@ -79,16 +79,15 @@ class Book:
     """Runs by name. `simulate`: function for missing runs; if None, a missing run is an error."""
 
     def __init__(
-        self, grid: Grid, kept: Iterable[KeptRun] = (), *, simulate: Callable[[list[Case]], list[Result]] | None = None,
-        smaller: int = 1,
-    ) -> None:  # fmt: skip
+        self, grid: Grid, kept: Iterable[KeptRun] = (), *, simulate: Simulate | None = None, smaller: int = 1
+    ) -> None:
         self.grid = grid
         self.kept = {run.name: run for run in kept}
         self._simulate, self._smaller = simulate, smaller
 
     def bring(self, every: Iterable[Wanted]) -> None:
         """Simulate all missing runs together. Raises LookupError in a read-only book."""
-        missing: dict[Case, Wanted] = {}
+        missing: dict[scenarios.Case, Wanted] = {}
         for one in every:
             seeds = [seed for seed in one.seeds if one.name(seed) not in self.kept]
             parameters = one.choice.parameters(self.grid)
@@ -111,28 +110,28 @@ class Evaluation:
         self.book, self.choice, self.seeds = book, choice, tuple(seeds)
         self.price_s = choice.parameters(book.grid).device_price_s
 
-    def runs(self, group: Group, system: System) -> list[KeptRun]:
+    def runs(self, group: scenarios.Group, system: System) -> list[KeptRun]:
         return self.book.runs(Wanted(self.choice, group, system, self.seeds))
 
-    def late(self, group: Group, system: System = OURS) -> list[float]:
+    def late(self, group: scenarios.Group, system: System = OURS) -> list[float]:
         return [run.violations for run in self.runs(group, system)]
 
-    def paid_s(self, group: Group, system: System = OURS) -> list[float]:
+    def paid_s(self, group: scenarios.Group, system: System = OURS) -> list[float]:
         return [run.paid_s for run in self.runs(group, system)]
 
-    def cost(self, group: Group, system: System = OURS) -> MeanEstimate:
+    def cost(self, group: scenarios.Group, system: System = OURS) -> MeanEstimate:
         return estimate([seconds * self.price_s for seconds in self.paid_s(group, system)])
 
-    def points(self, group: Group, system: System) -> MeanEstimate:
+    def points(self, group: scenarios.Group, system: System) -> MeanEstimate:
         """Return percentage points of late jobs minus those of our scheduler."""
         return difference(self.late(group, system), self.late(group))
 
-    def saved(self, group: Group, system: System) -> MeanEstimate:
+    def saved(self, group: scenarios.Group, system: System) -> MeanEstimate:
         """Return the percentage of the cost of the system that our scheduler saves."""
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
         return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
 
-    def times(self, group: Group, system: System) -> MeanEstimate:
+    def times(self, group: scenarios.Group, system: System) -> MeanEstimate:
         """Return the cost of the system divided by ours."""
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
         return estimate([theirs / ours for theirs, ours in pairs])
@@ -144,7 +143,7 @@ def mean_text(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> st
 
 
 class Run(msgspec.Struct, frozen=True):
-    case: Case
+    case: scenarios.Case
     release: str
     result: Result
 
@@ -153,21 +152,21 @@ class Kept(msgspec.Struct):
     runs: list[Run] = []
 
 
-def runs_in(folder: Path) -> Store[Case, Run]:
+def runs_in(folder: Path) -> Store[scenarios.Case, Run]:
     return Store(folder / "runs.json", Kept)
 
 
-def simulated(case: Case) -> Run:
+def simulated(case: scenarios.Case) -> Run:
     try:
         return Run(case, RELEASE, simulate(case))
     except Exception as error:
         raise SimulationError(f"{case}: {error}") from error
 
 
-def book_of(runs: Store[Case, Run], grid: Grid, *, jobs: int, smaller: int = 1) -> Book:
+def book_of(runs: Store[scenarios.Case, Run], grid: Grid, *, jobs: int, smaller: int = 1) -> Book:
     """Return a book that simulates missing runs and stores their results."""
 
-    def simulate_all(cases: list[Case]) -> list[Result]:
+    def simulate_all(cases: list[scenarios.Case]) -> list[Result]:
         try:
             runs.bring(cases, simulated, jobs=jobs)
         except DiedError as error:
@@ -198,7 +197,7 @@ def count_right_signs(one: Evaluation) -> int:
 
 def search(book: Book) -> Found:
     grid, asked = book.grid, book.grid.search
-    drawn = tuple(grids.draw_choices(grid))
+    drawn = tuple(scenarios.draw_choices(grid))
 
     def wanted(choices: Iterable[Choice], systems: Iterable[System], seeds: tuple[int, ...]) -> list[Wanted]:
         systems = list(systems)

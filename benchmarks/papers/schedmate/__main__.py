@@ -6,9 +6,13 @@ training part in turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from benchmarks.harness import side_options
 from benchmarks.papers.schedmate.failures import evaluation
 
 if __name__ == "__main__":
-    whats = {"failures": evaluation.evaluate, "train": evaluation.train, "validate": evaluation.validate}
+    whats: dict[str, Callable[[], object]] = {
+        "failures": evaluation.evaluate, "train": evaluation.train, "validate": evaluation.validate
+    }  # fmt: skip
     whats[side_options(__doc__, what=tuple(whats)).what]()
