@@ -107,20 +107,6 @@ def say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def progress_printer(what: str) -> Callable[[int, int], None]:
-    """Return a function that shows progress: one line in a terminal, up to ten lines elsewhere."""
-
-    def tell(done: int, total: int) -> None:
-        line = f"{what}: {done} of {total}"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{line}\n" if done == total else f"\r{line}")
-        elif done * 10 // total > (done - 1) * 10 // total:
-            say(line)
-        sys.stderr.flush()
-
-    return tell
-
-
 def run_tasks(do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) -> Iterator[tuple[int, Result]]:
     """Call `do` for each task in up to `jobs` processes. Yield index and result of each task."""
     if jobs <= 1 or len(todo) <= 1:
@@ -132,6 +118,15 @@ def run_tasks(do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) 
 
 def _run_task(do: Callable[[Case], Result], task: tuple[int, Case], tell: Tell) -> tuple[int, Result]:  # noqa: ARG001
     return task[0], do(task[1])
+
+
+def run_all(what: str, do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) -> list[Result]:
+    """Call `do` for each task. Return the results in the order of the tasks."""
+    found: dict[int, Result] = {}
+    for place, result in run_tasks(do, todo, jobs=jobs):
+        found[place] = result
+        say(f"{what}: {len(found)} of {len(todo)}")
+    return [found[place] for place in range(len(todo))]
 
 
 def fixed_source(name: str, kind: str, blocks: int, *, devices: int = 1) -> SourceModel:

@@ -6,14 +6,12 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.harness import Clock
 from benchmarks.papers import common
-from benchmarks.papers.common import Case, Result
 from benchmarks.papers.pervasive import drawing, fit, paper, predict, report
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.predict import Found
@@ -60,7 +58,9 @@ def _reproduce(asked: argparse.Namespace) -> str:
         kept = asked.kept
         if kept is None:
             starts = 4 if asked.quick else 5 * asked.fits
-            found = [each for some in _run_all("searches", fit.search, range(starts), asked) for each in some]
+            found = [
+                each for some in common.run_all("searches", fit.search, range(starts), jobs=asked.jobs) for each in some
+            ]
             sets = fit.choose_fits(found, 1 if asked.quick else asked.fits)
             kept = Kept(starts, sets, time.strftime("%Y-%m-%d"))
         if not kept.fits:
@@ -75,10 +75,10 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
     first, every = kept.fits[0].parameters, [each.parameters for each in kept.fits]
     runs = [run for run in paper.RUNS if run.batch >= _FEWEST or not asked.quick]
     simulate = functools.partial(predict.simulate_static_run, first)
-    simulated = tuple(zip(runs, _run_all("Figures 6 and 7", simulate, runs, asked), strict=True))
+    simulated = tuple(zip(runs, common.run_all("Figures 6 and 7", simulate, runs, jobs=asked.jobs), strict=True))
     predict_one = functools.partial(predict.predictions, quick=asked.quick)
-    predicted = tuple(map(tuple, _run_all("Figures 8 and 9", predict_one, every, asked)))
-    shared = tuple(_run_all("neighbours", predict.simulate_shared_disks, every, asked))
+    predicted = tuple(map(tuple, common.run_all("Figures 8 and 9", predict_one, every, jobs=asked.jobs)))
+    shared = tuple(common.run_all("neighbours", predict.simulate_shared_disks, every, jobs=asked.jobs))
     found = Found(
         clock.facts(), kept.starts, kept.fits, simulated, predicted, shared, kept.searched, caption=predict.CAPTION
     )
@@ -91,14 +91,6 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
 
 def read_record(path: Path) -> Found:
     return msgspec.json.decode(path.read_bytes(), type=Found)
-
-
-def _run_all(what: str, do: Callable[[Case], Result], todo: Sequence[Case], asked: argparse.Namespace) -> list[Result]:
-    tell, found = common.progress_printer(what), {}
-    for number, (place, result) in enumerate(common.run_tasks(do, todo, jobs=asked.jobs), 1):
-        found[place] = result
-        tell(number, len(todo))
-    return [found[place] for place in range(len(todo))]
 
 
 if __name__ == "__main__":
