@@ -80,7 +80,7 @@ class DecisionTimer:
 
     def begin(self) -> None:
         for found in (self.candidates_s, self.rounds_s, self.decisions_s):
-            found.clear()  # type: ignore[attr-defined]
+            found.clear()
 
     def _weigh(self, state: CoreState, event: OfferWeighed) -> None:
         self._call = event.order.calls[0].call

@@ -45,7 +45,6 @@ NAMED = {
     simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing", FIFO: FIFO, TIRESIAS: TIRESIAS,
 }  # fmt: skip
 """Names of systems on the page."""
-Places = tuple[int, ...]
 Rows = Iterator[list[str]]
 Records = Store[simulate.Case, simulate.CaseResult]
 LOAD = settings.MAIN_LOAD
@@ -114,7 +113,7 @@ def mean_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Of:
 
 
 class Cells:
-    """Results of systems with  `places`: indices of windows (None: all)."""
+    """Results of systems with intervals. `places`: indices of windows (None: all)."""
 
     def __init__(self, records: Records) -> None:
         self.kept, self._get = records.kept, records.get
@@ -134,18 +133,20 @@ class Cells:
         return [fmean(getattr(one, what) for one in several) for several in zip(*runs, strict=True)]
 
     def mean_s(
-        self, system: str, what: str = "mean_s", *, load: float = LOAD, places: Places | None = None
+        self, system: str, what: str = "mean_s", *, load: float = LOAD, places: tuple[int, ...] | None = None
     ) -> Interval:
         return interval(pooled_mean(self.of(system, what, load), self.jobs), self.strata, places)
 
     def _both(self, system: str, other: str, load: float) -> list[list[float]]:
         return [self.of(each, "mean_s", load) for each in (system, other)]
 
-    def ratio(self, system: str, other: str, load: float = LOAD, places: Places | None = None) -> Interval:
-        return interval(pooled_ratio(*self._both(system, other, load), self.jobs), self.strata, places)
+    def ratio(self, system: str, other: str, load: float = LOAD, places: tuple[int, ...] | None = None) -> Interval:
+        ours, theirs = self._both(system, other, load)
+        return interval(pooled_ratio(ours, theirs, self.jobs), self.strata, places)
 
     def ratio_of_weeks(self, system: str, other: str, load: float = LOAD) -> Interval:
-        return interval(mean_ratio(*self._both(system, other, load)), self.strata)
+        ours, theirs = self._both(system, other, load)
+        return interval(mean_ratio(ours, theirs), self.strata)
 
     def typical_s(self, system: str, what: str) -> Interval:
         return interval(geometric_mean(self.of(system, what)), self.strata)
@@ -159,7 +160,7 @@ class Cells:
         ours, theirs = self._both(OURS, FIFO, load)
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
-    def places_of(self, cluster: str) -> Places:
+    def places_of(self, cluster: str) -> tuple[int, ...]:
         return tuple(place for place, each in enumerate(self.strata) if each == cluster)
 
 
