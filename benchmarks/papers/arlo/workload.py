@@ -31,15 +31,6 @@ INFLATION = 1.22, 3.56
 """Minimum and maximum inflation by dynamic compilation (§2.2)."""
 
 
-def inflation(shape: str, tokens: int) -> float:
-    least, most = INFLATION
-    along = (tokens - 1) / (LONGEST - 1)
-    if shape == "flat":
-        return least
-    most = settings.MILD_INFLATION if shape == "mild" else most
-    return least + (most - least) * (1 - along if shape == "falling" else along)
-
-
 class LatencyProfile(msgspec.Struct, frozen=True):
     model: str
     longest_ms: float = BASE_MS
@@ -56,7 +47,10 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         return self.longest_ms / 1000 * at_step * (1 - _WITHIN_STEP * below)
 
     def dynamic_s(self, tokens: int, shape: str) -> float:
-        return self.static_s(tokens) * inflation(shape, tokens)
+        """Return the seconds with an inflation that is flat, rises or falls with the length."""
+        (least, most), along = INFLATION, (tokens - 1) / (LONGEST - 1)
+        most = {"flat": least, "mild": settings.MILD_INFLATION}.get(shape, most)
+        return self.static_s(tokens) * (least + (most - least) * (1 - along if shape == "falling" else along))
 
     def capacity(self, tokens: int) -> int:
         return max(1, int(self.slo_s / self.static_s(tokens)))

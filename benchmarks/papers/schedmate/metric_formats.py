@@ -83,10 +83,6 @@ class State:
         return START + timedelta(seconds=self.t)
 
     @property
-    def eta_s(self) -> float:
-        return (self.per_epoch - self.i - 1) * self.mean_dt
-
-    @property
     def printed(self) -> bool:
         return self.i % self.every == 0
 
@@ -157,7 +153,8 @@ def _clock(seconds: float) -> str:
 def _shown(s: State) -> dict[str, object]:
     words, rate = s.batch * s.tokens, 1 / s.mean_dt
     full, share = 30 * (s.i + 1) // s.per_epoch, (s.i + 1) / s.per_epoch
-    since, rows, all_dt, left = sum(s.durations[-s.every :]), s.batch * (s.i + 1), s.t / (s.step + 1), s.eta_s
+    since, rows = sum(s.durations[-s.every :]), s.batch * (s.i + 1)
+    all_dt, left = s.t / (s.step + 1), (s.per_epoch - s.i - 1) * s.mean_dt
     return {
         **{name: getattr(s, name) for name in _PLAIN},
         **{f"loss_{name}": s.loss * part for name, part in _PARTS.items()},

@@ -184,9 +184,8 @@ def elastic_world(sizes: list[str], nodes: Nodes, *, longest: int = 4096) -> Wor
 
 
 def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
-    weights = profile_of(size, GPU).weights_bytes
-    allocates = nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
-    return {GPU: Duration(weights / LOAD_BYTES_PER_S + allocates), CPU: Duration(0.0)}
+    allocates = nodes.cache_s_per_gb * (memory_bytes - profile_of(size, GPU).weights_bytes) / 1e9
+    return {GPU: Duration(weights_load_s(size) + allocates), CPU: Duration(0.0)}
 
 
 def weights_load_s(size: str) -> float:

@@ -133,12 +133,9 @@ class Neighbours:
             kind, *arguments = json.loads(file.read_text())
         except FileNotFoundError:
             return
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-c", PROGRAMS[kind] + _WAITS, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},
-        )
+        command = [sys.executable, "-S", "-c", PROGRAMS[kind] + _WAITS, *arguments]
+        path = {"PATH": os.environ["PATH"]}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path)
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise SystemExit(f"the neighbour {kind} could not begin")
@@ -168,9 +165,8 @@ def run_gloo_operation(place: str, operation: str, *, peer: str) -> float:
 
     here, theirs = OPERATIONS[operation]
     how = {"is killed": "stays away"}.get(peer, peer)
-    other = subprocess.Popen(
-        [sys.executable, "-c", PROGRAMS["peer"].replace("WORK", theirs), place, how], stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", PROGRAMS["peer"].replace("WORK", theirs), place, how]
+    other = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         limit = datetime.timedelta(seconds=60)
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=0, world_size=2, timeout=limit)
